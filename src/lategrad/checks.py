@@ -1,0 +1,299 @@
+"""Checks that every rule, learner and set must pass, shipped so that you can run them on your own.
+
+Each check raises an AssertionError that says which property failed. They test properties, not numbers:
+purity, pickling, stable dtypes and shapes, runs that do not see each other, feasibility, agreement of the
+pure, in-place and compiled forms, and a state that can be saved without pickle.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lategrad.inplace import compiled, overwrite
+from lategrad.learners.learner import Learner, Linear
+from lategrad.rules.rule import Rule
+from lategrad.runs import map_tensors, runs_shape, tensors
+from lategrad.sets import ConvexSet, norm
+from lategrad.validation import require
+
+__all__ = ["check_learner", "check_rule", "check_set"]
+
+Reference = Callable[[list[float], list[list[float]]], Sequence[Sequence[float]]]
+"""A plain transcription: from the start and the gradients to the points before each update and after all."""
+
+
+def _assert(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+def _close(got: Any, want: Any, message: str, rtol: float = 0.0, atol: float = 0.0) -> None:
+    for g, w in zip(tensors(got), tensors(want), strict=True):
+        same_kind = g.dtype == w.dtype and g.shape == w.shape
+        _assert(same_kind, f"{message}: {g.dtype} {tuple(g.shape)} against {w.dtype} {tuple(w.shape)}")
+        if g.numel() and not torch.allclose(g, w, rtol=rtol, atol=atol, equal_nan=True):
+            raise AssertionError(f"{message}: differs by up to {(g - w).abs().max().item():.3g}")
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """What rules and learners have in common: a state, a step on a gradient, and points to look at."""
+
+    kind: str
+    part: Any
+    domain: ConvexSet
+    step: Callable[[Any, Any, Tensor, Tensor], Any]
+    """From (part, state, gradient, delay) to the next state."""
+    points: Callable[[Any, Any], tuple[Tensor, ...]]
+
+    def run(self, x0: Tensor, grads: Tensor, part: Any = None) -> list[Any]:
+        """All states, from the first to the one after the last gradient; delays 0, 1, 0, 1, ..."""
+        part = self.part if part is None else part
+        states = [part.init(x0)]
+        for t, grad in enumerate(grads):
+            states.append(self.step(part, states[-1], grad, torch.tensor(t % 2)))
+        return states
+
+
+def _gradients(steps: int, shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(steps, *shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def _check_machine(machine: _Machine, dim: int, steps: int, seed: int, compile: bool) -> None:
+    name = f"{machine.kind} {type(machine.part).__name__}"
+    require("runs of the " + machine.kind, tuple(runs_shape(machine.part)), runs_shape(machine.part) == (),
+            "none: check it with plain numbers as hyper-parameters")  # fmt: skip
+    grads = _gradients(steps, (3, dim), seed)
+    x0 = _gradients(1, (3, dim), seed + 1)[0]
+    states = machine.run(x0, grads)
+
+    _check_purity(machine, name, states, grads[-1])
+    _check_shapes_and_dtypes(machine, name, dim, steps, seed)
+
+    again = machine.run(x0, grads, part=pickle.loads(pickle.dumps(machine.part)))
+    _close(again[-1], states[-1], f"{name}: a pickled copy behaves differently")
+
+    # Only rounding may differ: reductions may add in another order for another shape.
+    for run in range(3):
+        alone = machine.run(x0[run], grads[:, run])[-1]
+        row = map_tensors(lambda leaf, run=run: leaf[run], states[-1])  # type: ignore[misc]
+        _close(alone, row, f"{name}: run {run} alone differs from run {run} in a batch", 1e-9, 1e-12)
+    order = torch.tensor([2, 0, 1])
+    permuted = machine.run(x0[order], grads[:, order])[-1]
+    in_order = map_tensors(lambda leaf: leaf[order], states[-1])
+    _close(permuted, in_order, f"{name}: permuting the runs does not permute the results", 1e-9, 1e-12)
+
+    for state in states:
+        for point in machine.points(machine.part, state):
+            _assert(bool(machine.domain.contains(point).all()), f"{name}: leaves its domain")
+
+    _check_saved_state(machine, name, states, grads)
+    _check_in_place(machine, name, x0, grads, states[-1], compile)
+
+
+def _check_purity(machine: _Machine, name: str, states: list[Any], grad: Tensor) -> None:
+    before = map_tensors(Tensor.clone, states[-2])
+    grad_before, delay = grad.clone(), torch.tensor(1)
+    first = machine.step(machine.part, states[-2], grad, delay)
+    second = machine.step(machine.part, states[-2], grad, delay)
+    _close(first, second, f"{name}: the same input gives two outputs")
+    _close(states[-2], before, f"{name}: update changes the state it was given")
+    _close(grad, grad_before, f"{name}: update changes the gradient it was given")
+    kept = map_tensors(Tensor.clone, first)
+    grad.zero_()
+    _close(first, kept, f"{name}: the state shares memory with the gradient")
+    grad.copy_(grad_before)
+
+
+def _check_shapes_and_dtypes(machine: _Machine, name: str, dim: int, steps: int, seed: int) -> None:
+    for dtype in (torch.float32, torch.float64):
+        for runs in ((), (1,), (2, 3)):
+            x0 = _gradients(1, (*runs, dim), seed, dtype)[0]
+            states = machine.run(x0, _gradients(steps, (*runs, dim), seed, dtype))
+            kinds = [[(leaf.dtype, leaf.shape) for leaf in tensors(state)] for state in states]
+            _assert(all(kind == kinds[0] for kind in kinds), f"{name}: the state changes its dtypes or shapes")
+            for point in machine.points(machine.part, states[-1]):
+                _assert(point.dtype == dtype, f"{name}: a {dtype} start gives a {point.dtype} point")
+                _assert(point.shape == x0.shape, f"{name}: a point has shape {tuple(point.shape)}")
+
+
+def _check_saved_state(machine: _Machine, name: str, states: list[Any], grads: Tensor) -> None:
+    buffer = io.BytesIO()
+    torch.save(tensors(states[1]), buffer)
+    buffer.seek(0)
+    loaded = iter(torch.load(buffer, weights_only=True))
+    state = map_tensors(lambda _: next(loaded), states[1])
+    for t, grad in enumerate(grads[1:], start=1):
+        state = machine.step(machine.part, state, grad, torch.tensor(t % 2))
+    _close(state, states[-1], f"{name}: a saved and loaded state goes on differently")
+
+
+def _check_in_place(machine: _Machine, name: str, x0: Tensor, grads: Tensor, want: Any, compile: bool) -> None:
+    def step(state: Any, grad: Tensor, delay: Tensor) -> None:
+        overwrite(state, machine.step(machine.part, state, grad, delay))
+
+    forms = [("in place", step, 0.0)] + ([("compiled", compiled(step), 1e-9)] if compile else [])
+    for form, function, tolerance in forms:
+        state = machine.part.init(x0)
+        for t, grad in enumerate(grads):
+            function(state, grad, torch.tensor(t % 2))
+        _close(state, want, f"{name}: the {form} update differs from the pure one", tolerance, tolerance)
+
+
+def _check_reference(points: list[Tensor], x0: Tensor, grads: Tensor, reference: Reference, message: str) -> None:
+    want = torch.tensor(reference(x0.tolist(), grads.tolist()), dtype=torch.float64)
+    _close(torch.stack(points), want, message, 1e-10, 1e-10)
+
+
+def check_learner(
+    learner: Learner[Any],
+    *,
+    dim: int = 6,
+    seed: int = 0,
+    reference: Reference | None = None,
+    compile: bool = True,
+) -> None:
+    """Put an online learner through all generic checks.
+
+    Args:
+        learner: the learner, with plain numbers as hyper-parameters.
+        dim: dimension of the test vectors; must fit the learner's domain.
+        seed: of the random starts and gradients.
+        reference: a plain transcription to be equal to on the first steps, called with the start and the
+            gradients as lists (weights 1, 2, 3, ...; each gradient is the hint for the next round) and
+            returning the plays :math:`w_1, w_2, \\dots`, one more than there are gradients.
+        compile: also compare with ``torch.compile``; takes seconds.
+
+    >>> import lategrad as lg
+    >>> check_learner(lg.OGD(lr=0.5, domain=lg.Ball(1.0)), compile=False)
+    """
+
+    def step(part: Any, state: Any, grad: Tensor, delay: Tensor) -> Any:
+        weight = torch.ones(*grad.shape[:-1], 1, dtype=torch.float64)
+        return part.update(state, loss=Linear(weight, grad), hint=Linear(2 * weight, grad))
+
+    machine = _Machine("learner", learner, learner.domain, step, lambda part, state: (part.predict(state),))
+    _check_machine(machine, dim, steps=6, seed=seed, compile=compile)
+    if reference is not None:
+        x0, grads = _gradients(1, (dim,), seed + 1)[0], _gradients(5, (dim,), seed)
+        state = learner.init(x0)
+        plays = [learner.predict(state)]
+        for t, grad in enumerate(grads, start=1):
+            loss = Linear(torch.tensor([float(t)], dtype=torch.float64), grad)
+            hint = Linear(loss.weight + 1, grad)
+            state = learner.update(state, loss, hint)
+            plays.append(learner.predict(state))
+        _check_reference(plays, x0, grads, reference, "learner: the first plays differ from the reference")
+
+
+def check_rule(
+    rule: Rule[Any],
+    *,
+    dim: int = 6,
+    seed: int = 0,
+    undelayed: Rule[Any] | None = None,
+    reference: Reference | None = None,
+    compile: bool = True,
+) -> None:
+    """Put a server rule through all generic checks.
+
+    Args:
+        rule: the rule, with plain numbers as hyper-parameters.
+        dim: dimension of the test vectors; must fit the rule's domain.
+        seed: of the random starts and gradients.
+        undelayed: the rule that this one must equal when every delay is zero; by default itself, told of
+            the zero delay as a number for every run instead of one for all.
+        reference: a plain transcription to be equal to on the first steps, called with the start and the
+            gradients as lists and returning the queries :math:`x_1, x_2, \\dots`, one more than there
+            are gradients (all delays are zero).
+        compile: also compare with ``torch.compile``; takes seconds.
+
+    >>> import lategrad as lg
+    >>> check_rule(lg.SGD(lr=0.5, domain=lg.Ball(1.0)), compile=False)
+    """
+    machine = _Machine(
+        kind="rule",
+        part=rule,
+        domain=rule.domain,
+        step=lambda part, state, grad, delay: part.update(state, grad, delay),
+        points=lambda part, state: (part.query(state), part.output(state)),
+    )
+    _check_machine(machine, dim, steps=6, seed=seed, compile=compile)
+
+    x0, grads = _gradients(1, (2, dim), seed + 1)[0], _gradients(5, (2, dim), seed)
+    state, other = rule.init(x0), (undelayed or rule).init(x0)
+    start = rule.domain.project(x0)
+    _close(rule.query(state), start, "rule: the first query is not the projected start")
+    _close(rule.output(state), start, "rule: the output before any update is not the projected start")
+    queries = [rule.query(state)]
+    for grad in grads:
+        state = rule.update(state, grad, torch.tensor(0))
+        other = (undelayed or rule).update(other, grad, torch.zeros(2, 1, dtype=torch.int64))
+        queries.append(rule.query(state))
+        _close(rule.query(state), (undelayed or rule).query(other), "rule: zero delay is not the undelayed rule")
+    if reference is not None:
+        first_run = [query[0] for query in queries]
+        message = "rule: the first queries differ from the reference"
+        _check_reference(first_run, x0[0], grads[:, 0], reference, message)
+
+
+def check_set(domain: ConvexSet, *, dim: int = 6, seed: int = 0, compile: bool = True) -> None:
+    r"""Put a convex set through all generic checks.
+
+    The heart is the theorem that characterises the projection: :math:`p = \Pi_K(z)` if and only if p is in
+    K and :math:`\langle z - p, u - p \rangle \le 0` for all u in K.
+
+    Args:
+        domain: the set.
+        dim: dimension of the test vectors; must fit the set.
+        seed: of the random vectors.
+        compile: also compare with ``torch.compile``; takes seconds.
+
+    >>> import lategrad as lg
+    >>> check_set(lg.Ball(2.0), compile=False)
+    """
+    name = f"set {type(domain).__name__}"
+    project = domain.project
+    for dtype, tol in ((torch.float32, 1e-4), (torch.float64, 1e-9)):
+        z = _gradients(1, (40, dim), seed, dtype)[0]
+        z = z * torch.logspace(-3, 6, 40, dtype=dtype).unsqueeze(-1)  # from well inside to far outside
+        before = z.clone()
+        p = project(z)
+        _close(z, before, f"{name}: project changes its input")
+        _close(project(z), p, f"{name}: the same input gives two outputs")
+        _assert(p.dtype == dtype and p.shape == z.shape, f"{name}: project changes the dtype or the shape")
+        _assert(bool(domain.contains(p).all()), f"{name}: a projection is not in the set")
+
+        feasible = project(_gradients(1, (30, dim), seed + 1, dtype)[0])
+        inner = ((z - p).double().unsqueeze(1) * (feasible.unsqueeze(0) - p.unsqueeze(1))).sum(-1)
+        slack = tol * norm(z) * (norm(z) + norm(feasible).T)
+        _assert(bool((inner <= slack).all()), f"{name}: the variational inequality fails")
+
+        _close(project(p), p, f"{name}: projecting twice differs from once", tol, tol)
+        _close(project(feasible), feasible, f"{name}: a point inside is moved", tol, tol)
+        apart = norm(p.unsqueeze(0) - p.unsqueeze(1))
+        limit = norm(z.unsqueeze(0) - z.unsqueeze(1)) + tol * (norm(z).unsqueeze(0) + norm(z).unsqueeze(1))
+        _assert(bool((apart <= limit).all()), f"{name}: two points are further apart after projection")
+
+        single = torch.stack([project(row) for row in z])
+        _close(single, p, f"{name}: projecting one by one differs from a batch", tol, tol)
+        folded = project(z.reshape(8, 5, dim)).reshape(40, dim)
+        _close(folded, p, f"{name}: two run dimensions differ from one", tol, tol)
+
+        for extreme in (torch.zeros(dim, dtype=dtype), torch.full((dim,), 1e30, dtype=dtype), z[0] * 1e33):
+            point = project(extreme)
+            _assert(bool(torch.isfinite(point).all()), f"{name}: not finite at {extreme.tolist()}")
+            _assert(bool(domain.contains(point).all()), f"{name}: not in the set at {extreme.tolist()}")
+
+        copy = pickle.loads(pickle.dumps(domain))
+        _close(copy.project(z), p, f"{name}: a pickled copy behaves differently")
+        if compile:
+            _close(compiled(project)(z), p, f"{name}: the compiled projection differs", tol, tol)

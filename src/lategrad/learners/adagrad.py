@@ -1,0 +1,69 @@
+"""AdaGrad with a step for every coordinate (Duchi, Hazan & Singer 2011)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from lategrad.learners.learner import Linear, first_play, safe_ratio
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.validation import Scalar, require_number
+
+
+class AdaGradState(NamedTuple):
+    """State of :class:`AdaGrad`."""
+
+    w: Tensor
+    squares: Tensor
+    """:math:`\\sum_i \\alpha_i^2 g_i^2` for every coordinate, float64."""
+
+
+@dataclass(frozen=True, eq=False)
+class AdaGrad:
+    r"""Diagonal AdaGrad, :math:`w_{t+1,j} = \Pi_K(w_{t,j} - \eta_{t,j} \alpha_t g_{t,j})`.
+
+    .. math:: \eta_{t,j} = D_\infty / \sqrt{2 \textstyle\sum_{i \le t} \alpha_i^2 g_{i,j}^2}
+
+    On a box of widths at most :math:`D_\infty` the regret is at most
+    :math:`D_\infty \sum_j \sqrt{2 \sum_t \alpha_t^2 g_{t,j}^2}`. The guarantee needs a projection that
+    works coordinate by coordinate (WholeSpace, Box and their products). On other sets the Euclidean
+    projection used here keeps the plays feasible, but the guarantee is lost.
+
+    Args:
+        diameter: :math:`D_\infty`, the largest width of a coordinate.
+        domain: K.
+
+    >>> import torch, lategrad as lg
+    >>> learner = lg.AdaGrad(diameter=2.0)
+    >>> state = learner.init(torch.zeros(2))
+    >>> state = learner.update(state, Linear(torch.ones(1), torch.tensor([3.0, -0.1])))
+    >>> learner.predict(state)  # every coordinate moves as far, whatever its scale
+    tensor([-1.4142,  1.4142])
+
+    Reference: J. Duchi, E. Hazan and Y. Singer, Adaptive subgradient methods, 2011.
+    """
+
+    diameter: Scalar
+    domain: ConvexSet = WholeSpace()
+    optimistic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_number("diameter", self.diameter, low=0)
+
+    def init(self, w1: Tensor) -> AdaGradState:
+        """Start at the projection of ``w1``."""
+        w = first_play(self, w1)
+        return AdaGradState(w=w, squares=w.double() * 0)
+
+    def predict(self, state: AdaGradState) -> Tensor:
+        """The iterate itself."""
+        return state.w
+
+    def update(self, state: AdaGradState, loss: Linear, hint: Linear | None = None) -> AdaGradState:
+        """One projected step; coordinates whose gradients were all zero stay."""
+        weighted_grad = loss.weight * loss.grad
+        squares = state.squares + weighted_grad**2
+        move = safe_ratio(self.diameter * weighted_grad, (2 * squares).sqrt())
+        return AdaGradState(w=self.domain.project(state.w - move.to(state.w.dtype)), squares=squares)

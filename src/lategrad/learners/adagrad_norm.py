@@ -1,0 +1,67 @@
+"""AdaGrad with one step for the whole vector: OGD that needs to know D but not G."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from lategrad.learners.learner import Linear, first_play, safe_ratio, squared_norm
+from lategrad.runs import per_run
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.validation import Scalar, require_number
+
+
+class AdaGradNormState(NamedTuple):
+    """State of :class:`AdaGradNorm`."""
+
+    w: Tensor
+    squares: Tensor
+    """:math:`\\sum_i \\alpha_i^2 \\|g_i\\|^2`."""
+
+
+@dataclass(frozen=True, eq=False)
+class AdaGradNorm:
+    r"""AdaGrad-norm, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)` with a step from past gradients.
+
+    .. math:: \eta_t = D / \sqrt{2 \textstyle\sum_{i \le t} \alpha_i^2 \|g_i\|^2}
+
+    Its regret is at most :math:`D \sqrt{2 \sum_t \alpha_t^2 \|g_t\|^2}` on a set of diameter D, without
+    knowing a bound on the gradients.
+
+    Args:
+        diameter: D; without a bounded set, the distance one expects to travel.
+        domain: K.
+
+    >>> import torch, lategrad as lg
+    >>> learner = lg.AdaGradNorm(diameter=2.0)
+    >>> state = learner.init(torch.zeros(2))
+    >>> state = learner.update(state, Linear(torch.ones(1), torch.tensor([3.0, 4.0])))
+    >>> learner.predict(state)  # 2 / sqrt(2 * 25) times the gradient
+    tensor([-0.8485, -1.1314])
+
+    Reference: M. Streeter and H. B. McMahan, Less regret via online conditioning, 2010.
+    """
+
+    diameter: Scalar
+    domain: ConvexSet = WholeSpace()
+    optimistic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_number("diameter", self.diameter, low=0)
+
+    def init(self, w1: Tensor) -> AdaGradNormState:
+        """Start at the projection of ``w1``."""
+        w = first_play(self, w1)
+        return AdaGradNormState(w=w, squares=per_run(w, 0))
+
+    def predict(self, state: AdaGradNormState) -> Tensor:
+        """The iterate itself."""
+        return state.w
+
+    def update(self, state: AdaGradNormState, loss: Linear, hint: Linear | None = None) -> AdaGradNormState:
+        """One projected step; no step while all gradients were zero."""
+        squares = state.squares + loss.weight**2 * squared_norm(loss.grad)
+        step = safe_ratio(self.diameter * loss.weight, (2 * squares).sqrt())
+        return AdaGradNormState(w=self.domain.project(state.w - step.to(state.w.dtype) * loss.grad), squares=squares)

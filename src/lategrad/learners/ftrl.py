@@ -1,0 +1,79 @@
+"""Follow the regularised leader with a quadratic regulariser (dual averaging)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from lategrad.learners.learner import Linear, first_play, safe_ratio
+from lategrad.runs import per_run
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.validation import Scalar, require_number
+
+
+class FTRLState(NamedTuple):
+    """State of :class:`FTRL`."""
+
+    w: Tensor
+    start: Tensor
+    """:math:`w_1`, the centre of the regulariser."""
+    grad_sum: Tensor
+    """:math:`\\sum_i \\alpha_i g_i`, float64: it grows without bound."""
+    squared_weights: Tensor
+    """:math:`\\sum_i \\alpha_i^2`."""
+
+
+@dataclass(frozen=True, eq=False)
+class FTRL:
+    r"""Follow the regularised leader, :math:`w_{t+1} = \Pi_K(w_1 - \eta_t \sum_{i \le t} \alpha_i g_i)`.
+
+    This is the minimiser over K of
+    :math:`\langle \sum_i \alpha_i g_i, w \rangle + \|w - w_1\|^2 / (2 \eta_t)` with
+    :math:`\eta_t = \mathrm{lr} / \sqrt{\sum_{i \le t} \alpha_i^2}`; at unit weights
+    :math:`\eta_t = \mathrm{lr}/\sqrt{t}`, as for OGD. It forgets no gradient: what a projection cuts
+    off is still in the sum.
+
+    Args:
+        lr: the step at t = 1; D/G minimises the order of the regret bound.
+        domain: K.
+
+    >>> import torch, lategrad as lg
+    >>> learner = lg.FTRL(lr=1.0, domain=lg.Ball(1.0))
+    >>> state = learner.init(torch.zeros(2))
+    >>> state = learner.update(state, Linear(torch.ones(1), torch.tensor([3.0, 4.0])))
+    >>> learner.predict(state)
+    tensor([-0.6000, -0.8000])
+
+    Reference: S. Shalev-Shwartz, Online learning and online convex optimization, 2011.
+    """
+
+    lr: Scalar
+    domain: ConvexSet = WholeSpace()
+    optimistic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+
+    def init(self, w1: Tensor) -> FTRLState:
+        """Start at the projection of ``w1``."""
+        w = first_play(self, w1)
+        return FTRLState(w=w, start=w.clone(), grad_sum=w.double() * 0, squared_weights=per_run(w, 0))
+
+    def predict(self, state: FTRLState) -> Tensor:
+        """The leader."""
+        return state.w
+
+    def update(self, state: FTRLState, loss: Linear, hint: Linear | None = None) -> FTRLState:
+        """Add the loss to the sum and solve again."""
+        grad_sum = state.grad_sum + loss.weight * loss.grad
+        squared_weights = state.squared_weights + loss.weight**2
+        eta = safe_ratio(self.lr, squared_weights.sqrt())
+        move = (eta * grad_sum).to(state.w.dtype)
+        return FTRLState(
+            w=self.domain.project(state.start - move),
+            start=state.start,
+            grad_sum=grad_sum,
+            squared_weights=squared_weights,
+        )

@@ -1,0 +1,79 @@
+r"""The contract of an online learner, the paper's :math:`\mathcal{A}`.
+
+In round t = 1, 2, ... a learner plays :math:`w_t \in K`, receives the weighted linear loss
+:math:`u \mapsto \alpha_t \langle g_t, u \rangle` and moves to :math:`w_{t+1}`. An optimistic learner
+is also given a hint, a guess of the next round's loss, before it moves.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from lategrad.runs import per_run, spread
+from lategrad.sets import ConvexSet, norm
+
+State = TypeVar("State")
+
+
+class Linear(NamedTuple):
+    r"""The weighted linear function :math:`u \mapsto \alpha \langle g, u \rangle`."""
+
+    weight: Tensor
+    """:math:`\\alpha`, shape ``(*runs, 1)``, float64."""
+    grad: Tensor
+    """g, shape ``(*runs, d)``."""
+
+
+class Learner(Protocol[State]):
+    """An online learner: hyper-parameters in a frozen dataclass, all that changes in its state."""
+
+    @property
+    def domain(self) -> ConvexSet:
+        """The set K that every play is in."""
+        ...
+
+    optimistic: ClassVar[bool]
+    """Whether the hint is used."""
+
+    def init(self, w1: Tensor) -> State:
+        """The state before round 1; the first play is the projection of ``w1``."""
+        ...
+
+    def predict(self, state: State) -> Tensor:
+        """The play :math:`w_t` of the coming round."""
+        ...
+
+    def update(self, state: State, loss: Linear, hint: Linear | None = None) -> State:
+        """Round t's loss, and the hint for round t + 1 (no hint: zero); the new state plays w_{t+1}."""
+        ...
+
+
+def first_play(learner: Learner[State], w1: Tensor) -> Tensor:
+    """:math:`w_1`: the start, projected, with a row for every run of the learner."""
+    return learner.domain.project(spread(learner, w1))
+
+
+def weighted(loss: Linear) -> Tensor:
+    r"""The gradient of the weighted loss, :math:`\alpha g`."""
+    return loss.weight.to(loss.grad.dtype) * loss.grad
+
+
+def owned_hint(hint: Linear | None, like: Tensor) -> Linear:
+    """A copy of the hint for the state to keep (the caller may reuse its gradient); no hint is zero."""
+    if hint is None:
+        return Linear(per_run(like, 0), torch.zeros_like(like))
+    return Linear(hint.weight, hint.grad.clone())
+
+
+def squared_norm(v: Tensor) -> Tensor:
+    """Squared Euclidean norm over the last dimension, kept, in float64."""
+    return norm(v) ** 2
+
+
+def safe_ratio(numerator: float | Tensor, denominator: Tensor) -> Tensor:
+    """``numerator / denominator``, and 0 where the denominator is 0 (nothing has been seen yet)."""
+    positive = denominator > 0
+    return torch.where(positive, numerator / torch.where(positive, denominator, 1.0), 0.0)

@@ -1,0 +1,70 @@
+"""Online gradient descent (Zinkevich 2003), the learner of the paper's experiments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from lategrad.learners.learner import Linear, first_play
+from lategrad.runs import per_run
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.validation import Scalar, require_choice, require_number
+
+
+class OGDState(NamedTuple):
+    """State of :class:`OGD`."""
+
+    w: Tensor
+    t: Tensor
+    """Rounds played."""
+
+
+@dataclass(frozen=True, eq=False)
+class OGD:
+    r"""Online gradient descent, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)`.
+
+    The step is stated as the effective one, :math:`\eta_t \alpha_t = \mathrm{lr}/\sqrt{t}`, so it does
+    not change with the weights. With :math:`\mathrm{lr} = D/G` and :math:`\|g_t\| \le G` the weighted
+    regret is at most :math:`D G\, T^{3/2}` for :math:`\alpha_t = t` and :math:`\tfrac32 D G \sqrt{T}`
+    for :math:`\alpha_t = 1` (the paper's lemma on SGD, with :math:`G^2` for :math:`2G^2 + 2\sigma^2`).
+
+    Args:
+        lr: the effective step at t = 1.
+        domain: K.
+        schedule: "sqrt" for :math:`\mathrm{lr}/\sqrt{t}`, "constant" for lr.
+
+    >>> import torch, lategrad as lg
+    >>> learner = lg.OGD(lr=1.0, domain=lg.Ball(1.0))
+    >>> state = learner.init(torch.zeros(2))
+    >>> state = learner.update(state, Linear(torch.ones(1), torch.tensor([0.5, 0.0])))
+    >>> learner.predict(state)
+    tensor([-0.5000,  0.0000])
+
+    Reference: M. Zinkevich, Online convex programming and generalized infinitesimal gradient ascent, 2003.
+    """
+
+    lr: Scalar
+    domain: ConvexSet = WholeSpace()
+    schedule: str = "sqrt"
+    optimistic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_choice("schedule", self.schedule, ("sqrt", "constant"))
+
+    def init(self, w1: Tensor) -> OGDState:
+        """Start at the projection of ``w1``."""
+        w = first_play(self, w1)
+        return OGDState(w=w, t=per_run(w, 0))
+
+    def predict(self, state: OGDState) -> Tensor:
+        """The iterate itself."""
+        return state.w
+
+    def update(self, state: OGDState, loss: Linear, hint: Linear | None = None) -> OGDState:
+        """One projected gradient step."""
+        t = state.t + 1
+        step = self.lr / (t.sqrt() if self.schedule == "sqrt" else t**0)
+        return OGDState(w=self.domain.project(state.w - step.to(state.w.dtype) * loss.grad), t=t)

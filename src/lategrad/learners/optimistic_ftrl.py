@@ -1,0 +1,87 @@
+"""Optimistic follow the regularised leader with an adaptive step (Mohri & Yang 2016)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from lategrad.learners.learner import Linear, first_play, owned_hint, squared_norm, weighted
+from lategrad.runs import per_run
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.validation import Scalar, require_number
+
+
+class OptimisticFTRLState(NamedTuple):
+    """State of :class:`OptimisticFTRL`."""
+
+    w: Tensor
+    start: Tensor
+    """:math:`w_1`, the centre of the regulariser."""
+    grad_sum: Tensor
+    """:math:`\\sum_{i<t} \\alpha_i g_i`, float64: it grows without bound."""
+    hint: Linear
+    """:math:`\\alpha_t M_t`, the hint given for the coming round."""
+    surprise: Tensor
+    """:math:`\\sum_{i<t} \\alpha_i^2 \\|g_i - M_i\\|^2`."""
+
+
+@dataclass(frozen=True, eq=False)
+class OptimisticFTRL:
+    r"""Adaptive optimistic FTRL (AO-FTRL) with a quadratic regulariser around the start.
+
+    .. math::
+
+        w_t = \Pi_K\Big(w_1 - \eta_t \big(\textstyle\sum_{i<t} \alpha_i g_i + \alpha_t M_t\big)\Big), \qquad
+        \eta_t = D / \sqrt{1 + \textstyle\sum_{i<t} \alpha_i^2 \|g_i - M_i\|^2}
+
+    The scheme is Mohri & Yang's; the constants of :math:`\eta_t` are ours, the same as those of
+    :class:`OptimisticOGD`.
+
+    Args:
+        diameter: D; without a bounded set, the distance one expects to travel.
+        domain: K.
+
+    >>> import torch, lategrad as lg
+    >>> learner = lg.OptimisticFTRL(diameter=1.0)
+    >>> state = learner.init(torch.zeros(1))
+    >>> loss = Linear(torch.ones(1), torch.tensor([0.75]))
+    >>> learner.predict(learner.update(state, loss, hint=loss))  # -(0.75 + 0.75) / 1.25
+    tensor([-1.2000])
+
+    Reference: M. Mohri and S. Yang, Accelerating online convex optimization via adaptive prediction, 2016.
+    """
+
+    diameter: Scalar
+    domain: ConvexSet = WholeSpace()
+    optimistic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_number("diameter", self.diameter, low=0)
+
+    def init(self, w1: Tensor) -> OptimisticFTRLState:
+        """Start at the projection of ``w1``, with no hint for round 1."""
+        w = first_play(self, w1)
+        return OptimisticFTRLState(
+            w=w, start=w.clone(), grad_sum=w.double() * 0, hint=owned_hint(None, w), surprise=per_run(w, 0)
+        )
+
+    def predict(self, state: OptimisticFTRLState) -> Tensor:
+        """The leader, with the hint counted in."""
+        return state.w
+
+    def update(self, state: OptimisticFTRLState, loss: Linear, hint: Linear | None = None) -> OptimisticFTRLState:
+        """Add the loss to the sum and solve again as if the hint were the next loss."""
+        hint = owned_hint(hint, loss.grad)
+        grad_sum = state.grad_sum + loss.weight * loss.grad
+        surprise = state.surprise + squared_norm(weighted(loss) - weighted(state.hint))
+        eta = self.diameter / (1 + surprise).sqrt()
+        move = (eta * (grad_sum + hint.weight * hint.grad)).to(state.w.dtype)
+        return OptimisticFTRLState(
+            w=self.domain.project(state.start - move),
+            start=state.start,
+            grad_sum=grad_sum,
+            hint=hint,
+            surprise=surprise,
+        )

@@ -1,0 +1,106 @@
+"""Algorithms 1 and 2 of the paper: any online learner, queried at the average of its plays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.learners.learner import Learner, Linear
+from lategrad.rules.rule import average_in
+from lategrad.runs import per_run, spread
+from lategrad.sets import ConvexSet
+from lategrad.validation import Scalar, require, require_number
+
+
+class AnytimeState(NamedTuple):
+    """State of :class:`Anytime`."""
+
+    learner: Any
+    x: Tensor
+    """:math:`x_{t+1}`, the weighted average of the plays :math:`w_1, \\dots, w_{t+1}`."""
+    t: Tensor
+    """Updates so far."""
+    total_weight: Tensor
+    """:math:`\\alpha_{1:t+1}`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Anytime:
+    r"""Anytime online-to-batch with late gradients: Algorithm 1, and 2 when the learner is optimistic.
+
+    .. math::
+
+        x_t = \frac{\sum_{i \le t} \alpha_i w_i}{\alpha_{1:t}}, \qquad
+        \text{send } \alpha_t \langle g_{t - \tau_t}, \cdot \rangle \text{ to the learner, get } w_{t+1}
+
+    Workers compute gradients at the average :math:`x_t`, which moves by O(1/t) at each update however
+    wildly the plays :math:`w_t` move, so that a gradient :math:`\tau` updates old was taken nearby:
+    :math:`\|x_t - x_{t-\tau}\| \le 8 \tau D / t`. With :math:`\alpha_t = t` on a set of diameter D and
+    an L-smooth objective (Theorem 1, with the constants of its proof),
+
+    .. math:: E[f(x_T) - f^*] \le 2 \mathrm{Reg}_T / T^2 + 16 L D^2 \mu_\tau / (T + 1).
+
+    The delays enter through their mean :math:`\mu_\tau` only, and nothing is tuned to them: ``delay`` is
+    not used. An optimistic learner gets the last gradient received as its hint for the next round.
+
+    Args:
+        learner: the paper's :math:`\mathcal{A}`, with its own domain.
+        power: the weights are :math:`\alpha_t = t^{\mathrm{power}}`; the paper: 1.
+        interpolation: the query is (1 - interpolation) w_t + interpolation x_t; the paper: 1. The
+            output is x_t whatever the interpolation.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.Anytime(lg.OGD(lr=0.5, domain=lg.Ball(1.0)))
+    >>> state = rule.init(torch.zeros(3))
+    >>> for t in range(100):
+    ...     grad = 2 * (rule.query(state) - torch.tensor([2.0, 0.0, 0.0]))
+    ...     state = rule.update(state, grad, delay=torch.tensor(0))
+    >>> rule.output(state)
+    tensor([0.9998, 0.0000, 0.0000])
+
+    Reference: R. Aviv, I. Hakimi, A. Schuster and K. Levy, Learning under delayed feedback: implicitly
+    adapting to gradient delays, 2021, Algorithms 1 and 2.
+    """
+
+    learner: Learner[Any]
+    power: Scalar = 1
+    interpolation: Scalar = 1.0
+
+    def __post_init__(self) -> None:
+        require_number("power", self.power, low=0)
+        require_number("interpolation", self.interpolation, low=0)
+        require("interpolation", self.interpolation, self.interpolation <= 1, "a number in [0, 1]")
+
+    @property
+    def domain(self) -> ConvexSet:
+        """The learner's set; averages of feasible plays are feasible."""
+        return self.learner.domain
+
+    def init(self, x0: Tensor) -> AnytimeState:
+        r""":math:`x_1 = w_1`, with :math:`\alpha_{1:1} = 1`."""
+        learner = self.learner.init(spread(self, x0))
+        x = self.learner.predict(learner).clone()
+        return AnytimeState(learner=learner, x=x, t=per_run(x, 0), total_weight=per_run(x, 1))
+
+    def query(self, state: AnytimeState) -> Tensor:
+        """The average, or a point between it and the play."""
+        if isinstance(self.interpolation, float | int) and self.interpolation == 1:
+            return state.x
+        share = torch.as_tensor(self.interpolation, dtype=state.x.dtype, device=state.x.device)
+        return torch.lerp(self.learner.predict(state.learner), state.x, share)
+
+    def update(self, state: AnytimeState, grad: Tensor, delay: Tensor) -> AnytimeState:
+        """One round of the learner, and its new play joins the average."""
+        t = state.t + 1
+        next_weight = (t + 1) ** self.power
+        learner = self.learner.update(state.learner, loss=Linear(t**self.power, grad), hint=Linear(next_weight, grad))
+        total_weight = state.total_weight + next_weight
+        x = average_in(state.x, self.learner.predict(learner), next_weight / total_weight)
+        return AnytimeState(learner=learner, x=x, t=t, total_weight=total_weight)
+
+    def output(self, state: AnytimeState) -> Tensor:
+        r"""After T updates, :math:`x_{T+1}`."""
+        return state.x

@@ -1,0 +1,78 @@
+"""SGD with a constant step, the paper's comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lategrad.rules.rule import average_in, first_query
+from lategrad.runs import per_run
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.validation import Scalar, require_choice, require_number
+
+
+class SGDState(NamedTuple):
+    """State of :class:`SGD`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the iterate."""
+    mean: Tensor
+    """The average of :math:`x_1, \\dots, x_t`; without averaging it has no entries and costs nothing."""
+    t: Tensor
+    """Updates so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class SGD:
+    r"""Delayed SGD with a constant step, :math:`x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g_{t-\tau_t})`.
+
+    Args:
+        lr: the step.
+        domain: K.
+        average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T`
+            with weights 1 ("uniform") or t ("linear"). The queries do not change.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.SGD(lr=0.5, average="uniform")
+    >>> state = rule.init(torch.zeros(1))
+    >>> for t in range(2):
+    ...     state = rule.update(state, torch.tensor([-1.0]), delay=torch.tensor(0))
+    >>> rule.query(state), rule.output(state)  # x_3 = 1, and the average of x_1 = 0 and x_2 = 0.5
+    (tensor([1.]), tensor([0.2500]))
+
+    Reference: S. Stich and S. Karimireddy, The error-feedback framework, 2020 (delayed SGD).
+    """
+
+    lr: Scalar
+    domain: ConvexSet = WholeSpace()
+    average: str = "none"
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_choice("average", self.average, ("none", "uniform", "linear"))
+
+    def init(self, x0: Tensor) -> SGDState:
+        """Start at the projection of ``x0``."""
+        x = first_query(self, x0)
+        mean = x[..., :0] if self.average == "none" else x
+        return SGDState(x=x, mean=mean.clone(), t=per_run(x, 0))
+
+    def query(self, state: SGDState) -> Tensor:
+        """The iterate."""
+        return state.x
+
+    def update(self, state: SGDState, grad: Tensor, delay: Tensor) -> SGDState:
+        """One projected step."""
+        t = state.t + 1
+        mean = state.mean
+        if self.average != "none":
+            share = 1 / t if self.average == "uniform" else 2 / (t + 1)
+            mean = average_in(state.mean, state.x, share)
+        lr = self.lr.to(grad.dtype) if isinstance(self.lr, Tensor) else self.lr
+        return SGDState(x=self.domain.project(state.x - lr * grad), mean=mean, t=t)
+
+    def output(self, state: SGDState) -> Tensor:
+        """The last iterate, or the average of the queries that have had their update."""
+        return state.x if self.average == "none" else state.mean

@@ -1,0 +1,70 @@
+"""Many runs at once: tensors of shape ``(*runs, d)`` and hyper-parameters of shape ``(*runs, 1)``.
+
+Rules, learners and sets are frozen dataclasses and states are named tuples; both are trees whose leaves
+are tensors, which the functions here walk in one fixed order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Tree = TypeVar("Tree")
+
+
+def _children(tree: object) -> list[Any]:
+    if dataclasses.is_dataclass(tree):
+        return [getattr(tree, field.name) for field in dataclasses.fields(tree)]
+    return list(tree) if isinstance(tree, tuple) else []
+
+
+def tensors(tree: object) -> list[Tensor]:
+    """All tensors inside a rule, learner, set or state."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [leaf for child in _children(tree) for leaf in tensors(child)]
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """The same tree with ``function`` applied to every tensor.
+
+    >>> import lategrad as lg
+    >>> map_tensors(torch.Tensor.double, lg.OGD(lr=torch.tensor([0.5]))).lr
+    tensor([0.5000], dtype=torch.float64)
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)  # type: ignore[return-value]
+    changed = [map_tensors(function, child) for child in _children(tree)]
+    if dataclasses.is_dataclass(tree):
+        copy = object.__new__(type(tree))  # validated already, and Product has a constructor of its own
+        for field, value in zip(dataclasses.fields(tree), changed, strict=True):
+            object.__setattr__(copy, field.name, value)
+        return copy
+    if isinstance(tree, tuple):
+        return type(tree)(*changed) if hasattr(tree, "_fields") else type(tree)(changed)
+    return tree
+
+
+def runs_shape(tree: object) -> torch.Size:
+    """The run dimensions that the tensors inside a rule, learner or set span together.
+
+    >>> import lategrad as lg
+    >>> runs_shape(lg.OGD(lr=torch.tensor([[0.1], [0.3], [1.0]])))
+    torch.Size([3])
+    """
+    return torch.Size(torch.broadcast_shapes(*(leaf.shape[:-1] for leaf in tensors(tree))))
+
+
+def spread(tree: object, x0: Tensor) -> Tensor:
+    """A fresh copy of ``x0`` with a row for every run of ``tree``, so that states keep their shape."""
+    shape = torch.broadcast_shapes(x0.shape, (*runs_shape(tree), 1))
+    return x0.detach().expand(shape).clone(memory_format=torch.contiguous_format)
+
+
+def per_run(x: Tensor, value: float) -> Tensor:
+    """A float64 scalar for every run of ``x``: shape ``(*runs, 1)``."""
+    return torch.full((*x.shape[:-1], 1), value, dtype=torch.float64, device=x.device)

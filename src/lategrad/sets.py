@@ -1,0 +1,310 @@
+r"""Convex sets and their exact Euclidean projections.
+
+A set acts on the last dimension of a tensor of shape ``(*runs, d)``; all leading dimensions are runs.
+Its parameters are floats, or tensors of shape ``(*runs, 1)`` (one value for each run) or ``(*runs, d)``.
+Everything is branch-free, so that the same lines run batched, compiled and on a GPU. Norms and sums are
+accumulated in float64, so that float32 entries of 1e30 do not overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from lategrad.validation import Scalar, require, require_number
+
+__all__ = ["Ball", "Box", "ConvexSet", "HalfSpace", "L1Ball", "Product", "Simplex", "WholeSpace"]
+
+
+@runtime_checkable
+class ConvexSet(Protocol):
+    r"""A closed convex set :math:`K \subseteq \mathbb{R}^d`."""
+
+    @property
+    def diameter(self) -> Scalar:
+        r"""The paper's D: :math:`\max_{x, y \in K} \|x - y\|`; ``inf`` when the set is not bounded."""
+        ...
+
+    def project(self, x: Tensor) -> Tensor:
+        r"""The nearest point of the set: :math:`\Pi_K(x) = \arg\min_{u \in K} \|u - x\|`."""
+        ...
+
+    def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
+        """Whether each vector is in the set, up to ``tol`` relative to its size; bool, ``(*runs, 1)``."""
+        ...
+
+
+def norm(x: Tensor) -> Tensor:
+    """Euclidean norm over the last dimension, kept; accumulated and returned in float64."""
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
+    return length
+
+
+def _near_zero(violation: Tensor, size: Tensor, tol: float) -> Tensor:
+    return violation <= tol * size.clamp_min(1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeSpace:
+    r"""All of :math:`\mathbb{R}^d`: no constraint.
+
+    >>> WholeSpace().project(torch.tensor([3.0, 4.0]))
+    tensor([3., 4.])
+    """
+
+    @property
+    def diameter(self) -> float:
+        """Infinite."""
+        return math.inf
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return ``x`` itself."""
+        return x
+
+    def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
+        """Whether all entries are finite."""
+        return torch.isfinite(x).all(-1, keepdim=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    r"""The Euclidean ball :math:`\{u : \|u - c\| \le r\}`, :math:`\Pi(x) = c + \min(1, r/\|x-c\|)(x-c)`.
+
+    Args:
+        radius: r >= 0.
+        center: c, the origin by default.
+
+    >>> Ball(1.0).project(torch.tensor([3.0, 4.0]))
+    tensor([0.6000, 0.8000])
+    >>> Ball(1.0).diameter
+    2.0
+    """
+
+    radius: Scalar
+    center: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        require_number("radius", self.radius, low=0)
+        if self.center is not None:
+            require("center", self.center, torch.isfinite(self.center), "finite")
+
+    @property
+    def diameter(self) -> Scalar:
+        """Twice the radius."""
+        return 2 * self.radius
+
+    def _from_center(self, x: Tensor) -> Tensor:
+        return x if self.center is None else x - self.center.to(x.dtype)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Shrink the vector from the centre to length ``radius`` where it is longer."""
+        offset = self._from_center(x)
+        length = norm(offset)
+        shrink = (self.radius / length).to(x.dtype)  # inf at the centre, where it is not used
+        on_sphere = offset * shrink
+        if self.center is not None:
+            on_sphere = self.center.to(x.dtype) + on_sphere
+        return torch.where(length > self.radius, on_sphere, x)
+
+    def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
+        """Whether the distance to the centre is at most the radius."""
+        return _near_zero(norm(self._from_center(x)) - self.radius, norm(x), tol)
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    r"""The box :math:`\{u : \mathrm{low} \le u \le \mathrm{high}\}`, coordinate by coordinate.
+
+    Args:
+        low: lower bound, a float for all coordinates or a tensor.
+        high: upper bound, likewise.
+
+    >>> Box(0.0, 1.0).project(torch.tensor([-2.0, 0.5, 7.0]))
+    tensor([0.0000, 0.5000, 1.0000])
+    """
+
+    low: Scalar
+    high: Scalar
+
+    def __post_init__(self) -> None:
+        low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
+        require("low", self.low, torch.isfinite(low), "finite")
+        require("high", self.high, torch.isfinite(high), "finite")
+        require("low", self.low, low <= high, f"<= high = {self.high!r}")
+
+    @property
+    def diameter(self) -> Scalar:
+        """The length of the diagonal; it needs the dimension, so bounds given as floats raise."""
+        width = torch.as_tensor(self.high, dtype=torch.float64) - torch.as_tensor(self.low)
+        require("low, high", (self.low, self.high), width.dim() > 0 and width.shape[-1] > 1,
+                "tensors of shape (d,) for the diameter to be known (it grows with the dimension)")  # fmt: skip
+        return norm(width)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Clamp every coordinate."""
+        low = torch.as_tensor(self.low, dtype=x.dtype, device=x.device)
+        high = torch.as_tensor(self.high, dtype=x.dtype, device=x.device)
+        return torch.minimum(torch.maximum(x, low), high)
+
+    def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
+        """Whether every coordinate is within its bounds."""
+        outside = torch.maximum(self.low - x, x - self.high).amax(-1, keepdim=True)
+        return _near_zero(outside, norm(x), tol)
+
+
+def _project_on_simplex(x: Tensor, total: Scalar) -> Tensor:
+    """Project on {u >= 0, sum u = total} by sorting: find theta with sum max(x - theta, 0) = total."""
+    shifted = x - x.amax(-1, keepdim=True)  # the projection does not change, and 1e30 + 1 keeps its 1
+    largest_first = shifted.sort(dim=-1, descending=True).values.double()
+    k = torch.arange(1, x.shape[-1] + 1, dtype=torch.float64, device=x.device)
+    theta = (largest_first.cumsum(-1) - total) / k  # the threshold if exactly the k largest are positive
+    positive = (largest_first > theta).sum(-1, keepdim=True).clamp_min(1)
+    return (shifted - theta.gather(-1, positive - 1)).clamp_min(0).to(x.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Simplex:
+    r"""The scaled probability simplex :math:`\{u \ge 0 : \sum_j u_j = \mathrm{total}\}`.
+
+    >>> Simplex().project(torch.tensor([0.4, 0.4, -9.0]))
+    tensor([0.5000, 0.5000, 0.0000])
+    """
+
+    total: Scalar = 1.0
+
+    def __post_init__(self) -> None:
+        require_number("total", self.total, low=0)
+
+    @property
+    def diameter(self) -> Scalar:
+        """The distance between two corners."""
+        return math.sqrt(2) * self.total
+
+    def project(self, x: Tensor) -> Tensor:
+        """Subtract the one threshold after which the positive parts sum to ``total``; O(d log d)."""
+        return _project_on_simplex(x, self.total)
+
+    def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
+        """Whether no coordinate is negative and they sum to ``total``."""
+        sum_error = (x.sum(-1, keepdim=True, dtype=torch.float64) - self.total).abs()
+        return _near_zero(torch.maximum(sum_error, -x.amin(-1, keepdim=True)), norm(x), tol)
+
+
+@dataclass(frozen=True, eq=False)
+class L1Ball:
+    r"""The cross-polytope :math:`\{u : \sum_j |u_j| \le r\}`, whose projection makes vectors sparse.
+
+    >>> L1Ball(1.0).project(torch.tensor([3.0, -2.5, 0.1]))
+    tensor([ 0.7500, -0.2500,  0.0000])
+    """
+
+    radius: Scalar
+
+    def __post_init__(self) -> None:
+        require_number("radius", self.radius, low=0)
+
+    @property
+    def diameter(self) -> Scalar:
+        """Twice the radius."""
+        return 2 * self.radius
+
+    def project(self, x: Tensor) -> Tensor:
+        """Project the absolute values on the simplex where their sum is too large; O(d log d)."""
+        size = x.abs()
+        outside = size.sum(-1, keepdim=True, dtype=torch.float64) > self.radius
+        return torch.where(outside, x.sign() * _project_on_simplex(size, self.radius), x)
+
+    def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
+        """Whether the absolute values sum to at most the radius."""
+        return _near_zero(x.abs().sum(-1, keepdim=True, dtype=torch.float64) - self.radius, norm(x), tol)
+
+
+@dataclass(frozen=True, eq=False)
+class HalfSpace:
+    r"""The half-space :math:`\{u : \langle a, u \rangle \le b\}`.
+
+    Args:
+        normal: a, not zero.
+        offset: b.
+
+    >>> HalfSpace(torch.tensor([1.0, 0.0]), 1.0).project(torch.tensor([3.0, 4.0]))
+    tensor([1., 4.])
+    """
+
+    normal: Tensor
+    offset: Scalar
+
+    def __post_init__(self) -> None:
+        require("normal", self.normal, torch.isfinite(self.normal), "finite")
+        require("normal", self.normal, norm(self.normal) > 0, "a vector that is not zero")
+        require("offset", self.offset, torch.isfinite(torch.as_tensor(self.offset)), "finite")
+
+    @property
+    def diameter(self) -> float:
+        """Infinite."""
+        return math.inf
+
+    def _excess(self, x: Tensor) -> Tensor:
+        """<a, x> - b in float64."""
+        return (self.normal.double() * x).sum(-1, keepdim=True) - self.offset
+
+    def project(self, x: Tensor) -> Tensor:
+        r"""Step back along the normal by :math:`\max(0, \langle a, x\rangle - b) / \|a\|^2`."""
+        back = self._excess(x).clamp_min(0) / norm(self.normal) ** 2
+        return (x - back * self.normal).to(x.dtype)
+
+    def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
+        """Whether the inequality holds."""
+        length = norm(self.normal)
+        return _near_zero(self._excess(x) / length, norm(x), tol)
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Product:
+    r"""A product :math:`K_1 \times K_2 \times \dots`: consecutive slices of the vector, a set for each.
+
+    Args:
+        parts: pairs ``(set, size)``; the sizes add up to the dimension.
+
+    >>> Product((Simplex(), 2), (Ball(1.0), 2)).project(torch.tensor([5.0, 5.0, 3.0, 4.0]))
+    tensor([0.5000, 0.5000, 0.6000, 0.8000])
+    """
+
+    parts: tuple[tuple[ConvexSet, int], ...]
+
+    def __init__(self, *parts: tuple[ConvexSet, int]) -> None:
+        require("parts", parts, len(parts) > 0, "at least one pair (set, size)")
+        for part in parts:
+            is_pair = isinstance(part, tuple) and len(part) == 2
+            require("parts", part, is_pair and isinstance(part[0], ConvexSet), "pairs (set, size)")
+            require("size", part[1], isinstance(part[1], int) and part[1] > 0, "a positive integer")
+        object.__setattr__(self, "parts", tuple(parts))
+
+    @property
+    def sizes(self) -> list[int]:
+        """The length of each slice."""
+        return [size for _, size in self.parts]
+
+    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+        require("the sizes of the parts", self.sizes, sum(self.sizes) == x.shape[-1],
+                f"a split of the last dimension, {x.shape[-1]}")  # fmt: skip
+        return torch.split(x, self.sizes, dim=-1)
+
+    @property
+    def diameter(self) -> Scalar:
+        """The root of the sum of the parts' squared diameters."""
+        return sum(part.diameter**2 for part, _ in self.parts) ** 0.5
+
+    def project(self, x: Tensor) -> Tensor:
+        """Project every slice on its own set."""
+        slices = zip(self.parts, self._split(x), strict=True)
+        return torch.cat([part.project(piece) for (part, _), piece in slices], dim=-1)
+
+    def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
+        """Whether every slice is in its set."""
+        slices = zip(self.parts, self._split(x), strict=True)
+        return torch.cat([part.contains(piece, tol) for (part, _), piece in slices], dim=-1).all(-1, keepdim=True)

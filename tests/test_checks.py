@@ -1,0 +1,186 @@
+"""Everything registered passes the shipped checks, and broken parts do not."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import lategrad as lg
+import transcriptions as plain
+from lategrad.checks import check_learner, check_rule, check_set
+from lategrad.registry import LEARNERS, RULES, build_rule, parse_set
+
+DOMAINS = {"whole": lg.WholeSpace(), "ball": lg.Ball(1.0), "simplex": lg.Simplex()}
+SETS = {
+    "whole": parse_set("whole"),
+    "ball": parse_set("ball:2"),
+    "ball-off-centre": lg.Ball(0.5, center=torch.arange(6).float()),
+    "box": parse_set("box:-1,0.5"),
+    "simplex": parse_set("simplex"),
+    "l1": parse_set("l1:2"),
+    "half-space": lg.HalfSpace(torch.arange(6) + 1.0, 0.5),
+    "product": lg.Product((lg.Simplex(), 2), (lg.Ball(1.0), 4)),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_sets(name):
+    check_set(SETS[name])
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", LEARNERS)
+def test_learners(name, domain):
+    check_learner(LEARNERS[name].build(0.7, DOMAINS[domain]), compile=domain == "ball")
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", RULES)
+def test_rules(name, domain):
+    check_rule(build_rule(name, 0.7, DOMAINS[domain]), compile=domain == "ball")
+
+
+def test_rule_with_interpolation():
+    check_rule(lg.Anytime(lg.OGD(0.7, lg.Ball(1.0)), power=2, interpolation=0.9))
+
+
+def test_reference_is_compared():
+    def queries(x0, grads):
+        return plain.sgd(x0, grads, lr=0.1, project=plain.identity, average="none")[0]
+
+    check_rule(lg.SGD(0.1), reference=queries, compile=False)
+    with pytest.raises(AssertionError, match="first queries differ from the reference"):
+        check_rule(lg.SGD(0.2), reference=queries, compile=False)
+
+    def plays(w1, grads):
+        return plain.ogd_plays(w1, grads, [1, 2, 3, 4, 5], lr=0.1, project=plain.identity)
+
+    check_learner(lg.OGD(0.1), reference=plays, compile=False)
+    with pytest.raises(AssertionError, match="first plays differ from the reference"):
+        check_learner(lg.FTRL(0.1), reference=plays, compile=False)
+
+
+def test_undelayed_is_compared():
+    check_rule(lg.SGD(0.1), undelayed=lg.SGD(0.1), compile=False)
+    with pytest.raises(AssertionError, match="zero delay is not the undelayed rule"):
+        check_rule(lg.SGD(0.1), undelayed=lg.SGD(0.2), compile=False)
+
+
+class State(NamedTuple):
+    x: torch.Tensor
+    count: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Good:
+    """A correct rule, for the broken ones below to depart from in one line."""
+
+    domain: lg.Ball = lg.Ball(1.0)
+
+    def init(self, x0):
+        return State(self.domain.project(x0).clone(), torch.zeros(*x0.shape[:-1], 1))
+
+    def query(self, state):
+        return state.x
+
+    output = query
+
+    def update(self, state, grad, delay):
+        return State(self.domain.project(state.x - 0.1 * grad), state.count + 1)
+
+
+class ChangesState(Good):
+    def update(self, state, grad, delay):
+        state.x.sub_(0.1 * grad)
+        return State(self.domain.project(state.x), state.count + 1)
+
+
+class Random(Good):
+    def update(self, state, grad, delay):
+        return State(self.domain.project(state.x - torch.rand(()) * grad), state.count + 1)
+
+
+class MixesRuns(Good):
+    def update(self, state, grad, delay):
+        return State(self.domain.project(state.x - 0.1 * grad / grad.norm()), state.count + 1)
+
+
+class LeavesDomain(Good):
+    def update(self, state, grad, delay):
+        return State(state.x - 10 * grad, state.count + 1)
+
+
+class KeepsGradient(Good):
+    def init(self, x0):
+        return State(self.domain.project(x0).clone(), x0.clone())
+
+    def update(self, state, grad, delay):
+        return State(self.domain.project(state.x - 0.1 * grad), grad)
+
+
+class ChangesDtype(Good):
+    def update(self, state, grad, delay):
+        return State(self.domain.project(state.x - 0.1 * grad), state.count.double() + 1)
+
+
+class StartsElsewhere(Good):
+    def init(self, x0):
+        return State(0.5 * self.domain.project(x0), torch.zeros(*x0.shape[:-1], 1))
+
+
+class ForgetsProjectionOfStart(Good):
+    def init(self, x0):
+        return State(x0.clone(), torch.zeros(*x0.shape[:-1], 1))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (ChangesState, "changes the state it was given|two outputs"),
+        (Random, "two outputs"),
+        (MixesRuns, "alone differs"),
+        (LeavesDomain, "leaves its domain"),
+        (KeepsGradient, "shares memory with the gradient"),
+        (ChangesDtype, "changes its dtypes"),
+        (StartsElsewhere, "not the projected start"),
+        (ForgetsProjectionOfStart, "leaves its domain"),
+    ],
+)
+def test_broken_rules_are_caught(broken, message):
+    check_rule(Good(), compile=False)
+    with pytest.raises(AssertionError, match=message):
+        check_rule(broken(), compile=False)
+
+
+class TooShort(lg.Ball):
+    def project(self, x):
+        return 0.9 * super().project(x)
+
+
+class NotNearest(lg.Box):
+    def project(self, x):
+        return torch.where(self.contains(x), x, torch.zeros_like(x))
+
+
+class NotFiniteAtZero(lg.Ball):
+    def project(self, x):
+        return x / x.norm(dim=-1, keepdim=True).clamp_min(0) * x.norm(dim=-1, keepdim=True).clamp_max(1.0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (TooShort(1.0), "variational|moved|twice"),
+        (NotNearest(-1.0, 1.0), "variational"),
+        (NotFiniteAtZero(1.0), "not finite"),
+    ],
+)
+def test_broken_sets_are_caught(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        check_set(broken, compile=False)
+
+
+def test_runs_must_be_plain_numbers():
+    with pytest.raises(ValueError, match="plain numbers as hyper-parameters"):
+        check_rule(lg.SGD(torch.tensor([[0.1], [0.2]])), compile=False)

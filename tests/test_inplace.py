@@ -1,0 +1,105 @@
+"""A pure rule as an in-place step: the same values, in buffers that the host owns."""
+
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import lategrad as lg
+from lategrad.inplace import overwrite
+from lategrad.registry import RULES, build_rule
+from lategrad.runs import map_tensors, tensors
+
+
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", ["anytime-sgd", "optimistic-anytime", "strongly-convex", "sgd-linear"])
+def test_equals_the_pure_form_in_the_same_memory(name, compile):
+    rule = build_rule(name, 0.5, lg.Ball(1.0))
+    generator = torch.Generator().manual_seed(0)
+    pure = state = rule.init(torch.zeros(4, 1000, dtype=torch.float64))
+    state = map_tensors(torch.Tensor.clone, state)
+    addresses = [leaf.data_ptr() for leaf in tensors(state)]
+    step = lg.in_place(rule, compile=compile)
+    for t in range(20):
+        grad = torch.randn(4, 1000, generator=generator, dtype=torch.float64)
+        pure = rule.update(pure, grad, torch.tensor(t))
+        step(state, grad, torch.tensor(t))
+    for got, want in zip(tensors(state), tensors(pure), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert [leaf.data_ptr() for leaf in tensors(state)] == addresses
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+def test_values_that_change_places_are_not_lost():
+    state = Pair(torch.tensor([1.0]), torch.tensor([2.0]))
+    overwrite(state, Pair(a=state.b, b=state.a))
+    assert (state.a.item(), state.b.item()) == (2.0, 1.0)
+    overwrite(state, Pair(a=state.a + state.b, b=state.a))
+    assert (state.a.item(), state.b.item()) == (3.0, 2.0)
+
+
+def largest_allocation(run):
+    """The most bytes held at once by tensors made while `run` runs."""
+    run()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        kept = run()
+    held = most = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    del kept
+    return most
+
+
+def test_the_profiler_sees_allocations():
+    """The measure itself: two vectors of 4 bytes x 10^6, one after the other and both kept."""
+    assert largest_allocation(lambda: [torch.ones(10**6), torch.ones(10**6)]) >= 8e6
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_update_allocates_at_most_one_new_state(name):
+    dim = 200_000
+    rule = build_rule(name, 0.5, lg.WholeSpace())
+    state = rule.init(torch.zeros(dim))
+    size = sum(leaf.nbytes for leaf in tensors(state))
+    grad, delay = torch.randn(dim), torch.tensor(0)
+    slack = 10_000  # scalars
+    update = torch.compile(rule.update, fullgraph=True, dynamic=False)
+    torch.compiler.reset()
+    assert largest_allocation(lambda: update(state, grad, delay)) <= size + slack
+    step = lg.in_place(rule)
+    assert largest_allocation(lambda: step(state, grad, delay)) <= slack
+
+
+def test_without_a_compiler_it_warns_and_runs_eagerly(tmp_path):
+    """A machine with no C++ compiler: an empty PATH and a compiler that does not exist."""
+    program = """
+import torch, warnings, lategrad as lg
+rule = lg.Anytime(lg.OGD(lr=0.5))
+state = rule.init(torch.zeros(2))
+step = lg.in_place(rule)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for t in range(3):
+        step(state, torch.tensor([1.0, 0.0]), torch.tensor(0))
+assert any("running eagerly" in str(w.message) for w in caught), [str(w.message) for w in caught]
+want = rule.init(torch.zeros(2))
+for t in range(3):
+    want = rule.update(want, torch.tensor([1.0, 0.0]), torch.tensor(0))
+assert torch.equal(rule.query(state), rule.query(want))
+"""
+    env = {
+        "PATH": "",
+        "CXX": "no-such-compiler",
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "HOME": str(tmp_path),
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

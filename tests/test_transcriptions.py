@@ -1,0 +1,177 @@
+"""Each algorithm equals its plain transcription, over hundreds of steps, with late gradients."""
+
+import pytest
+import torch
+
+import lategrad as lg
+import transcriptions as plain
+from lategrad.learners import Linear
+
+STEPS, DIM = 300, 4
+DOMAINS = {"whole": (lg.WholeSpace(), plain.identity), "ball": (lg.Ball(0.8), plain.ball(0.8))}
+
+LEARNERS = {
+    "ogd": (lambda d: lg.OGD(0.7, d), plain.ogd_plays, {"lr": 0.7}),
+    "ogd-constant": (
+        lambda d: lg.OGD(0.1, d, schedule="constant"),
+        plain.ogd_plays,
+        {"lr": 0.1, "schedule": "constant"},
+    ),
+    "ftrl": (lambda d: lg.FTRL(0.7, d), plain.ftrl_plays, {"lr": 0.7}),
+    "adagrad-norm": (lambda d: lg.AdaGradNorm(1.5, d), plain.adagrad_norm_plays, {"diameter": 1.5}),
+    "adagrad": (lambda d: lg.AdaGrad(1.5, d), plain.adagrad_plays, {"diameter": 1.5}),
+    "optimistic-ogd": (lambda d: lg.OptimisticOGD(1.5, d), plain.optimistic_ogd_plays, {"diameter": 1.5}),
+    "optimistic-ftrl": (lambda d: lg.OptimisticFTRL(1.5, d), plain.optimistic_ftrl_plays, {"diameter": 1.5}),
+}
+
+
+def late_gradients(rule, x0, delays, seed=0):
+    """Run a rule on a noisy quadratic with late gradients; every past query is kept.
+
+    Returns all queries, outputs and states, and the gradients in order of arrival.
+    """
+    noise = torch.Generator().manual_seed(seed)
+    state = rule.init(x0)
+    states, queries, outputs, grads = [state], [rule.query(state)], [rule.output(state)], []
+    for t, tau in enumerate(delays, start=1):
+        stale = queries[t - 1 - min(tau, t - 1)]
+        grads.append(3 * stale - 1 + torch.randn(x0.shape, generator=noise, dtype=torch.float64))
+        state = rule.update(state, grads[-1], torch.tensor(tau))
+        states.append(state)
+        queries.append(rule.query(state))
+        outputs.append(rule.output(state))
+    return torch.stack(queries), torch.stack(outputs), grads, states
+
+
+def random_delays(steps, largest, seed=1):
+    return torch.randint(0, largest + 1, (steps,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def start():
+    return torch.linspace(-1, 2, DIM, dtype=torch.float64)
+
+
+def assert_equal(got, want):
+    torch.testing.assert_close(got, torch.tensor(want, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+
+
+def as_lists(grads):
+    return [g.tolist() for g in grads]
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("power", [0, 1, 2])
+def test_anytime_equals_algorithms_1_and_2(name, domain, power):
+    build, plays, arguments = LEARNERS[name]
+    the_set, project = DOMAINS[domain]
+    rule = lg.Anytime(build(the_set), power=power)
+    queries, outputs, grads, _ = late_gradients(rule, start(), random_delays(STEPS, 40))
+    weights = [float(t**power) for t in range(1, STEPS + 2)]
+    weights_seen = weights if name.startswith("optimistic") else weights[:-1]
+    w = plays(start().tolist(), as_lists(grads), weights_seen, project=project, **arguments)
+    x = plain.anytime_queries(w, weights)
+    assert_equal(queries, x)
+    assert_equal(outputs, x)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_learner_equals_its_transcription_under_arbitrary_weights(name):
+    build, plays, arguments = LEARNERS[name]
+    the_set, project = DOMAINS["ball"]
+    learner = build(the_set)
+    generator = torch.Generator().manual_seed(3)
+    grads = torch.randn(STEPS, DIM, generator=generator, dtype=torch.float64)
+    weights = (10 ** (2 * torch.rand(STEPS + 1, generator=generator, dtype=torch.float64))).tolist()
+    state = learner.init(start())
+    got = [learner.predict(state)]
+    for t in range(STEPS):
+        loss = Linear(torch.tensor([weights[t]], dtype=torch.float64), grads[t])
+        hint = Linear(torch.tensor([weights[t + 1]], dtype=torch.float64), grads[t])
+        state = learner.update(state, loss, hint)
+        got.append(learner.predict(state))
+    weights_seen = weights if name.startswith("optimistic") else weights[:-1]
+    want = plays(start().tolist(), grads.tolist(), weights_seen, project=project, **arguments)
+    assert_equal(torch.stack(got), want)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_strongly_convex_equals_algorithm_4(domain):
+    the_set, project = DOMAINS[domain]
+    rule = lg.StronglyConvexOGD(3.0, the_set)
+    queries, outputs, grads, _ = late_gradients(rule, start(), random_delays(STEPS, 40))
+    x, mean = plain.strongly_convex(start().tolist(), as_lists(grads), strong_convexity=3.0, project=project)
+    assert_equal(queries, x)
+    assert_equal(outputs, mean)
+
+
+@pytest.mark.parametrize("average", ["none", "uniform", "linear"])
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_sgd_equals_its_transcription(domain, average):
+    the_set, project = DOMAINS[domain]
+    rule = lg.SGD(0.02, the_set, average=average)
+    queries, outputs, grads, _ = late_gradients(rule, start(), random_delays(STEPS, 40))
+    x, out = plain.sgd(start().tolist(), as_lists(grads), lr=0.02, project=project, average=average)
+    assert_equal(queries, x)
+    assert_equal(outputs, out)
+
+
+@pytest.mark.parametrize("interpolation", [0.0, 0.3, 0.9])
+def test_interpolation_mixes_the_play_into_the_query_only(interpolation):
+    rule = lg.Anytime(lg.OGD(0.7, lg.Ball(0.8)), interpolation=interpolation)
+    queries, outputs, grads, _ = late_gradients(rule, start(), random_delays(STEPS, 40))
+    weights = [float(t) for t in range(1, STEPS + 2)]
+    w = plain.ogd_plays(start().tolist(), as_lists(grads), weights[:-1], lr=0.7, project=plain.ball(0.8))
+    x = plain.anytime_queries(w, weights)
+    assert_equal(outputs, x)
+    mixed = [plain.weighted_average([1 - interpolation, interpolation], pair) for pair in zip(w, x, strict=True)]
+    assert_equal(queries, mixed)
+
+
+def test_interpolation_zero_with_constant_step_queries_like_sgd():
+    x0, delays = start(), random_delays(STEPS, 40)
+    anytime = lg.Anytime(lg.OGD(0.02, schedule="constant"), interpolation=0.0)
+    queries, *_ = late_gradients(anytime, x0, delays)
+    sgd_queries, *_ = late_gradients(lg.SGD(0.02), x0, delays)
+    torch.testing.assert_close(queries, sgd_queries, rtol=1e-12, atol=1e-12)
+
+
+def test_the_first_three_steps_of_anytime_sgd_by_hand():
+    """t = 1 is the first update: steps lr, lr/sqrt(2), lr/sqrt(3); weights 1, 2, 3, 4."""
+    rule = lg.Anytime(lg.OGD(lr=1.0))
+    state = rule.init(torch.zeros(1, dtype=torch.float64))
+    queries = []
+    for grad in (1.0, -2.0, 3.0):
+        queries.append(rule.query(state).item())
+        state = rule.update(state, torch.tensor([grad], dtype=torch.float64), torch.tensor(0))
+    w2 = -1.0
+    w3 = w2 + 2 / 2**0.5
+    w4 = w3 - 3 / 3**0.5
+    assert queries == pytest.approx([0.0, 2 * w2 / 3, (2 * w2 + 3 * w3) / 6])
+    assert rule.output(state).item() == pytest.approx((2 * w2 + 3 * w3 + 4 * w4) / 10)
+
+
+def test_the_first_three_steps_of_optimistic_ogd_by_hand():
+    """y_0 = w_1 and M_1 = 0, so that the first gradient moves y_1 by D."""
+    rule = lg.Anytime(lg.OptimisticOGD(diameter=1.0), power=0)
+    state = rule.init(torch.zeros(1, dtype=torch.float64))
+    for grad in (1.0, 3.0):
+        state = rule.update(state, torch.tensor([grad], dtype=torch.float64), torch.tensor(0))
+    eta2, eta3 = 1 / (1 + 1) ** 0.5, 1 / (1 + 1 + 4) ** 0.5
+    w2 = -1 - eta2 * 1
+    w3 = (-1 - eta2 * 3) - eta3 * 3
+    assert rule.output(state).item() == pytest.approx((0 + w2 + w3) / 3)
+
+
+def test_the_first_three_steps_of_algorithm_4_by_hand():
+    """With H = 8: steps 6t/((t+1)(2t+1)) = 1, 4/5, 9/14."""
+    rule = lg.StronglyConvexOGD(strong_convexity=8.0)
+    state = rule.init(torch.zeros(1, dtype=torch.float64))
+    queries = []
+    for grad in (1.0, -1.0):
+        queries.append(rule.query(state).item())
+        state = rule.update(state, torch.tensor([grad], dtype=torch.float64), torch.tensor(0))
+    x2 = -1 - 4 / 5
+    assert queries == pytest.approx([0.0, x2])
+    assert rule.query(state).item() == pytest.approx((-1 + 4 / 5) + 9 / 14)
+    assert rule.output(state).item() == pytest.approx((1 * 0.0 + 4 * x2) / 5)
