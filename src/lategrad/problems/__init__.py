@@ -1,0 +1,1 @@
+"""Problems to train on: data sets, models and their losses."""
