@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup test test-all lint bench clean
+.PHONY: help setup data test test-all lint bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -28,10 +28,13 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(or $(JOBS),2)
 test: lint ## everything a change must pass (minutes, no GPU, no data sets)
 	$(PYTEST) -m "not slow"
 
-test-all: lint ## test, and the slow tests on real data
+data: $(STAMP) ## put Fashion-MNIST into the user's cache, if it is not on this machine yet
+	scripts/fetch_fashion_mnist.sh
+
+test-all: lint data ## test, and the slow tests on real data
 	$(PYTEST)
 
-bench: $(STAMP) ## benchmarks: ratios measured side by side
+bench: data ## benchmarks: ratios measured side by side
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean: ## remove .venv and caches

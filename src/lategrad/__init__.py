@@ -1,15 +1,18 @@
 """Train from late gradients: server rules that adapt to unknown, changing delays."""
 
-from lategrad import theory
+from lategrad import clocks, delays, problems, theory
 from lategrad.inplace import in_place
-from lategrad.learners import FTRL, OGD, AdaGrad, AdaGradNorm, OptimisticFTRL, OptimisticOGD
-from lategrad.rules import SGD, Anytime, StronglyConvexOGD
+from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
+from lategrad.rules import SGD, Anytime, Steady, StronglyConvexOGD, rivals
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
+from lategrad.simulate import simulate
+from lategrad.trace import Trace
 
 __version__ = "0.1.0"
 
 __all__ = [
     "FTRL",
+    "KT",
     "OGD",
     "SGD",
     "AdaGrad",
@@ -17,14 +20,23 @@ __all__ = [
     "Anytime",
     "Ball",
     "Box",
+    "DoG",
+    "DoWG",
     "HalfSpace",
     "L1Ball",
     "OptimisticFTRL",
     "OptimisticOGD",
     "Product",
     "Simplex",
+    "Steady",
     "StronglyConvexOGD",
+    "Trace",
     "WholeSpace",
+    "clocks",
+    "delays",
     "in_place",
+    "problems",
+    "rivals",
+    "simulate",
     "theory",
 ]

@@ -17,9 +17,9 @@ Tree = TypeVar("Tree")
 
 
 def _children(tree: object) -> list[Any]:
-    if dataclasses.is_dataclass(tree):
-        return [getattr(tree, field.name) for field in dataclasses.fields(tree)]
-    return list(tree) if isinstance(tree, tuple) else []
+    if isinstance(tree, tuple):  # first: states are walked inside compiled code, where this is simple to trace
+        return list(tree)
+    return [getattr(tree, field.name) for field in dataclasses.fields(tree)] if dataclasses.is_dataclass(tree) else []
 
 
 def tensors(tree: object) -> list[Tensor]:

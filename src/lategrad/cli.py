@@ -1,0 +1,207 @@
+"""The command line: list what there is, simulate it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lategrad import delay_specs
+from lategrad.problems import Dataset, Problem, Quadratic, load
+from lategrad.problems.data import PREPROCESSING
+from lategrad.problems.linear import MODELS
+from lategrad.registry import LEARNERS, RULES, SETS, build_rule, parse_set
+from lategrad.simulate import simulate as run_simulation
+from lategrad.trace import Trace, write_csv
+from lategrad.validation import require_choice
+
+app = typer.Typer(
+    name="lategrad",
+    help="Train from late gradients: compare server rules under unknown, changing delays.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+
+_REPEATED = ("--rule", "--lr", "--delay")
+"""Options that take several values after one name: ``--lr 0.1 0.3 1``."""
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What the parser raises for wrong options: its own click's or the installed one's, depending on its version."""
+
+PROBLEMS = {
+    "digits": "8x8 handwritten digits, bundled (the default: works offline)",
+    "fashion-mnist": "28x28 images of clothes, 60,000 + 10,000",
+    "quadratic": "noisy quadratic with a known optimum",
+    "FILE": "your own .npz, .csv or libsvm file",
+}
+
+
+@app.callback()
+def _about() -> None:
+    """Keeps subcommands even when there is only one."""
+
+
+@app.command("list")
+def list_everything() -> None:
+    """List all rules, learners, sets, problems and delays, a line each."""
+    console = Console()
+    tables = {
+        "rules (--rule)": {name: f"{e.summary}; --lr is its {e.parameter}" for name, e in RULES.items()},
+        "learners inside anytime rules": {name: entry.summary for name, entry in LEARNERS.items()},
+        "sets (--domain)": {entry.form: entry.summary for entry in SETS.values()},
+        "problems (--problem)": PROBLEMS,
+        "models (--model)": {name: _first_line(model) for name, model in MODELS.items()},
+        "delays (--delay)": delay_specs.FORMS,
+    }
+    for title, rows in tables.items():
+        table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
+        for name, summary in rows.items():
+            table.add_row("  " + name, summary)
+        console.print(table)
+
+
+def _first_line(part: object) -> str:
+    return (part.__doc__ or "").strip().splitlines()[0]
+
+
+@app.command()
+def simulate(
+    problem: Annotated[str, typer.Option(help="digits, fashion-mnist, quadratic, or a data file.")] = "digits",
+    model: Annotated[str, typer.Option(help=f"What is fitted to the data: {', '.join(MODELS)}.")] = "softmax",
+    preprocess: Annotated[str, typer.Option(help=f"One of {', '.join(PREPROCESSING)}.")] = "standardise",
+    batch: Annotated[int, typer.Option(help="Rows in a minibatch.")] = 64,
+    sampling: Annotated[str, typer.Option(help="Minibatches: iid (the paper's model) or epochs.")] = "iid",
+    l2: Annotated[float, typer.Option(help="Quadratic penalty; makes the problem strongly convex.")] = 0.0,
+    rule: Annotated[list[str], typer.Option(help="Server rule; several may follow. See `lategrad list`.")] = [
+        "anytime-sgd"
+    ],  # noqa: B006
+    lr: Annotated[
+        list[float], typer.Option(help="The rule's step (or its one number, see list); several may follow.")
+    ] = [0.1],  # noqa: B006
+    delay: Annotated[
+        list[str], typer.Option(help="Delays such as constant:500 or lognormal:7,0.4; several may follow.")
+    ] = ["constant:0"],  # noqa: B006
+    domain: Annotated[str, typer.Option(help="Constraint such as ball:5, or whole.")] = "whole",
+    steps: Annotated[int, typer.Option(help="Server updates.")] = 2000,
+    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
+    record_every: Annotated[int | None, typer.Option(help="Updates between records; by default ten records.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for results.csv, a figure and a trace for each rule.")
+    ] = None,
+) -> None:
+    """Simulate rules under delays: all combinations of steps, delays and seeds at once.
+
+    Example:
+
+        lategrad simulate --problem fashion-mnist --rule anytime-sgd sgd --lr 0.1 0.3 1
+        --delay constant:500 lognormal:7,0.4 --domain ball:5 --steps 20000 --seeds 3 --out runs/demo
+
+    The table shows the final accuracy and loss of the rule's output, averaged over seeds. With --out the same is
+    written as CSV, with a figure, and the trace of every rule, which `lategrad.Trace.load` reads.
+    """
+    the_set = parse_set(domain)
+    the_problem = _problem(problem, model, preprocess, batch, sampling, l2)
+    lrs = torch.tensor(lr, dtype=torch.float64).unsqueeze(-1)
+    rules = {name: build_rule(name, lrs, the_set) for name in rule}
+    models = [delay_specs.parse(spec) and spec for spec in delay]  # all are checked before anything runs
+    if seeds < 1:
+        raise ValueError(f"--seeds must be an integer >= 1, got {seeds}")
+    traces = {}
+    for name, one in rules.items():
+        traces[name] = run_simulation(
+            the_problem, one, models, steps, seed=list(range(seeds)), record_every=record_every, device=device,
+            save_to=None if out is None else out / f"{name}.safetensors",
+        )  # fmt: skip
+        if not traces[name].complete:
+            break
+    _print_table(traces)
+    if out is not None:
+        write_csv(out / "results.csv", ({"rule": name, **row} for name, t in traces.items() for row in t.rows()))
+        for name, trace in traces.items():
+            trace.plot(out / f"{name}.png")
+        typer.echo(f"written to {out}: results.csv, " + ", ".join(f"{n}.png, {n}.safetensors" for n in traces))
+    if not all(trace.complete for trace in traces.values()):
+        raise typer.Exit(130)
+
+
+def _problem(name: str, model: str, preprocess: str, batch: int, sampling: str, l2: float) -> Problem:
+    if name == "quadratic":
+        return Quadratic()
+    require_choice("--model", model, tuple(MODELS))
+    data: Dataset = load(name, preprocess)
+    return MODELS[model](data, batch=batch, sampling=sampling, l2=l2)
+
+
+def _print_table(traces: dict[str, Trace]) -> None:
+    """A row for every rule, delay and step: means over seeds of the last record, the best of each delay marked."""
+    table = Table(header_style="bold")
+    for column in ("rule", "delay", "step size", "accuracy", "spread", "loss"):
+        table.add_column(column, justify="left" if column in ("rule", "delay") else "right")
+    for name, trace in traces.items():
+        lrs = trace.axes[-1].values
+        for i, delay in enumerate(trace.axis("delay").values):
+            losses = trace.loss[-1, :, i]
+            score = -losses.mean(0) if trace.accuracy is None else trace.accuracy[-1, :, i].mean(0)
+            for k, value in enumerate(lrs):
+                accuracy, spread = "", ""
+                if trace.accuracy is not None:
+                    of_seeds = trace.accuracy[-1, :, i, k]
+                    accuracy, spread = f"{of_seeds.mean():.4f}", f"{of_seeds.max() - of_seeds.min():.4f}"
+                best = "bold green" if len(lrs) > 1 and k == int(score.argmax()) else ""
+                row = (name, str(delay), f"{value:g}", accuracy, spread, f"{losses[:, k].mean():.5g}")
+                table.add_row(*row, style=best)
+    Console().print(table)
+
+
+def spread_values(arguments: Sequence[str]) -> list[str]:
+    """Write ``--lr 0.1 0.3`` as ``--lr 0.1 --lr 0.3``, which the parser understands.
+
+    >>> spread_values(["simulate", "--lr", "0.1", "-0.3", "--steps", "5"])
+    ['simulate', '--lr', '0.1', '--lr', '-0.3', '--steps', '5']
+    """
+    spread: list[str] = []
+    option, count = "", 0
+    for argument in arguments:
+        if argument.startswith("-") and not _is_number(argument):
+            option, count = argument, 0
+            spread.append(argument)
+            continue
+        if option in _REPEATED and count > 0:
+            spread.append(option)
+        spread.append(argument)
+        count += 1
+    return spread
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; errors of the user are one line on stderr and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    result: Any = 0
+    try:
+        result = app(spread_values(arguments), standalone_mode=False)
+    except _UsageError as error:
+        if message := error.format_message():  # type: ignore[attr-defined]
+            typer.echo(f"error: {message}", err=True)  # no message: the help has been printed instead
+        result = 2
+    except (ValueError, FileNotFoundError, MemoryError) as error:
+        typer.echo(f"error: {error}", err=True)
+        result = 2
+    except (KeyboardInterrupt, typer.Abort):
+        result = 130
+    sys.exit(result)

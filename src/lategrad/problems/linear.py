@@ -1,0 +1,255 @@
+r"""Linear models on a data set: softmax regression, least squares, smoothed-hinge SVM.
+
+The parameters are a matrix W of shape (outputs, features + 1), the last column a bias, flattened row by row.
+With scores :math:`s = W z` for a row z of the data, every model here is
+
+.. math:: f(W) = \frac1n \sum_i \ell(W z_i, y_i) + \frac{\lambda}{2} \|W\|^2,
+          \qquad \nabla = \frac1B \sum_{i \in \text{batch}} \ell'(W z_i, y_i)\, z_i^\top + \lambda W,
+
+so that a gradient of many runs at once is two matrix products around the residuals :math:`\ell'`.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from lategrad.problems.data import Dataset
+from lategrad.problems.minibatches import Minibatches
+from lategrad.validation import require, require_number
+
+_CHUNK = 4_000_000
+"""Scores held at once when the whole data set is evaluated: 16 MB in float32, kept near the caches."""
+
+Self = TypeVar("Self", bound="LinearModel")
+Value = Callable[[Tensor, Tensor], Tensor]
+
+
+class LinearModel(ABC):
+    """What the three linear models share; see the module.
+
+    Args:
+        data: the data set.
+        batch: rows in a minibatch.
+        sampling: "iid" or "epochs" (:class:`~lategrad.problems.minibatches.Minibatches`).
+        l2: the factor of the quadratic penalty, which makes the objective l2-strongly convex.
+        dtype: of data and parameters.
+    """
+
+    name: ClassVar[str]
+    curvature: ClassVar[float]
+    """The largest second derivative of the loss in the scores."""
+
+    def __init__(
+        self,
+        data: Dataset,
+        *,
+        batch: int = 64,
+        sampling: str = "iid",
+        l2: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        require_number("l2", l2, low=0)
+        require("dtype", dtype, dtype in (torch.float32, torch.float64), "torch.float32 or torch.float64")
+        self.data_name = data.name
+        self.l2 = l2
+        self.minibatches = Minibatches(len(data.x_train), batch, sampling)
+        self.classes = data.classes
+        self.train, self.test = (_with_bias(x.to(dtype)) for x in (data.x_train, data.x_test))
+        self.y_train, self.y_test = data.y_train, data.y_test
+        self.targets, self.test_targets = (self._as_targets(y, dtype) for y in (data.y_train, data.y_test))
+        self.outputs = self.targets.shape[-1]
+        self.dim = self.outputs * self.train.shape[-1]
+
+    def _as_targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """One column for every output: here the classes, one-hot."""
+        require("data", self.data_name, self.classes is not None, "a data set with classes, not for regression")
+        return torch.nn.functional.one_hot(y, self.classes or -1).to(dtype)
+
+    @abstractmethod
+    def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """The derivative of the loss in the scores; outputs are the dimension before the last."""
+
+    @abstractmethod
+    def row_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every row; the outputs' dimension (before the last) is gone."""
+
+    def start(self) -> Tensor:
+        """Zero."""
+        return torch.zeros(self.dim, dtype=self.train.dtype, device=self.train.device)
+
+    def samples(self, seed: int, first: int, count: int) -> Tensor:
+        """Row numbers, ``(count, batch)``."""
+        return self.minibatches.draw(seed, first, count)
+
+    def labels(self, samples: Tensor) -> Tensor | None:
+        """The classes of those rows."""
+        return None if self.classes is None else self.y_train[samples]
+
+    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
+        """Two matrix products; runs of a stream are stacked, so that each product is one large one."""
+        streams = sample.shape[:-1]
+        rows, targets = self.train[sample], self.targets[sample].mT
+        stacked = x.reshape(*streams, -1, self.train.shape[-1])  # (*streams, runs x outputs, features)
+        scores = (stacked @ rows.mT).unflatten(-2, (-1, self.outputs))
+        residual = self.residual(scores, targets.unsqueeze(-3)) / sample.shape[-1]
+        grad = (residual.flatten(-3, -2) @ rows).reshape(x.shape)
+        return grad + self.l2 * x if self.l2 else grad
+
+    def _mean_over_rows(self, x: Tensor, rows: Tensor, targets: Tensor, value: Value) -> Tensor:
+        """The mean over all rows of ``value(scores, targets)``, in chunks; float64, ``(*runs, 1)``."""
+        stacked = x.reshape(-1, rows.shape[-1])
+        chunk = max(1, _CHUNK // len(stacked))
+        total = torch.zeros(len(stacked) // self.outputs, dtype=torch.float64, device=x.device)
+        for part, target in zip(rows.split(chunk), targets.split(chunk), strict=True):
+            scores = (stacked @ part.mT).unflatten(0, (-1, self.outputs))
+            total += value(scores, target.mT).sum(-1, dtype=torch.float64)
+        return (total / len(rows)).reshape(*x.shape[:-1], 1)
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The mean training loss and the penalty."""
+        mean = self._mean_over_rows(x, self.train, self.targets, self.row_loss)
+        return mean + 0.5 * self.l2 * x.double().square().sum(-1, keepdim=True)
+
+    def value_and_gradient(self, x: Tensor) -> tuple[float, Tensor]:
+        """The objective and its gradient on all the data at one vector, computed in the dtype of ``x``.
+
+        Sums over chunks of rows are in float64, whatever the dtype.
+        """
+        matrix = x.view(self.outputs, -1)
+        value, gradient = 0.0, torch.zeros_like(matrix, dtype=torch.float64)
+        for rows, targets in zip(self.train.split(1000), self.targets.split(1000), strict=True):
+            part, target = rows.to(x.dtype), targets.to(x.dtype).mT
+            scores = matrix @ part.mT
+            value += self.row_loss(scores, target).sum(dtype=torch.float64).item()
+            gradient += self.residual(scores, target) @ part
+        rows_in_all = len(self.train)
+        penalty = 0.5 * self.l2 * (x @ x).item()
+        return value / rows_in_all + penalty, gradient.flatten() / rows_in_all + self.l2 * x
+
+    def fingerprint(self) -> str:
+        """The model, its penalty and its data."""
+        contents = hashlib.sha256()
+        for part in (self.train, self.targets):
+            contents.update(part.cpu().numpy().tobytes())
+        return f"{self.name} l2={self.l2!r} data={contents.hexdigest()}"
+
+    def accuracy(self, x: Tensor) -> Tensor | None:
+        """The share of test rows whose largest score is their class."""
+        if self.classes is None:
+            return None
+        return self._mean_over_rows(
+            x, self.test, self.test_targets, lambda scores, target: scores.argmax(-2) == target.argmax(-2)
+        )
+
+    @cached_property
+    def _gram_eigenvalues(self) -> Tensor:
+        """Of the mean of z zᵀ over the training rows, ascending, float64."""
+        rows = self.train.double()
+        eigenvalues: Tensor = torch.linalg.eigvalsh(rows.mT @ rows / len(rows))
+        return eigenvalues.clamp_min(0).cpu()
+
+    @property
+    def smoothness(self) -> float:
+        """L: the curvature of the loss times the largest eigenvalue of the mean of z zᵀ, plus l2."""
+        return self.curvature * self._gram_eigenvalues[-1].item() + self.l2
+
+    @property
+    def strong_convexity(self) -> float:
+        """H: what the penalty gives."""
+        return self.l2
+
+    def to(self: Self, device: torch.device | str) -> Self:
+        """A shallow copy with its tensors on the device."""
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and name not in ("y_train", "y_test"):  # labels are looked up on the CPU
+                setattr(moved, name, value.to(device))
+        return moved
+
+    def __repr__(self) -> str:
+        batches = self.minibatches
+        return (
+            f"{type(self).__name__}({self.data_name}, batch={batches.batch}, "
+            f"sampling={batches.sampling!r}, l2={self.l2})"
+        )
+
+
+def _with_bias(x: Tensor) -> Tensor:
+    return torch.cat([x, x.new_ones(len(x), 1)], dim=-1).contiguous()
+
+
+class SoftmaxRegression(LinearModel):
+    r"""Multi-class logistic regression, :math:`\ell(s, y) = \log \sum_c e^{s_c} - s_y`.
+
+    >>> from lategrad.problems import load
+    >>> problem = SoftmaxRegression(load("digits"))
+    >>> problem.dim, problem.loss(problem.start()).item()  # 10 x (64 + 1), and log 10
+    (650, 2.302585...)
+    """
+
+    name = "softmax"
+    curvature = 0.5
+
+    def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Probabilities minus the one-hot class."""
+        return torch.softmax(scores, dim=-2) - targets
+
+    def row_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy."""
+        return torch.logsumexp(scores, dim=-2) - (scores * targets).sum(-2)
+
+
+class LeastSquares(LinearModel):
+    r"""Least squares, :math:`\ell(s, y) = \tfrac12 \|s - y\|^2`; classes are fitted as one-hot vectors."""
+
+    name = "least-squares"
+    curvature = 1.0
+
+    def _as_targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        return y.to(dtype).unsqueeze(-1) if self.classes is None else super()._as_targets(y, dtype)
+
+    def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Score minus target."""
+        return scores - targets
+
+    def row_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Half the squared error."""
+        return 0.5 * (scores - targets).square().sum(-2)
+
+    @property
+    def strong_convexity(self) -> float:
+        """H: the smallest eigenvalue of the mean of z zᵀ, plus l2."""
+        return self._gram_eigenvalues[0].item() + self.l2
+
+
+class SmoothedSVM(LinearModel):
+    r"""Linear SVMs, one class against the rest, with the hinge smoothed over a width of 1.
+
+    With the margin :math:`m = \pm s_c`, the loss of an output is 0 for m >= 1, :math:`(1-m)^2/2` for
+    0 <= m <= 1 and 1/2 - m below.
+    """
+
+    name = "svm"
+    curvature = 1.0
+
+    def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Minus the sign times how far the margin falls short, at most 1."""
+        sign = 2 * targets - 1
+        return -sign * (1 - sign * scores).clamp(0, 1)
+
+    def row_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Sum over the outputs."""
+        short = (1 - (2 * targets - 1) * scores).clamp_min(0)
+        return torch.where(short <= 1, 0.5 * short.square(), short - 0.5).sum(-2)
+
+
+MODELS: dict[str, type[LinearModel]] = {model.name: model for model in (SoftmaxRegression, LeastSquares, SmoothedSVM)}
+"""The models by their names on the command line."""

@@ -1,0 +1,71 @@
+"""Which rows each gradient uses: i.i.d. minibatches (the paper's model) or shuffled epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lategrad.validation import require, require_choice
+
+_BLOCK = 256  # samples drawn from one generator: a stream can be entered anywhere at the cost of one block
+_IID, _EPOCHS, _NOISE = 1, 2, 3  # kinds of streams, so that two kinds with one seed share no numbers
+
+
+def seeded(*key: int) -> torch.Generator:
+    """A CPU generator that depends on the key alone."""
+    state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state >> np.uint64(1)))
+
+
+def noise(seed: int, first: int, count: int, width: int) -> Tensor:
+    """Standard normal vectors number ``first, ...`` of a stream, float64, shape ``(count, width)``."""
+    return _in_blocks(
+        lambda block: torch.randn(_BLOCK, width, generator=seeded(seed, _NOISE, block), dtype=torch.float64),
+        first,
+        count,
+    )
+
+
+def _in_blocks(draw: Callable[[int], Tensor], first: int, count: int) -> Tensor:
+    blocks = range(first // _BLOCK, -(-(first + count) // _BLOCK))
+    rows = torch.cat([draw(block) for block in blocks])
+    return rows[first - blocks.start * _BLOCK :][:count]
+
+
+@dataclass(frozen=True)
+class Minibatches:
+    """Rows of a data set for each gradient.
+
+    Args:
+        rows: size of the data set.
+        batch: rows in a minibatch.
+        sampling: "iid", every row drawn at random with replacement, as the paper assumes; or "epochs",
+            random permutations of the data set one after the other (a minibatch may span two).
+
+    >>> Minibatches(rows=4, batch=2, sampling="epochs").draw(seed=0, first=0, count=2).flatten().sort().values
+    tensor([0, 1, 2, 3])
+    """
+
+    rows: int
+    batch: int
+    sampling: str = "iid"
+
+    def __post_init__(self) -> None:
+        require("batch", self.batch, isinstance(self.batch, int) and self.batch >= 1, "an integer >= 1")
+        require_choice("sampling", self.sampling, ("iid", "epochs"))
+
+    def draw(self, seed: int, first: int, count: int) -> Tensor:
+        """Minibatches number ``first, ...`` of the stream of a seed; int64, shape ``(count, batch)``."""
+        if self.sampling == "iid":
+            shape = (_BLOCK, self.batch)
+            return _in_blocks(
+                lambda block: torch.randint(self.rows, shape, generator=seeded(seed, _IID, block)), first, count
+            )
+        begin, end = first * self.batch, (first + count) * self.batch
+        epochs = range(begin // self.rows, -(-end // self.rows))
+        order = torch.cat([torch.randperm(self.rows, generator=seeded(seed, _EPOCHS, e)) for e in epochs])
+        return order[begin - epochs.start * self.rows :][: end - begin].reshape(count, self.batch)

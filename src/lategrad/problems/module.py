@@ -1,0 +1,151 @@
+"""Any ``torch.nn.Module`` with a loss and a data set, as a function of one flat parameter vector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from lategrad.problems.data import Dataset
+from lategrad.problems.minibatches import Minibatches
+from lategrad.validation import require
+
+_CHUNK = 4096
+
+Value = Callable[[Tensor, Tensor], Tensor]
+
+
+class ModuleProblem:
+    """Train a module: many parameter vectors at once, through ``torch.func``.
+
+    Modules that keep statistics of the batches they saw (batch norm with running averages) are refused:
+    with late gradients there is no one history for them to average over.
+
+    Args:
+        module: called with a minibatch of rows of the data set; reshape them inside (``nn.Unflatten``).
+        loss: from (module output, targets) to the mean loss of the batch; by default cross-entropy for
+            classes and half the mean squared error otherwise.
+        data: the data set.
+        batch: rows in a minibatch.
+        sampling: "iid" or "epochs".
+
+    >>> from lategrad.problems import load
+    >>> mlp = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> problem = ModuleProblem(mlp, load("digits"))
+    >>> problem.dim  # 16 x 65 + 10 x 17
+    1210
+    >>> x = problem.start() - 0.1 * problem.gradient(problem.start(), problem.samples(0, 0, 1)[0])
+    >>> trained = problem.module_at(x)
+    """
+
+    name = "module"
+    smoothness = None
+    strong_convexity = None
+
+    def __init__(
+        self,
+        module: nn.Module,
+        data: Dataset,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        *,
+        batch: int = 64,
+        sampling: str = "iid",
+    ) -> None:
+        buffers = [name for name, _ in module.named_buffers() if "running" in name or "num_batches" in name]
+        require("module", buffers, not buffers, "without running statistics (track_running_stats=False)")
+        self.module = copy.deepcopy(module)
+        self.data = data
+        self.minibatches = Minibatches(len(data.x_train), batch, sampling)
+        self.loss_of_batch = loss or (nn.functional.cross_entropy if data.classes is not None else _half_mse)
+        self.shapes = {name: p.shape for name, p in module.named_parameters()}
+        require("module", module, len(self.shapes) > 0, "a module with parameters")
+        self.dim = sum(shape.numel() for shape in self.shapes.values())
+        self.labels_on_cpu = data.y_train
+
+    def start(self) -> Tensor:
+        """The module's own parameters, as they were when the problem was made."""
+        return torch.cat([p.detach().flatten() for p in self.module.parameters()])
+
+    def _parameters(self, x: Tensor) -> dict[str, Tensor]:
+        pieces = torch.split(x, [shape.numel() for shape in self.shapes.values()], dim=-1)
+        return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
+
+    def module_at(self, x: Tensor) -> nn.Module:
+        """A copy of the module with the parameters of a vector of shape ``(dim,)``."""
+        module = copy.deepcopy(self.module)
+        module.load_state_dict(self._parameters(x.detach().clone()), strict=False)
+        return module
+
+    def samples(self, seed: int, first: int, count: int) -> Tensor:
+        """Row numbers, ``(count, batch)``."""
+        return self.minibatches.draw(seed, first, count)
+
+    def labels(self, samples: Tensor) -> Tensor | None:
+        """The classes of those rows."""
+        return None if self.data.classes is None else self.labels_on_cpu[samples]
+
+    def _batch_loss(self, x: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+        return self.loss_of_batch(functional_call(self.module, self._parameters(x), (rows,)), targets)
+
+    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
+        """``torch.func.grad``, vectorised over runs and streams."""
+        function = vmap(grad(self._batch_loss), in_dims=(0, None, None), randomness="different")
+        streams = sample.shape[:-1]
+        stacked = x.reshape(*streams, -1, self.dim)
+        for _ in streams:
+            function = vmap(function, randomness="different")
+        result: Tensor = function(stacked, self.data.x_train[sample], self.data.y_train[sample])
+        return result.reshape(x.shape)
+
+    def _mean_over_rows(self, x: Tensor, rows: Tensor, targets: Tensor, value: Value) -> Tensor:
+        """The mean over all rows of ``value(outputs, targets)``, in chunks; float64, ``(*runs, 1)``."""
+
+        def of_one_run(vector: Tensor, part: Tensor, target: Tensor) -> Tensor:
+            return value(functional_call(self.module, self._parameters(vector), (part,)), target)
+
+        total = torch.zeros(x.shape[:-1].numel(), dtype=torch.float64, device=x.device)
+        with torch.no_grad():
+            for part, target in zip(rows.split(_CHUNK), targets.split(_CHUNK), strict=True):
+                mean = vmap(of_one_run, in_dims=(0, None, None), randomness="different")(
+                    x.reshape(-1, self.dim), part, target
+                )
+                total += mean.double() * len(part)
+        return (total / len(rows)).reshape(*x.shape[:-1], 1)
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The mean training loss."""
+        return self._mean_over_rows(x, self.data.x_train, self.data.y_train, self.loss_of_batch)
+
+    def accuracy(self, x: Tensor) -> Tensor | None:
+        """The share of test rows whose largest output is their class."""
+        if self.data.classes is None:
+            return None
+        return self._mean_over_rows(
+            x,
+            self.data.x_test,
+            self.data.y_test,
+            lambda outputs, target: (outputs.argmax(-1) == target).double().mean(),
+        )
+
+    def to(self, device: torch.device | str) -> ModuleProblem:
+        """A copy on the device."""
+        moved = copy.copy(self)
+        moved.module = copy.deepcopy(self.module).to(device)
+        moved.data = self.data._replace(
+            **{name: getattr(self.data, name).to(device) for name in ("x_train", "y_train", "x_test", "y_test")}
+        )
+        return moved
+
+    def __repr__(self) -> str:
+        batches = self.minibatches
+        return (
+            f"ModuleProblem({type(self.module).__name__} with {self.dim} parameters, {self.data.name}, "
+            f"batch={batches.batch}, sampling={batches.sampling!r})"
+        )
+
+
+def _half_mse(output: Tensor, target: Tensor) -> Tensor:
+    return 0.5 * (output.squeeze(-1) - target).square().mean()

@@ -1,0 +1,184 @@
+r"""The exact minimum of a convex problem over its set, for excess losses; found once, checked, and cached.
+
+The solver is SciPy's L-BFGS-B. Its answer is not believed but checked: for a convex f and any x in K,
+
+.. math:: f(x) - \min_K f \le \max_{u \in K} \langle \nabla f(x), x - u \rangle,
+
+and the right-hand side (the Frank-Wolfe gap) has a closed form on balls and boxes. Without a constraint the
+gap is bounded by :math:`\|\nabla f(x)\|^2 / (2H)`, which needs strong convexity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from scipy.optimize import minimize as scipy_minimize
+from torch import Tensor
+
+from lategrad.problems.data import cache_folder
+from lategrad.sets import Ball, Box, ConvexSet, WholeSpace
+from lategrad.validation import require
+
+_ITERATIONS = 3000
+
+
+class ConvexProblem(Protocol):
+    """What is needed to find a minimum."""
+
+    @property
+    def dim(self) -> int:
+        """Length of the parameter vector."""
+        ...
+
+    @property
+    def strong_convexity(self) -> float:
+        """H, or 0."""
+        ...
+
+    def value_and_gradient(self, x: Tensor) -> tuple[float, Tensor]:
+        """The objective and its float64 gradient on all the data, computed in the dtype of ``x``."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A string that differs when the objective differs."""
+        ...
+
+
+class Optimum(NamedTuple):
+    """A minimiser and how good it is."""
+
+    x: Tensor
+    """The point, float64."""
+    value: float
+    """f at the point; the true minimum lies in [value - gap, value]."""
+    gap: float
+    """A proven bound on f(x) - min f."""
+
+
+def optimality_gap(x: Tensor, gradient: Tensor, domain: ConvexSet, strong_convexity: float) -> float:
+    """A proven bound on f(x) - min f from the gradient at a feasible x.
+
+    >>> optimality_gap(torch.tensor([1.0, 0.0]), torch.tensor([-2.0, 0.0]), Ball(1.0), 0.0)
+    0.0
+    """
+    if isinstance(domain, Ball):
+        offset = x if domain.center is None else x - domain.center
+        return float(gradient @ offset + domain.radius * gradient.norm())
+    if isinstance(domain, Box):
+        return float(torch.maximum(gradient * (x - domain.low), gradient * (x - domain.high)).sum())
+    valid = "a Ball or a Box, or WholeSpace for a strongly convex problem (l2 > 0): else no gap can be proven"
+    require("domain", domain, isinstance(domain, WholeSpace) and strong_convexity > 0, valid)
+    return float(gradient @ gradient) / (2 * strong_convexity)
+
+
+def minimum(
+    problem: ConvexProblem, domain: ConvexSet | None = None, *, tolerance: float = 1e-6, cache: bool = True
+) -> Optimum:
+    """The minimum of a convex problem over a ball, a box, or all of space.
+
+    Args:
+        problem: a linear model or a quadratic.
+        domain: where to look; by default everywhere, which needs l2 > 0.
+        tolerance: the largest gap to accept; a larger one raises.
+        cache: look in the user's cache first, and keep the answer there.
+
+    >>> from lategrad.problems import Quadratic
+    >>> minimum(Quadratic(dim=4, strong_convexity=0.5), Ball(0.5), cache=False).x.norm().item()
+    0.5...
+    """
+    domain = WholeSpace() if domain is None else domain
+    path = _cache_path(problem, domain)
+    if cache and (found := _read(path)) is not None and found.gap <= tolerance:
+        return found
+    best = _solve(problem, domain, tolerance)
+    if best.gap > tolerance:
+        raise RuntimeError(
+            f"the minimum is only known up to {best.gap:.2g}, not {tolerance:.2g}: raise tolerance, or add l2"
+        )
+    if cache:
+        _write(path, best)
+    return best
+
+
+class _GoodEnough(Exception):
+    """The gap is small enough: no need to go on."""
+
+
+def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optimum:
+    """Search in float32, which is twice as fast, then in float64 if that was not enough."""
+    z = domain.project(torch.zeros(problem.dim, dtype=torch.float64))
+    bounds = None
+    if isinstance(domain, Box):
+        limits = [torch.as_tensor(b).double().expand(problem.dim).numpy() for b in (domain.low, domain.high)]
+        bounds = list(zip(*limits, strict=True))
+    best = Optimum(z, math.inf, math.inf)
+    for dtype in (torch.float32, torch.float64, torch.float64):
+        search = _Search(problem, domain, dtype, tolerance / 2)
+        with contextlib.suppress(_GoodEnough):
+            options = {"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "maxcor": 30, "ftol": 0, "gtol": 0}
+            scipy_minimize(search, z.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        z = search.best_z
+        x = domain.project(z)
+        value, gradient = problem.value_and_gradient(x)
+        gap = optimality_gap(x, gradient, domain, problem.strong_convexity)
+        best = min(best, Optimum(x, value, gap), key=lambda optimum: optimum.gap)
+        if best.gap <= tolerance:
+            break
+    return best
+
+
+class _Search:
+    """The function z -> f(P(z)) and its gradient: over a ball it has no constraint and the same minimum."""
+
+    def __init__(self, problem: ConvexProblem, domain: ConvexSet, dtype: torch.dtype, enough: float) -> None:
+        self.problem, self.domain, self.dtype, self.enough = problem, domain, dtype, enough
+        self.best_gap, self.best_z = math.inf, torch.empty(0)
+
+    def __call__(self, z: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        point = torch.from_numpy(z.copy())
+        x = self.domain.project(point)
+        value, gradient = self.problem.value_and_gradient(x.to(self.dtype))
+        gap = optimality_gap(x, gradient, self.domain, self.problem.strong_convexity)
+        if gap < self.best_gap:
+            self.best_gap, self.best_z = gap, point
+        if gap <= self.enough:
+            raise _GoodEnough
+        if isinstance(self.domain, Ball):
+            offset = point if self.domain.center is None else point - self.domain.center
+            length = offset.norm()
+            if length > self.domain.radius:  # P(z) = c + r u, u = (z - c)/|z - c|: Jacobian (r/|z - c|)(I - u u')
+                direction = offset / length
+                gradient = self.domain.radius / length * (gradient - (gradient @ direction) * direction)
+        return value, gradient.numpy()
+
+
+def _cache_path(problem: ConvexProblem, domain: ConvexSet) -> Path:
+    key: Any = [problem.fingerprint(), repr(domain)]
+    return cache_folder().parent / "optima" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.safetensors"
+
+
+def _read(path: Path) -> Optimum | None:
+    try:
+        stored = load_file(path)
+    except (FileNotFoundError, SafetensorError):
+        return None  # not there yet, or damaged: it can be found again
+    return Optimum(stored["x"], stored["value"].item(), stored["gap"].item())
+
+
+def _write(path: Path, best: Optimum) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    numbers = {name: torch.tensor(getattr(best, name), dtype=torch.float64) for name in ("value", "gap")}
+    save_file({"x": best.x, **numbers}, part)
+    os.replace(part, path)

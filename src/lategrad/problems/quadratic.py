@@ -1,0 +1,108 @@
+"""A noisy quadratic whose optimum, smoothness, strong convexity and noise are all known."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from lategrad.problems import minibatches
+from lategrad.validation import Scalar, require, require_number
+
+
+class Quadratic:
+    r"""A noisy quadratic, :math:`f(x) = \tfrac12 \sum_j a_j (x_j - x^*_j)^2` with Gaussian gradient noise.
+
+    The oracle returns :math:`\nabla f(x) + \sigma z / \sqrt d` with z standard normal, so that the noise has
+    variance :math:`\sigma^2` in the paper's sense. The curvatures a run from H to L in equal steps.
+
+    Args:
+        dim: d.
+        smoothness: L, the largest curvature.
+        strong_convexity: H, the smallest.
+        noise: :math:`\sigma`; a tensor of shape ``(*runs, 1)`` gives each run its own.
+        optimum: :math:`x^*`; by default the vector of length 1 with equal entries.
+        dtype: of everything.
+
+    >>> problem = Quadratic(dim=4, smoothness=2.0, strong_convexity=1.0)
+    >>> problem.loss(problem.start()).item()
+    0.75
+    """
+
+    name = "quadratic"
+
+    def __init__(
+        self,
+        dim: int = 10,
+        smoothness: float = 1.0,
+        strong_convexity: float = 0.1,
+        noise: Scalar = 1.0,
+        optimum: Tensor | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        require("dim", dim, isinstance(dim, int) and dim >= 1, "an integer >= 1")
+        require_number("smoothness", smoothness, low=0, strict=True)
+        require_number("strong_convexity", strong_convexity, low=0)
+        require("strong_convexity", strong_convexity, strong_convexity <= smoothness, f"<= smoothness = {smoothness}")
+        require_number("noise", noise, low=0)
+        if optimum is None:
+            optimum = torch.full((dim,), dim**-0.5)
+        require("optimum", optimum, optimum.shape == (dim,), f"a vector of length {dim}")
+        self.dim = dim
+        self.smoothness = smoothness
+        self.strong_convexity = strong_convexity
+        self.noise = noise
+        self.optimum = optimum.to(dtype)
+        self.curvatures = torch.linspace(strong_convexity, smoothness, dim, dtype=dtype)
+
+    def start(self) -> Tensor:
+        """Zero, for every run that has a noise of its own."""
+        runs = self.noise.shape[:-1] if isinstance(self.noise, Tensor) else ()
+        return self.optimum.new_zeros(*runs, self.dim)
+
+    def samples(self, seed: int, first: int, count: int) -> Tensor:
+        """Standard normal vectors, ``(count, dim)``."""
+        return minibatches.noise(seed, first, count, self.dim).to(self.optimum.dtype)
+
+    def labels(self, samples: Tensor) -> None:
+        """There are no classes."""
+        return None
+
+    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
+        """The gradient and the scaled noise."""
+        runs = x.dim() - sample.dim()
+        noise = sample.reshape(*sample.shape[:-1], *[1] * runs, self.dim)
+        gradient: Tensor = self.curvatures * (x - self.optimum) + self.noise * self.dim**-0.5 * noise
+        return gradient
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The quadratic without noise; zero at the optimum."""
+        return 0.5 * (self.curvatures * (x - self.optimum).square()).sum(-1, keepdim=True, dtype=torch.float64)
+
+    def value_and_gradient(self, x: Tensor) -> tuple[float, Tensor]:
+        """The quadratic and its gradient, without noise, in float64."""
+        offset = x - self.optimum.double()
+        return 0.5 * (self.curvatures.double() * offset**2).sum().item(), self.curvatures.double() * offset
+
+    def fingerprint(self) -> str:
+        """All that the objective depends on."""
+        return f"quadratic {self.curvatures.tolist()} {self.optimum.tolist()}"
+
+    def accuracy(self, x: Tensor) -> None:
+        """Meaningless here."""
+        return None
+
+    def to(self, device: torch.device | str) -> Quadratic:
+        """A copy with its tensors on the device."""
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(moved, name, value.to(device))
+        return moved
+
+    def __repr__(self) -> str:
+        return (
+            f"Quadratic(dim={self.dim}, smoothness={self.smoothness}, "
+            f"strong_convexity={self.strong_convexity}, noise={self.noise})"
+        )

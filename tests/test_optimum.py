@@ -1,0 +1,83 @@
+"""Minima are certified, not believed."""
+
+import pytest
+import torch
+
+import lategrad as lg
+from lategrad.problems import Quadratic, SmoothedSVM, SoftmaxRegression, load, minimum
+from lategrad.problems.optimum import optimality_gap
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def quadratic():
+    return Quadratic(dim=5, smoothness=3.0, strong_convexity=0.5)
+
+
+def test_interior_and_boundary_minima_of_a_quadratic():
+    inside = minimum(quadratic(), lg.Ball(2.0), tolerance=1e-10)
+    torch.testing.assert_close(inside.x, quadratic().optimum, rtol=0, atol=1e-4)
+    assert abs(inside.value) <= 1e-10
+    on_sphere = minimum(quadratic(), lg.Ball(0.5), tolerance=1e-10)
+    assert on_sphere.x.norm().item() == pytest.approx(0.5)
+    boxed = minimum(quadratic(), lg.Box(-1.0, 0.2))
+    torch.testing.assert_close(boxed.x, torch.full((5,), 0.2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("radius", [0.3, 0.8, 3.0])
+def test_no_feasible_point_is_better(radius):
+    problem, domain = quadratic(), lg.Ball(radius)
+    best = minimum(problem, domain, tolerance=1e-8)
+    points = domain.project(torch.randn(5000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    assert (problem.loss(points) >= best.value - best.gap).all()
+
+
+@pytest.mark.parametrize("domain", [lg.Ball(3.0), lg.Box(-0.3, 0.3), None], ids=["ball", "box", "whole"])
+def test_two_ways_to_the_minimum_on_digits_agree(domain):
+    """Plain projected gradient descent, run long, ends within the certified gap."""
+    problem = SoftmaxRegression(load("digits"), l2=0.05)
+    best = minimum(problem, domain, tolerance=1e-6)
+    assert best.gap <= 1e-6
+    x = torch.zeros(problem.dim, dtype=torch.float64)
+    project = (domain or lg.WholeSpace()).project
+    for _ in range(1500):
+        _, gradient = problem.value_and_gradient(x)
+        x = project(x - gradient / problem.smoothness)
+    assert problem.value_and_gradient(x)[0] == pytest.approx(best.value, abs=2e-5)
+    assert problem.value_and_gradient(x)[0] >= best.value - best.gap
+    assert best.value == pytest.approx(problem.loss(best.x.float()).item(), abs=1e-5)
+
+
+def test_the_gap_bounds_the_true_excess():
+    problem = quadratic()
+    for domain, h in ((lg.Ball(0.6), 0.0), (lg.Box(-0.2, 0.3), 0.0), (lg.WholeSpace(), 0.5)):
+        best = minimum(problem, None if isinstance(domain, lg.WholeSpace) else domain, tolerance=1e-9)
+        for seed in range(20):
+            z = torch.randn(5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            x = domain.project(z)
+            value, gradient = problem.value_and_gradient(x)
+            assert optimality_gap(x, gradient, domain, h) >= value - best.value - 1e-9
+
+
+def test_the_answer_is_cached_and_a_damaged_cache_is_ignored(own_cache):
+    problem = SmoothedSVM(load("digits"), l2=0.1)
+    first = minimum(problem, lg.Ball(1.0))
+    (file,) = own_cache.rglob("*.safetensors")
+    again = minimum(problem, lg.Ball(1.0))
+    assert torch.equal(again.x, first.x)
+    minimum(problem, lg.Ball(2.0))
+    minimum(SmoothedSVM(load("digits"), l2=0.2), lg.Ball(1.0))
+    assert len(list(own_cache.rglob("*.safetensors"))) == 3
+    file.write_bytes(b"damaged")
+    assert minimum(problem, lg.Ball(1.0)).value == pytest.approx(first.value, abs=1e-6)
+
+
+def test_what_cannot_be_certified_is_refused():
+    with pytest.raises(ValueError, match="else no gap can be proven"):
+        minimum(SoftmaxRegression(load("digits")))
+    with pytest.raises(ValueError, match="else no gap can be proven"):
+        minimum(quadratic(), lg.Simplex())
