@@ -153,6 +153,65 @@ def test_broken_rules_are_caught(broken, message):
         check_rule(broken(), compile=False)
 
 
+class GoodTicket(Good):
+    """A correct rule with a ticket, that steps towards the point where the query was."""
+
+    def ticket(self, state):
+        return state.x
+
+    def update(self, state, grad, delay, ticket):
+        return State(self.domain.project(state.x + 0.1 * (ticket - state.x) - 0.1 * grad), state.count + 1)
+
+
+class KeepsTicket(GoodTicket):
+    def init(self, x0):
+        return State(self.domain.project(x0).clone(), self.domain.project(x0).clone())
+
+    def update(self, state, grad, delay, ticket):
+        return State(self.domain.project(state.x - 0.1 * grad), ticket)
+
+
+class ChangesTicket(GoodTicket):
+    def update(self, state, grad, delay, ticket):
+        updated = super().update(state, grad, delay, ticket)
+        ticket.add_(1)
+        return updated
+
+
+class GrowingTicket(GoodTicket):
+    def ticket(self, state):
+        return torch.cat([state.x] * (1 + int(state.count.max() > 2)), dim=-1)
+
+    def update(self, state, grad, delay, ticket):
+        return super().update(state, grad, delay, ticket[..., : grad.shape[-1]])
+
+
+class TicketForAllRuns(GoodTicket):
+    def ticket(self, state):
+        return torch.zeros(1)
+
+
+class TicketChangesState(GoodTicket):
+    def ticket(self, state):
+        return state.count.add_(1).expand_as(state.x)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (KeepsTicket, "shares memory with the ticket"),
+        (ChangesTicket, "changes the ticket it was given|two outputs"),
+        (GrowingTicket, "the ticket changes its dtype or shape"),
+        (TicketForAllRuns, r"a ticket has shape \(1,\)"),
+        (TicketChangesState, "issuing a ticket changes the state|two outputs"),
+    ],
+)
+def test_broken_tickets_are_caught(broken, message):
+    check_rule(GoodTicket(), compile=False)
+    with pytest.raises(AssertionError, match=message):
+        check_rule(broken(), compile=False)
+
+
 class TooShort(lg.Ball):
     def project(self, x):
         return 0.9 * super().project(x)

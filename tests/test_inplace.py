@@ -10,25 +10,38 @@ import torch
 import lategrad as lg
 from lategrad.inplace import overwrite
 from lategrad.registry import RULES, build_rule
+from lategrad.rules import apply_update, issue_ticket
 from lategrad.runs import map_tensors, tensors
 
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("name", ["anytime-sgd", "optimistic-anytime", "strongly-convex", "sgd-linear"])
+@pytest.mark.parametrize(
+    "name", ["anytime-sgd", "optimistic-anytime", "strongly-convex", "sgd-linear", "steady", "dc-asgd"]
+)
 def test_equals_the_pure_form_in_the_same_memory(name, compile):
     rule = build_rule(name, 0.5, lg.Ball(1.0))
     generator = torch.Generator().manual_seed(0)
     pure = state = rule.init(torch.zeros(4, 1000, dtype=torch.float64))
     state = map_tensors(torch.Tensor.clone, state)
     addresses = [leaf.data_ptr() for leaf in tensors(state)]
+    ticket = issue_ticket(rule, pure)  # all gradients come from the start
     step = lg.in_place(rule, compile=compile)
     for t in range(20):
         grad = torch.randn(4, 1000, generator=generator, dtype=torch.float64)
-        pure = rule.update(pure, grad, torch.tensor(t))
-        step(state, grad, torch.tensor(t))
+        pure = apply_update(rule, pure, grad, torch.tensor(t), ticket)
+        step(state, grad, torch.tensor(t), ticket)
     for got, want in zip(tensors(state), tensors(pure), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     assert [leaf.data_ptr() for leaf in tensors(state)] == addresses
+
+
+def test_a_missing_ticket_is_named():
+    grad, delay = torch.ones(2), torch.tensor(0)
+    rule = lg.rivals.DCASGD(0.1)
+    state = rule.init(torch.zeros(2))
+    with pytest.raises(ValueError, match="ticket must be what issue_ticket gave with the query: DCASGD needs it"):
+        lg.in_place(rule, compile=False)(state, grad, delay)
+    assert torch.equal(state.x, torch.zeros(2))
 
 
 class Pair(NamedTuple):
@@ -69,13 +82,13 @@ def test_an_update_allocates_at_most_one_new_state(name):
     rule = build_rule(name, 0.5, lg.WholeSpace())
     state = rule.init(torch.zeros(dim))
     size = sum(leaf.nbytes for leaf in tensors(state))
-    grad, delay = torch.randn(dim), torch.tensor(0)
+    grad, delay, ticket = torch.randn(dim), torch.tensor(0), issue_ticket(rule, state).clone()
     slack = 10_000  # scalars
-    update = torch.compile(rule.update, fullgraph=True, dynamic=False)
+    update = torch.compile(lambda *args: apply_update(rule, *args), fullgraph=True, dynamic=False)
     torch.compiler.reset()
-    assert largest_allocation(lambda: update(state, grad, delay)) <= size + slack
+    assert largest_allocation(lambda: update(state, grad, delay, ticket)) <= size + slack
     step = lg.in_place(rule)
-    assert largest_allocation(lambda: step(state, grad, delay)) <= slack
+    assert largest_allocation(lambda: step(state, grad, delay, ticket)) <= slack
 
 
 def test_without_a_compiler_it_warns_and_runs_eagerly(tmp_path):

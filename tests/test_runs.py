@@ -5,9 +5,14 @@ import torch
 
 import lategrad as lg
 from lategrad.registry import RULES, SETS, build_rule, parse_set
+from lategrad.rules import apply_update, issue_ticket
 from lategrad.runs import map_tensors, runs_shape, tensors
 
 VALUES = [0.1, 0.5, 2.0]
+
+
+def step(rule, state, grad):
+    return apply_update(rule, state, grad, torch.tensor(0), issue_ticket(rule, state))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -20,8 +25,8 @@ def test_a_sweep_equals_its_runs_one_by_one(name):
     states = [rule.init(x0) for rule in singles]
     assert sweep.query(state).shape == (3, 5)
     for grad in grads:
-        state = sweep.update(state, grad, torch.tensor(0))
-        states = [rule.update(one, grad, torch.tensor(0)) for rule, one in zip(singles, states, strict=True)]
+        state = step(sweep, state, grad)
+        states = [step(rule, one, grad) for rule, one in zip(singles, states, strict=True)]
     for run, (rule, one) in enumerate(zip(singles, states, strict=True)):
         torch.testing.assert_close(sweep.output(state)[run], rule.output(one), rtol=1e-10, atol=1e-12)
 

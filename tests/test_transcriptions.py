@@ -5,7 +5,9 @@ import torch
 
 import lategrad as lg
 import transcriptions as plain
+from lategrad import rivals
 from lategrad.learners import Linear
+from lategrad.rules import apply_update, issue_ticket
 
 STEPS, DIM = 300, 4
 DOMAINS = {"whole": (lg.WholeSpace(), plain.identity), "ball": (lg.Ball(0.8), plain.ball(0.8))}
@@ -22,29 +24,88 @@ LEARNERS = {
     "adagrad": (lambda d: lg.AdaGrad(1.5, d), plain.adagrad_plays, {"diameter": 1.5}),
     "optimistic-ogd": (lambda d: lg.OptimisticOGD(1.5, d), plain.optimistic_ogd_plays, {"diameter": 1.5}),
     "optimistic-ftrl": (lambda d: lg.OptimisticFTRL(1.5, d), plain.optimistic_ftrl_plays, {"diameter": 1.5}),
+    "dog": (lambda d: lg.DoG(0.01, d), plain.dog_plays, {"initial_distance": 0.01}),
+    "dowg": (lambda d: lg.DoWG(0.01, d), plain.dowg_plays, {"initial_distance": 0.01}),
+    "kt": (lambda d: lg.KT(0.3, d), plain.kt_plays, {"wealth": 0.3}),
+}
+
+RULES = {
+    "adaptive-revision": (
+        lambda d: rivals.AdaptiveRevision(0.3, d),
+        plain.adaptive_revision,
+        {"lr": 0.3, "average": "uniform"},
+    ),
+    "adaptive-revision-last": (
+        lambda d: rivals.AdaptiveRevision(0.3, d, average="none"),
+        plain.adaptive_revision,
+        {"lr": 0.3, "average": "none"},
+    ),
+    "async-adagrad": (
+        lambda d: rivals.AsyncAdaGrad(0.3, d, average="linear"),
+        plain.async_adagrad,
+        {"lr": 0.3, "average": "linear"},
+    ),
+    "ada-delay": (
+        lambda d: rivals.AdaDelay(0.5, d, smoothness=3.0),
+        plain.ada_delay,
+        {"diameter": 0.5, "smoothness": 3.0},
+    ),
+    "dc-asgd": (lambda d: rivals.DCASGD(0.01, d), plain.dc_asgd, {"lr": 0.01, "lam": 0.04}),
+    "dc-asgd-a": (
+        lambda d: rivals.AdaptiveDCASGD(0.01, d),
+        plain.dc_asgd,
+        {"lr": 0.01, "lam": 2.0, "adaptive": True},
+    ),
+    "staleness-aware": (lambda d: rivals.StalenessAware(0.1, d), plain.staleness_aware, {"lr": 0.1}),
+    "delay-adaptive": (
+        lambda d: rivals.DelayAdaptive(0.01, d, workers=15),
+        plain.delay_adaptive,
+        {"lr": 0.01, "workers": 15},
+    ),
+    "delay-adaptive-estimated": (
+        lambda d: rivals.DelayAdaptive(0.01, d),
+        plain.delay_adaptive,
+        {"lr": 0.01, "workers": None},
+    ),
+    "picky-sgd": (lambda d: rivals.PickySGD(0.03, d, distance=0.2), plain.picky, {"lr": 0.03, "distance": 0.2}),
+    "ringmaster": (lambda d: rivals.Ringmaster(0.03, d, threshold=5), plain.ringmaster, {"lr": 0.03, "threshold": 5}),
+    "rennala": (lambda d: rivals.Rennala(0.2, d, batch=4), plain.rennala, {"lr": 0.2, "batch": 4}),
+    "clipped-sgd": (lambda d: rivals.ClippedSGD(0.02, d, clip=1.5), plain.clipped, {"lr": 0.02, "clip": 1.5}),
+    "schedule-free": (lambda d: rivals.ScheduleFree(0.02, d), plain.schedule_free, {"lr": 0.02, "b": 0.9}),
+    "unixgrad": (lambda d: rivals.UniXGrad(0.8, d), plain.unixgrad, {"diameter": 0.8}),
+    "steady": (lambda d: lg.Steady(0.7, d, c=4.0), plain.steady, {"lr": 0.7, "c": 4.0}),
+    "steady-coordinate": (
+        lambda d: lg.Steady(0.7, d, c=4.0, per_coordinate=True),
+        plain.steady,
+        {"lr": 0.7, "c": 4.0, "per_coordinate": True},
+    ),
 }
 
 
 def late_gradients(rule, x0, delays, seed=0):
-    """Run a rule on a noisy quadratic with late gradients; every past query is kept.
+    """Run a rule on a noisy quadratic with late gradients; every past query is kept, with its ticket.
 
     Returns all queries, outputs and states, and the gradients in order of arrival.
     """
     noise = torch.Generator().manual_seed(seed)
     state = rule.init(x0)
     states, queries, outputs, grads = [state], [rule.query(state)], [rule.output(state)], []
+    tickets = [issue_ticket(rule, state)]
     for t, tau in enumerate(delays, start=1):
-        stale = queries[t - 1 - min(tau, t - 1)]
-        grads.append(3 * stale - 1 + torch.randn(x0.shape, generator=noise, dtype=torch.float64))
-        state = rule.update(state, grads[-1], torch.tensor(tau))
+        asked = t - 1 - tau
+        grads.append(3 * queries[asked] - 1 + torch.randn(x0.shape, generator=noise, dtype=torch.float64))
+        state = apply_update(rule, state, grads[-1], torch.tensor(tau), tickets[asked])
         states.append(state)
+        tickets.append(issue_ticket(rule, state))
         queries.append(rule.query(state))
         outputs.append(rule.output(state))
     return torch.stack(queries), torch.stack(outputs), grads, states
 
 
 def random_delays(steps, largest, seed=1):
-    return torch.randint(0, largest + 1, (steps,), generator=torch.Generator().manual_seed(seed)).tolist()
+    """Uniform on 0 .. largest, and at most t - 1."""
+    delays = torch.randint(0, largest + 1, (steps,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return [min(tau, t) for t, tau in enumerate(delays)]
 
 
 def start():
@@ -66,7 +127,9 @@ def test_anytime_equals_algorithms_1_and_2(name, domain, power):
     build, plays, arguments = LEARNERS[name]
     the_set, project = DOMAINS[domain]
     rule = lg.Anytime(build(the_set), power=power)
-    queries, outputs, grads, _ = late_gradients(rule, start(), random_delays(STEPS, 40))
+    # Without a set late gradients make these diverge (test_rivals.py), and rounding errors grow with them.
+    largest = 0 if name in ("dog", "dowg", "kt") and domain == "whole" else 40
+    queries, outputs, grads, _ = late_gradients(rule, start(), random_delays(STEPS, largest))
     weights = [float(t**power) for t in range(1, STEPS + 2)]
     weights_seen = weights if name.startswith("optimistic") else weights[:-1]
     w = plays(start().tolist(), as_lists(grads), weights_seen, project=project, **arguments)
@@ -114,6 +177,19 @@ def test_sgd_equals_its_transcription(domain, average):
     x, out = plain.sgd(start().tolist(), as_lists(grads), lr=0.02, project=project, average=average)
     assert_equal(queries, x)
     assert_equal(outputs, out)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", RULES)
+def test_rules_with_a_past_equal_their_transcriptions(name, domain):
+    build, transcription, arguments = RULES[name]
+    the_set, project = DOMAINS[domain]
+    delays = random_delays(STEPS, 40)
+    queries, outputs, grads, _ = late_gradients(build(the_set), start(), delays)
+    x, out = transcription(start().tolist(), as_lists(grads), delays, project=project, **arguments)
+    assert_equal(queries, x)
+    assert_equal(outputs, out)
+    assert (queries[-1] - queries[0]).norm() > 0.1  # the rule is alive: what it dropped was not everything
 
 
 @pytest.mark.parametrize("interpolation", [0.0, 0.3, 0.9])

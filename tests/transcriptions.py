@@ -1,6 +1,7 @@
-"""The paper's algorithms as plain Python: lists of floats, one run, line by line. Slow, and easy to check.
+"""The algorithms as plain Python: lists of floats, one run, line by line. Slow, and easy to check.
 
 `grads` is the sequence of gradients in the order in which they arrive; how late they are is hidden in them.
+`delays` has the delay of each, for the rules that use it or that need the state at its query.
 Every function returns the points before each update and one after the last.
 """
 
@@ -17,6 +18,10 @@ def sub(u, v):
 
 def length(v):
     return math.sqrt(math.fsum(a * a for a in v))
+
+
+def dot(u, v):
+    return math.fsum(a * b for a, b in zip(u, v, strict=True))
 
 
 def identity(v):
@@ -133,3 +138,203 @@ def sgd(x0, grads, *, lr, project, average):
         weights = [1] * t if average == "uniform" else list(range(1, t + 1))
         outputs.append(queries[-1] if average == "none" else weighted_average(weights, queries[:t]))
     return queries, outputs
+
+
+def dog_plays(w1, grads, weights, *, initial_distance, project):
+    """w_{t+1} = P(w_t - eta_t alpha_t g_t) with eta_t = max(r, max_i |w_i - w_1|) / sqrt(sum_i alpha_i^2 |g_i|^2)."""
+    w, squares = [project(w1)], 0.0
+    for g, alpha in zip(grads, weights, strict=True):
+        r = max([initial_distance] + [length(sub(point, w[0])) for point in w])
+        squares += alpha**2 * length(g) ** 2
+        w.append(project(add(w[-1], g, -r / math.sqrt(squares) * alpha)))
+    return w
+
+
+def dowg_plays(w1, grads, weights, *, initial_distance, project):
+    """The same with eta_t = r_t^2 / sqrt(sum_i r_i^2 alpha_i^2 |g_i|^2)."""
+    w, squares = [project(w1)], 0.0
+    for g, alpha in zip(grads, weights, strict=True):
+        r = max([initial_distance] + [length(sub(point, w[0])) for point in w])
+        squares += r**2 * alpha**2 * length(g) ** 2
+        w.append(project(add(w[-1], g, -(r**2) / math.sqrt(squares) * alpha)))
+    return w
+
+
+def kt_plays(w1, grads, weights, *, wealth, project):
+    """v_{t+1} = w_1 - sum c / (L (L + sum |c|)) * (wealth L - sum <c, v - w_1>); the plays are P(v_t)."""
+    start = project(w1)
+    v, plays, c, sizes = start, [start], [], []
+    reward = 0.0
+    for g, alpha in zip(grads, weights, strict=True):
+        out = sub(v, project(v))
+        if length(out) > 1e-14:
+            n = [a / length(out) for a in out]
+            g = add(g, n, -min(0.0, dot(g, n)))
+        full = [alpha * a for a in g]
+        limit = max(sizes) if sizes else length(full)
+        c.append([a * min(1.0, limit / length(full)) for a in full])
+        sizes.append(length(full))
+        reward -= dot(c[-1], sub(v, start))
+        total = [math.fsum(column) for column in zip(*c, strict=True)]
+        L = max(sizes)
+        v = add(start, total, -(wealth * L + reward) / (L * (L + math.fsum(length(one) for one in c))))
+        plays.append(project(v))
+    return plays
+
+
+def adaptive_revision(x0, grads, delays, *, lr, project, average):
+    """McMahan & Streeter's algorithm, one coordinate after the other; gbar is kept for every query."""
+    d = range(len(x0))
+    queries, gbar = [project(x0)], [[0.0] * len(x0)]
+    z, z_max = [1.0] * len(x0), [1.0] * len(x0)
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
+        g_bck = sub(gbar[-1], gbar[t - 1 - tau])
+        eta_old = [lr / math.sqrt(z_max[j]) for j in d]
+        z = [z[j] + g[j] ** 2 + 2 * g[j] * g_bck[j] for j in d]
+        z_max = [max(z[j], z_max[j]) for j in d]
+        eta = [lr / math.sqrt(z_max[j]) for j in d]
+        queries.append(project([queries[-1][j] - eta[j] * g[j] + (eta_old[j] - eta[j]) * g_bck[j] for j in d]))
+        gbar.append(add(gbar[-1], g))
+    return queries, averages(queries, average)
+
+
+def async_adagrad(x0, grads, delays, *, lr, project, average):
+    """z += g^2; x = P(x - lr g / sqrt(z)), z = 1 at the start."""
+    queries, z = [project(x0)], [1.0] * len(x0)
+    for g in grads:
+        z = [a + b * b for a, b in zip(z, g, strict=True)]
+        queries.append(project([x - lr * b / math.sqrt(a) for x, a, b in zip(queries[-1], z, g, strict=True)]))
+    return queries, averages(queries, average)
+
+
+def averages(queries, average):
+    """The outputs of a rule with the given average, after 0 .. T updates."""
+    if average == "none":
+        return queries
+    weights = [1 if average == "uniform" else t for t in range(1, len(queries) + 1)]
+    return [queries[0]] + [weighted_average(weights[:t], queries[:t]) for t in range(1, len(queries))]
+
+
+def ada_delay(x0, grads, delays, *, diameter, smoothness, project):
+    """x_j -= g_j / (L + c_j/R sqrt(t + tau)) with c_j^2 the mean of s/(s + tau_s) g_{s,j}^2; the average of x_2 .."""
+    x = [project(x0)]
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
+        seen = list(enumerate(zip(grads[:t], delays[:t], strict=True), start=1))
+        c = [math.sqrt(math.fsum(i / (i + late) * old[j] ** 2 for i, (old, late) in seen) / t) for j in range(len(x0))]
+        step = [1 / (smoothness + a / diameter * math.sqrt(t + tau)) for a in c]
+        x.append(project([a - b * e for a, b, e in zip(x[-1], g, step, strict=True)]))
+    return x, [x[0]] + [weighted_average([1] * t, x[1 : t + 1]) for t in range(1, len(x))]
+
+
+def dc_asgd(x0, grads, delays, *, lr, lam, project, adaptive=False):
+    """x -= lr (g + lam g g (x - x_old)); adaptive: lam / sqrt(MS + 1e-7) with MS = .95 MS + .05 g g."""
+    x, ms = [project(x0)], [0.0] * len(x0)
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
+        ms = [0.95 * m + 0.05 * a * a for m, a in zip(ms, g, strict=True)]
+        lams = [lam / math.sqrt(m + 1e-7) if adaptive else lam for m in ms]
+        moved = sub(x[-1], x[t - 1 - tau])
+        x.append(project(add(x[-1], [a + b * a * a * m for a, b, m in zip(g, lams, moved, strict=True)], -lr)))
+    return x, x
+
+
+def staleness_aware(x0, grads, delays, *, lr, project):
+    x = [project(x0)]
+    for g, tau in zip(grads, delays, strict=True):
+        x.append(project(add(x[-1], g, -lr / max(1, tau))))
+    return x, x
+
+
+def delay_adaptive(x0, grads, delays, *, lr, workers, project):
+    x = [project(x0)]
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
+        M = 1 + sum(delays[:t]) / t if workers is None else workers
+        x.append(project(add(x[-1], g, -lr * M / max(M, tau))))
+    return x, x
+
+
+def picky(x0, grads, delays, *, lr, distance, project):
+    x = [project(x0)]
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
+        near = length(sub(x[-1], x[t - 1 - tau])) <= distance
+        x.append(project(add(x[-1], g, -lr)) if near else x[-1])
+    return x, x
+
+
+def ringmaster(x0, grads, delays, *, lr, threshold, project):
+    """k counts the steps made; the k of every query is kept."""
+    x, k = [project(x0)], [0]
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
+        if k[-1] - k[t - 1 - tau] < threshold:
+            x.append(project(add(x[-1], g, -lr)))
+            k.append(k[-1] + 1)
+        else:
+            x.append(x[-1])
+            k.append(k[-1])
+    return x, x
+
+
+def rennala(x0, grads, delays, *, lr, batch, project):
+    """The number of steps made when a query was handed out says whether it was the current x."""
+    x, k, bag = [project(x0)], [0], []
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
+        if k[t - 1 - tau] == k[-1]:
+            bag.append(g)
+        if len(bag) == batch:
+            x.append(project(add(x[-1], weighted_average([1] * batch, bag), -lr)))
+            k.append(k[-1] + 1)
+            bag = []
+        else:
+            x.append(x[-1])
+            k.append(k[-1])
+    return x, x
+
+
+def clipped(x0, grads, delays, *, lr, clip, project):
+    x = [project(x0)]
+    for g in grads:
+        x.append(project(add(x[-1], g, -lr * min(1.0, clip / length(g)))))
+    return x, x
+
+
+def schedule_free(x0, grads, delays, *, lr, b, project):
+    """y = (1-b) z + b x; z -= lr g; x += (z - x)/t: x is the uniform average of z_2, z_3, ..."""
+    z = [project(x0)]
+    x, y = [z[0]], [z[0]]
+    for t, g in enumerate(grads, start=1):
+        z.append(project(add(z[-1], g, -lr)))
+        x.append(weighted_average([1] * t, z[1:]))
+        y.append(weighted_average([1 - b, b], [z[-1], x[-1]]))
+    return y, x
+
+
+def unixgrad(x0, grads, delays, *, diameter, project):
+    """Round r: M at (r y + sum i x_i)/(1 + .. + r), x_r; g at the average of x_1 .. x_r, y. Two updates a round."""
+    y, x, squares = project(x0), [], 0.0
+    queries, outputs = [y], [y]
+    for r in range(1, len(grads) // 2 + 1):
+        M, g = grads[2 * r - 2], grads[2 * r - 1]
+        eta = 2 * diameter / math.sqrt(1 + squares)
+        x.append(project(add(y, M, -eta * r)))
+        mean = weighted_average(list(range(1, r + 1)), x)
+        queries.append(mean)
+        y = project(add(y, g, -eta * r))
+        squares += r**2 * length(sub(g, M)) ** 2
+        queries.append(weighted_average(list(range(1, r + 2)), [*x, y]))
+        outputs += [mean, mean]
+    return queries, outputs
+
+
+def steady(x0, grads, delays, *, lr, c, project, per_coordinate=False):
+    """S += t^2 |g|^2; w = P(w - lr s/sqrt(S) g), s = t - tau; query (1-b) w + b x, 1-b = min(1, c/sqrt(t))."""
+    w, S = [project(x0)], [0.0] * len(x0)
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
+        s = t - tau
+        if per_coordinate:
+            S = [a + t**2 * b**2 for a, b in zip(S, g, strict=True)]
+            w.append(project([p - lr * s**2 / t / math.sqrt(a) * b for p, a, b in zip(w[-1], S, g, strict=True)]))
+        else:
+            S = [a + t**2 * length(g) ** 2 for a in S]
+            w.append(project(add(w[-1], g, -lr * s / math.sqrt(S[0]))))
+    x = anytime_queries(w, list(range(1, len(w) + 1)))
+    share = [min(1.0, c / math.sqrt(t)) for t in range(1, len(w) + 1)]
+    return [weighted_average([e, 1 - e], pair) for e, *pair in zip(share, w, x, strict=True)], x

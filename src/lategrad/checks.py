@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lategrad.inplace import compiled, overwrite
 from lategrad.learners.learner import Learner, Linear
-from lategrad.rules.rule import Rule
+from lategrad.rules.rule import AnyRule, apply_update, issue_ticket
 from lategrad.runs import map_tensors, runs_shape, tensors
 from lategrad.sets import ConvexSet, norm
 from lategrad.validation import require
@@ -49,16 +49,19 @@ class _Machine:
     kind: str
     part: Any
     domain: ConvexSet
-    step: Callable[[Any, Any, Tensor, Tensor], Any]
-    """From (part, state, gradient, delay) to the next state."""
+    step: Callable[[Any, Any, Tensor, Tensor, Tensor], Any]
+    """From (part, state, gradient, delay, ticket) to the next state."""
     points: Callable[[Any, Any], tuple[Tensor, ...]]
+    ticket: Callable[[Any, Any], Tensor]
+    """From (part, state) to what its query carries."""
 
     def run(self, x0: Tensor, grads: Tensor, part: Any = None) -> list[Any]:
         """All states, from the first to the one after the last gradient; delays 0, 1, 0, 1, ..."""
         part = self.part if part is None else part
         states = [part.init(x0)]
         for t, grad in enumerate(grads):
-            states.append(self.step(part, states[-1], grad, torch.tensor(t % 2)))
+            ticket = self.ticket(part, states[t - t % 2])  # of the query that the gradient was computed at
+            states.append(self.step(part, states[-1], grad, torch.tensor(t % 2), ticket))
         return states
 
 
@@ -76,6 +79,7 @@ def _check_machine(machine: _Machine, dim: int, steps: int, seed: int, compile: 
     states = machine.run(x0, grads)
 
     _check_purity(machine, name, states, grads[-1])
+    _check_tickets(machine, name, states)
     _check_shapes_and_dtypes(machine, name, dim, steps, seed)
 
     again = machine.run(x0, grads, part=pickle.loads(pickle.dumps(machine.part)))
@@ -96,21 +100,36 @@ def _check_machine(machine: _Machine, dim: int, steps: int, seed: int, compile: 
             _assert(bool(machine.domain.contains(point).all()), f"{name}: leaves its domain")
 
     _check_saved_state(machine, name, states, grads)
-    _check_in_place(machine, name, x0, grads, states[-1], compile)
+    _check_in_place(machine, name, x0, grads, states, compile)
 
 
 def _check_purity(machine: _Machine, name: str, states: list[Any], grad: Tensor) -> None:
     before = map_tensors(Tensor.clone, states[-2])
     grad_before, delay = grad.clone(), torch.tensor(1)
-    first = machine.step(machine.part, states[-2], grad, delay)
-    second = machine.step(machine.part, states[-2], grad, delay)
+    ticket = machine.ticket(machine.part, states[-3]).clone()
+    ticket_before = ticket.clone()
+    first = machine.step(machine.part, states[-2], grad, delay, ticket)
+    second = machine.step(machine.part, states[-2], grad, delay, ticket)
     _close(first, second, f"{name}: the same input gives two outputs")
     _close(states[-2], before, f"{name}: update changes the state it was given")
     _close(grad, grad_before, f"{name}: update changes the gradient it was given")
+    _close(ticket, ticket_before, f"{name}: update changes the ticket it was given")
     kept = map_tensors(Tensor.clone, first)
     grad.zero_()
     _close(first, kept, f"{name}: the state shares memory with the gradient")
     grad.copy_(grad_before)
+    ticket.zero_()
+    _close(first, kept, f"{name}: the state shares memory with the ticket")
+
+
+def _check_tickets(machine: _Machine, name: str, states: list[Any]) -> None:
+    before = map_tensors(Tensor.clone, tuple(states))
+    tickets = [machine.ticket(machine.part, state) for state in states]
+    _close(tuple(states), before, f"{name}: issuing a ticket changes the state")
+    for ticket in tickets:
+        same_kind = ticket.dtype == tickets[0].dtype and ticket.shape == tickets[0].shape
+        _assert(same_kind, f"{name}: the ticket changes its dtype or shape")
+        _assert(ticket.shape[:-1] == (3,), f"{name}: a ticket has shape {tuple(ticket.shape)}")
 
 
 def _check_shapes_and_dtypes(machine: _Machine, name: str, dim: int, steps: int, seed: int) -> None:
@@ -132,20 +151,22 @@ def _check_saved_state(machine: _Machine, name: str, states: list[Any], grads: T
     loaded = iter(torch.load(buffer, weights_only=True))
     state = map_tensors(lambda _: next(loaded), states[1])
     for t, grad in enumerate(grads[1:], start=1):
-        state = machine.step(machine.part, state, grad, torch.tensor(t % 2))
+        ticket = machine.ticket(machine.part, states[t - t % 2])
+        state = machine.step(machine.part, state, grad, torch.tensor(t % 2), ticket)
     _close(state, states[-1], f"{name}: a saved and loaded state goes on differently")
 
 
-def _check_in_place(machine: _Machine, name: str, x0: Tensor, grads: Tensor, want: Any, compile: bool) -> None:
-    def step(state: Any, grad: Tensor, delay: Tensor) -> None:
-        overwrite(state, machine.step(machine.part, state, grad, delay))
+def _check_in_place(machine: _Machine, name: str, x0: Tensor, grads: Tensor, states: list[Any], compile: bool) -> None:
+    def step(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> None:
+        overwrite(state, machine.step(machine.part, state, grad, delay, ticket))
 
     forms = [("in place", step, 0.0)] + ([("compiled", compiled(step), 1e-9)] if compile else [])
     for form, function, tolerance in forms:
         state = machine.part.init(x0)
         for t, grad in enumerate(grads):
-            function(state, grad, torch.tensor(t % 2))
-        _close(state, want, f"{name}: the {form} update differs from the pure one", tolerance, tolerance)
+            ticket = machine.ticket(machine.part, states[t - t % 2]).clone()
+            function(state, grad, torch.tensor(t % 2), ticket)
+        _close(state, states[-1], f"{name}: the {form} update differs from the pure one", tolerance, tolerance)
 
 
 def _check_reference(points: list[Tensor], x0: Tensor, grads: Tensor, reference: Reference, message: str) -> None:
@@ -176,11 +197,18 @@ def check_learner(
     >>> check_learner(lg.OGD(lr=0.5, domain=lg.Ball(1.0)), compile=False)
     """
 
-    def step(part: Any, state: Any, grad: Tensor, delay: Tensor) -> Any:
+    def step(part: Any, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
         weight = torch.ones(*grad.shape[:-1], 1, dtype=torch.float64)
         return part.update(state, loss=Linear(weight, grad), hint=Linear(2 * weight, grad))
 
-    machine = _Machine("learner", learner, learner.domain, step, lambda part, state: (part.predict(state),))
+    machine = _Machine(
+        kind="learner",
+        part=learner,
+        domain=learner.domain,
+        step=step,
+        points=lambda part, state: (part.predict(state),),
+        ticket=lambda part, state: part.predict(state)[..., :0],
+    )
     _check_machine(machine, dim, steps=6, seed=seed, compile=compile)
     if reference is not None:
         x0, grads = _gradients(1, (dim,), seed + 1)[0], _gradients(5, (dim,), seed)
@@ -195,11 +223,11 @@ def check_learner(
 
 
 def check_rule(
-    rule: Rule[Any],
+    rule: AnyRule[Any],
     *,
     dim: int = 6,
     seed: int = 0,
-    undelayed: Rule[Any] | None = None,
+    undelayed: AnyRule[Any] | None = None,
     reference: Reference | None = None,
     compile: bool = True,
 ) -> None:
@@ -223,8 +251,9 @@ def check_rule(
         kind="rule",
         part=rule,
         domain=rule.domain,
-        step=lambda part, state, grad, delay: part.update(state, grad, delay),
+        step=apply_update,
         points=lambda part, state: (part.query(state), part.output(state)),
+        ticket=issue_ticket,
     )
     _check_machine(machine, dim, steps=6, seed=seed, compile=compile)
 
@@ -235,8 +264,9 @@ def check_rule(
     _close(rule.output(state), start, "rule: the output before any update is not the projected start")
     queries = [rule.query(state)]
     for grad in grads:
-        state = rule.update(state, grad, torch.tensor(0))
-        other = (undelayed or rule).update(other, grad, torch.zeros(2, 1, dtype=torch.int64))
+        state = apply_update(rule, state, grad, torch.tensor(0), issue_ticket(rule, state))
+        zeros, ticket = torch.zeros(2, 1, dtype=torch.int64), issue_ticket(undelayed or rule, other)
+        other = apply_update(undelayed or rule, other, grad, zeros, ticket)
         queries.append(rule.query(state))
         _close(rule.query(state), (undelayed or rule).query(other), "rule: zero delay is not the undelayed rule")
     if reference is not None:

@@ -10,15 +10,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import Rule
+from lategrad.rules.rule import AnyRule, apply_update, needs_ticket
 from lategrad.runs import tensors
+from lategrad.validation import require
 
-Step = Callable[[Any, Tensor, Tensor], None]
+
+class Step(Protocol):
+    """An update that overwrites the state it is given."""
+
+    def __call__(self, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor | None = None) -> None:
+        """Consume one gradient; the ticket may be left out when the rule needs none."""
+        ...
 
 
 def overwrite(buffers: Any, fresh: Any) -> None:
@@ -61,10 +68,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def in_place(rule: Rule[Any], *, compile: bool = True) -> Step:
-    """The rule's update as ``step(state, grad, delay)``, which overwrites ``state``.
+def in_place(rule: AnyRule[Any], *, compile: bool = True) -> Step:
+    """The rule's update as ``step(state, grad, delay, ticket)``, which overwrites ``state``.
 
     It computes the same values as ``rule.update`` (bit for bit when eager, within rounding when compiled).
+    The ticket may be left out when the rule needs none.
 
     >>> import lategrad as lg
     >>> rule = lg.Anytime(lg.OGD(lr=0.5))
@@ -75,7 +83,16 @@ def in_place(rule: Rule[Any], *, compile: bool = True) -> Step:
     tensor([-0.3333,  0.0000])
     """
 
-    def step(state: Any, grad: Tensor, delay: Tensor) -> None:
-        overwrite(state, rule.update(state, grad, delay))
+    def update(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> None:
+        overwrite(state, apply_update(rule, state, grad, delay, ticket))
 
-    return compiled(step) if compile else step
+    run = compiled(update) if compile else update
+
+    def step(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor | None = None) -> None:
+        if ticket is None:
+            require("ticket", ticket, not needs_ticket(rule),
+                    f"what issue_ticket gave with the query: {type(rule).__name__} needs it")  # fmt: skip
+            ticket = grad[..., :0]
+        run(state, grad, delay, ticket)
+
+    return step

@@ -6,8 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from lategrad.learners import FTRL, OGD, AdaGrad, AdaGradNorm, Learner, OptimisticFTRL, OptimisticOGD
-from lategrad.rules import SGD, Anytime, Rule, StronglyConvexOGD
+from lategrad.learners import (
+    FTRL,
+    KT,
+    OGD,
+    AdaGrad,
+    AdaGradNorm,
+    DoG,
+    DoWG,
+    Learner,
+    OptimisticFTRL,
+    OptimisticOGD,
+)
+from lategrad.rules import SGD, AnyRule, Anytime, Steady, StronglyConvexOGD, rivals
 from lategrad.sets import Ball, Box, ConvexSet, L1Ball, Simplex, WholeSpace
 from lategrad.validation import Scalar
 
@@ -31,15 +42,18 @@ LEARNERS: dict[str, Entry[Learner[Any]]] = {
     "adagrad": Entry("OGD with a step for every coordinate", "diameter", AdaGrad),
     "optimistic-ogd": Entry("adaptive optimistic OGD", "diameter", OptimisticOGD),
     "optimistic-ftrl": Entry("adaptive optimistic FTRL", "diameter", OptimisticFTRL),
+    "dog": Entry("distance over gradients (experimental)", "initial_distance", DoG),
+    "dowg": Entry("distance over weighted gradients (experimental)", "initial_distance", DoWG),
+    "kt": Entry("coin betting (experimental)", "wealth", KT),
 }
 
 
-def _anytime(learner: str, summary: str) -> Entry[Rule[Any]]:
+def _anytime(learner: str, summary: str) -> Entry[AnyRule[Any]]:
     entry = LEARNERS[learner]
     return Entry(summary, entry.parameter, lambda value, domain: Anytime(entry.build(value, domain)))
 
 
-RULES: dict[str, Entry[Rule[Any]]] = {
+RULES: dict[str, Entry[AnyRule[Any]]] = {
     "anytime-sgd": _anytime("ogd", "Algorithm 1 with OGD, the paper's anytime SGD"),
     "anytime-ftrl": _anytime("ftrl", "Algorithm 1 with FTRL"),
     "anytime-adagrad-norm": _anytime("adagrad-norm", "Algorithm 1 with AdaGrad-norm"),
@@ -58,6 +72,30 @@ RULES: dict[str, Entry[Rule[Any]]] = {
         "lr",
         lambda lr, domain: SGD(lr, domain, "linear"),
     ),
+    "steady": Entry("our own: anytime averaging for long delays, c = 20", "lr", Steady),
+    "steady-coordinate": Entry(
+        "our own, with a step for every coordinate, c = 20",
+        "lr",
+        lambda lr, domain: Steady(lr, domain, per_coordinate=True),
+    ),
+    "anytime-dog": _anytime("dog", "Algorithm 1 with DoG (experimental)"),
+    "anytime-dowg": _anytime("dowg", "Algorithm 1 with DoWG (experimental)"),
+    "anytime-kt": _anytime("kt", "Algorithm 1 with coin betting (experimental)"),
+    "adaptive-revision": Entry("AdaptiveRevision, uniform average", "lr", rivals.AdaptiveRevision),
+    "async-adagrad": Entry("asynchronous AdaGrad, uniform average", "lr", rivals.AsyncAdaGrad),
+    "ada-delay": Entry("AdaDelay per coordinate, L = 1", "diameter", rivals.AdaDelay),
+    "dc-asgd": Entry("SGD with delay compensation, lambda = 0.04", "lr", rivals.DCASGD),
+    "dc-asgd-a": Entry("SGD with adaptive delay compensation, lambda_0 = 2", "lr", rivals.AdaptiveDCASGD),
+    "staleness-aware": Entry("SGD, step lr/max(1, delay)", "lr", rivals.StalenessAware),
+    "delay-adaptive": Entry(
+        "delay-adaptive SGD, the number of workers estimated from the delays", "lr", rivals.DelayAdaptive
+    ),
+    "picky-sgd": Entry("SGD on gradients taken within a distance of 1", "lr", rivals.PickySGD),
+    "ringmaster": Entry("Ringmaster ASGD, SGD on gradients fewer than 10 steps late", "lr", rivals.Ringmaster),
+    "rennala": Entry("Rennala SGD, minibatches of 10 gradients at the current point", "lr", rivals.Rennala),
+    "clipped-sgd": Entry("SGD on gradients clipped to norm 1", "lr", rivals.ClippedSGD),
+    "schedule-free": Entry("Schedule-Free SGD, interpolation 0.9", "lr", rivals.ScheduleFree),
+    "unixgrad": Entry("UniXGrad, two gradients a round", "diameter", rivals.UniXGrad),
 }
 
 
@@ -102,7 +140,7 @@ def parse_set(spec: str) -> ConvexSet:
     return SETS[name].build(*numbers)
 
 
-def build_rule(name: str, value: Scalar, domain: ConvexSet) -> Rule[Any]:
+def build_rule(name: str, value: Scalar, domain: ConvexSet) -> AnyRule[Any]:
     """The rule of that name, with its one number (or one number for each run) and its set."""
     if name not in RULES:
         raise ValueError(f"unknown rule {name!r}; valid: {', '.join(RULES)}")

@@ -1,8 +1,22 @@
 """Server rules: what to do with a gradient that was computed somewhere else, some time ago."""
 
+from lategrad.rules import rivals
 from lategrad.rules.anytime import Anytime
-from lategrad.rules.rule import Rule
+from lategrad.rules.rule import AnyRule, Rule, TicketRule, apply_update, issue_ticket, needs_ticket
 from lategrad.rules.sgd import SGD
+from lategrad.rules.steady import Steady
 from lategrad.rules.strongly_convex import StronglyConvexOGD
 
-__all__ = ["SGD", "Anytime", "Rule", "StronglyConvexOGD"]
+__all__ = [
+    "SGD",
+    "AnyRule",
+    "Anytime",
+    "Rule",
+    "Steady",
+    "StronglyConvexOGD",
+    "TicketRule",
+    "apply_update",
+    "issue_ticket",
+    "needs_ticket",
+    "rivals",
+]

@@ -7,7 +7,11 @@ Update t receives one gradient, taken at an earlier query :math:`x_{t - \tau_t}`
 query   :math:`x_t`, the point that the next worker computes its gradient at
 update  consumes one gradient and its delay :math:`\tau_t`, returns the next state
 output  what is evaluated, saved and shipped; not always the query, and never a mode of it
+ticket  only for rules that need the past: what travels with the query and comes back with the gradient
 ======  ==========================================================================================
+
+A host serves both kinds of rule with the same lines: :func:`issue_ticket` when it hands out a query and
+:func:`apply_update` when the gradient is back.
 
 Vectors have shape ``(*runs, d)``, scalars ``(*runs, 1)``. Rules are pure: whoever hosts a rule owns the
 memory (:mod:`lategrad.inplace`). Nothing in a rule may branch on the value of a tensor.
@@ -15,18 +19,19 @@ memory (:mod:`lategrad.inplace`). Nothing in a rule may branch on the value of a
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeGuard, TypeVar, cast
 
 from torch import Tensor
 
 from lategrad.runs import spread
 from lategrad.sets import ConvexSet
+from lategrad.validation import Scalar
 
 State = TypeVar("State")
 
 
-class Rule(Protocol[State]):
-    """A server rule: hyper-parameters in a frozen dataclass, all that changes in its state."""
+class _Server(Protocol[State]):
+    """What every server rule has: hyper-parameters in a frozen dataclass, all that changes in its state."""
 
     @property
     def domain(self) -> ConvexSet:
@@ -41,16 +46,60 @@ class Rule(Protocol[State]):
         """The point that the next worker gets."""
         ...
 
-    def update(self, state: State, grad: Tensor, delay: Tensor) -> State:
-        """Consume one gradient; ``delay`` counts the updates since its point was the query."""
-        ...
-
     def output(self, state: State) -> Tensor:
         """The rule's answer so far; before any update, the start."""
         ...
 
 
-def first_query(rule: Rule[State], x0: Tensor) -> Tensor:
+class Rule(_Server[State], Protocol[State]):
+    """A server rule that needs a gradient and, at most, its delay."""
+
+    def update(self, state: State, grad: Tensor, delay: Tensor) -> State:
+        """Consume one gradient; ``delay`` counts the updates since its point was the query (at most t - 1)."""
+        ...
+
+
+class TicketRule(_Server[State], Protocol[State]):
+    """A server rule that needs to know something of the moment at which the gradient's query was handed out."""
+
+    def ticket(self, state: State) -> Tensor:
+        """What the query of this state carries, shape ``(*runs, k)``; like the query it may share memory."""
+        ...
+
+    def update(self, state: State, grad: Tensor, delay: Tensor, ticket: Tensor) -> State:
+        """Consume one gradient, with the ticket of the query that it was computed at."""
+        ...
+
+
+AnyRule = Rule[State] | TicketRule[State]
+
+
+def needs_ticket(rule: AnyRule[State]) -> TypeGuard[TicketRule[State]]:
+    """Whether the rule's update takes a ticket."""
+    return hasattr(rule, "ticket")
+
+
+def issue_ticket(rule: AnyRule[State], state: State) -> Tensor:
+    """What to keep with the query of ``state`` until its gradient is back: a ticket, or nothing (k = 0).
+
+    A ticket may share memory with the state, as a query may: a host that overwrites its state keeps a copy.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.SGD(lr=0.1)
+    >>> issue_ticket(rule, rule.init(torch.zeros(3, 5))).shape
+    torch.Size([3, 0])
+    """
+    return rule.ticket(state) if needs_ticket(rule) else rule.query(state)[..., :0]
+
+
+def apply_update(rule: AnyRule[State], state: State, grad: Tensor, delay: Tensor, ticket: Tensor) -> State:
+    """The rule's update, with the ticket that was issued with the gradient's query."""
+    if needs_ticket(rule):
+        return rule.update(state, grad, delay, ticket)
+    return cast("Rule[State]", rule).update(state, grad, delay)
+
+
+def first_query(rule: _Server[State], x0: Tensor) -> Tensor:
     """:math:`x_1`: the start, projected, with a row for every run of the rule."""
     return rule.domain.project(spread(rule, x0))
 
@@ -58,3 +107,24 @@ def first_query(rule: Rule[State], x0: Tensor) -> Tensor:
 def average_in(mean: Tensor, point: Tensor, share: Tensor) -> Tensor:
     """The running average after ``point`` has joined with ``share`` of the total weight."""
     return mean + share.to(mean.dtype) * (point - mean)
+
+
+AVERAGES = ("none", "uniform", "linear")
+"""What a rule may output: its last iterate, or the average of its queries with weights 1 or t."""
+
+
+def start_mean(x: Tensor, average: str) -> Tensor:
+    """The average before any update: the start; without averaging it has no entries and costs nothing."""
+    return (x[..., :0] if average == "none" else x).clone()
+
+
+def next_mean(mean: Tensor, query: Tensor, t: Tensor, average: str) -> Tensor:
+    """The average of the queries :math:`x_1, \\dots, x_t`, given that of one fewer."""
+    if average == "none":
+        return mean
+    return average_in(mean, query, 1 / t if average == "uniform" else 2 / (t + 1))
+
+
+def as_dtype(value: Scalar, like: Tensor) -> Scalar:
+    """A hyper-parameter to multiply ``like`` with: in its dtype, so that the product keeps it."""
+    return value.to(like.dtype) if isinstance(value, Tensor) else value

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rule import average_in, first_query
+from lategrad.rules.rule import AVERAGES, as_dtype, first_query, next_mean, start_mean
 from lategrad.runs import per_run
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.validation import Scalar, require_choice, require_number
@@ -51,13 +51,12 @@ class SGD:
 
     def __post_init__(self) -> None:
         require_number("lr", self.lr, low=0)
-        require_choice("average", self.average, ("none", "uniform", "linear"))
+        require_choice("average", self.average, AVERAGES)
 
     def init(self, x0: Tensor) -> SGDState:
         """Start at the projection of ``x0``."""
         x = first_query(self, x0)
-        mean = x[..., :0] if self.average == "none" else x
-        return SGDState(x=x, mean=mean.clone(), t=per_run(x, 0))
+        return SGDState(x=x, mean=start_mean(x, self.average), t=per_run(x, 0))
 
     def query(self, state: SGDState) -> Tensor:
         """The iterate."""
@@ -66,12 +65,8 @@ class SGD:
     def update(self, state: SGDState, grad: Tensor, delay: Tensor) -> SGDState:
         """One projected step."""
         t = state.t + 1
-        mean = state.mean
-        if self.average != "none":
-            share = 1 / t if self.average == "uniform" else 2 / (t + 1)
-            mean = average_in(state.mean, state.x, share)
-        lr = self.lr.to(grad.dtype) if isinstance(self.lr, Tensor) else self.lr
-        return SGDState(x=self.domain.project(state.x - lr * grad), mean=mean, t=t)
+        mean = next_mean(state.mean, state.x, t, self.average)
+        return SGDState(x=self.domain.project(state.x - as_dtype(self.lr, grad) * grad), mean=mean, t=t)
 
     def output(self, state: SGDState) -> Tensor:
         """The last iterate, or the average of the queries that have had their update."""

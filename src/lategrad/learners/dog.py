@@ -1,0 +1,92 @@
+"""DoG (Ivgi, Hinder & Carmon 2023): OGD whose step is the distance travelled over the gradients seen. Experimental."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.learners.learner import Linear, first_play, safe_ratio, squared_norm
+from lategrad.runs import per_run
+from lategrad.sets import ConvexSet, WholeSpace, norm
+from lategrad.validation import Scalar, require_number
+
+
+class DoGState(NamedTuple):
+    """State of :class:`DoG`."""
+
+    w: Tensor
+    start: Tensor
+    """:math:`w_1`."""
+    travelled: Tensor
+    r""":math:`\bar r_t`, the largest distance of a play from the start, at least :math:`r_\epsilon`."""
+    squares: Tensor
+    r""":math:`\sum_i \alpha_i^2 \|g_i\|^2`."""
+
+
+@dataclass(frozen=True, eq=False)
+class DoG:
+    r"""Distance over gradients, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)`. Experimental inside Anytime.
+
+    .. math::
+
+        \eta_t = \frac{\bar r_t}{\sqrt{\sum_{i \le t} \alpha_i^2 \|g_i\|^2}}, \qquad
+        \bar r_t = \max(r_\epsilon, \max_{i \le t} \|w_i - w_1\|)
+
+    There is no step to tune. Whatever the gradients, weights and delays, for every u in K (the proof is that
+    of the paper with :math:`\alpha_t g_t` for the gradient; :math:`d` is the largest distance from u of
+    :math:`w_1, \dots, w_{T+1}`)
+
+    .. math::
+
+        \sum_t \bar r_t\, \alpha_t \langle g_t, w_t - u \rangle \le
+        \bar r_{T+1} (2 d + \bar r_{T+1}) \sqrt{\textstyle\sum_t \alpha_t^2 \|g_t\|^2} .
+
+    This is not a regret bound for the weights :math:`\alpha_t` that Anytime averages with, only for
+    :math:`\bar r_t \alpha_t`; the two agree once :math:`\bar r_t` has stopped growing. Theorem 1 of the
+    paper therefore does not apply as it stands, and the guarantees of DoG's authors do not carry over. What
+    does hold is what holds for any plays in a bounded set: the queries of Anytime move by at most
+    :math:`8 \tau D / t`. Without a bounded set, late gradients make it diverge
+    even on a quadratic (tested): the distance travelled feeds the step.
+
+    Args:
+        initial_distance: :math:`r_\epsilon > 0`, the first movement; small against the distance to travel.
+        domain: K.
+
+    >>> import torch, lategrad as lg
+    >>> learner = lg.DoG(initial_distance=0.1)
+    >>> state = learner.init(torch.zeros(2))
+    >>> state = learner.update(state, Linear(torch.ones(1), torch.tensor([3.0, 4.0])))
+    >>> learner.predict(state)  # the first step has length 0.1
+    tensor([-0.0600, -0.0800])
+
+    Reference: M. Ivgi, O. Hinder and Y. Carmon, DoG is SGD's best friend: a parameter-free dynamic step size
+    schedule, 2023.
+    """
+
+    initial_distance: Scalar = 1e-4
+    domain: ConvexSet = WholeSpace()
+    optimistic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_number("initial_distance", self.initial_distance, low=0, strict=True)
+
+    def init(self, w1: Tensor) -> DoGState:
+        """Start at the projection of ``w1``."""
+        w = first_play(self, w1)
+        travelled = self.initial_distance * per_run(w, 1)
+        return DoGState(w=w, start=w.clone(), travelled=travelled, squares=per_run(w, 0))
+
+    def predict(self, state: DoGState) -> Tensor:
+        """The iterate itself."""
+        return state.w
+
+    def update(self, state: DoGState, loss: Linear, hint: Linear | None = None) -> DoGState:
+        """One projected step; no step while all gradients were zero."""
+        squares = state.squares + loss.weight**2 * squared_norm(loss.grad)
+        step = safe_ratio(state.travelled, squares.sqrt()) * loss.weight
+        w = self.domain.project(state.w - step.to(state.w.dtype) * loss.grad)
+        travelled = torch.maximum(state.travelled, norm(w - state.start))
+        return DoGState(w=w, start=state.start, travelled=travelled, squares=squares)
