@@ -5,12 +5,12 @@ import sys
 import time
 
 import torch
-from timing import report, side_by_side, verdict
 
 import lategrad as lg
 from lategrad import delays as d
 from lategrad.problems import SoftmaxRegression, load
 from lategrad.simulate import Simulation
+from timing import report, side_by_side, verdict
 
 BATCH, RUNS, STEPS = 64, 48, 40
 PLAIN = "plain loop, one run, 1 thread"

@@ -4,13 +4,13 @@ import sys
 import time
 
 import torch
-from timing import verdict
 
 import lategrad as lg
 from lategrad.delays import Constant
 from lategrad.problems import Dataset, SoftmaxRegression
 from lategrad.runs import map_tensors
 from lategrad.simulate import Simulation
+from timing import verdict
 
 RUNS, DELAY, STEPS = 256, 500, 4000
 
@@ -52,7 +52,8 @@ def main():
     for name, rule in rules.items():
         step = seconds_per_step(problem, rule, DELAY)
         print(
-            f"  {name:<28} {RUNS} runs, delay {DELAY}: {step * 1e6:7.1f} us a step, {step / RUNS * 1e6:.3f} us a run-step"
+            f"  {name:<28} {RUNS} runs, delay {DELAY}: {step * 1e6:7.1f} us a step, "
+            f"{step / RUNS * 1e6:.3f} us a run-step"
         )
         if name == "anytime SGD":
             verdict("at most 1.0 us per run-step", step / RUNS <= 1e-6)

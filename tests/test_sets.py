@@ -22,8 +22,9 @@ SETS = {
     "l1": lg.L1Ball(2.0),
     "half-space": lg.HalfSpace(torch.tensor([1.0, -2.0, 0.0, 3.0, 0.5]), -0.7),
     "product": lg.Product((lg.Simplex(), 2), (lg.Ball(1.0), 3)),
+    "product-with-box": lg.Product((lg.Box(0.0, 1.0), 2), (lg.Ball(1.0), 3)),
 }
-BOUNDED = sorted(SETS.keys() - {"whole", "half-space", "box"})
+BOUNDED = sorted(SETS.keys() - {"whole", "half-space", "box", "product-with-box"})
 
 entries = st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, -1.0, 1e-8])
 vectors = st.lists(entries, min_size=DIM, max_size=DIM).map(lambda v: torch.tensor(v, dtype=torch.float64))

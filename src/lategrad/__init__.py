@@ -1,6 +1,6 @@
 """Train from late gradients: server rules that adapt to unknown, changing delays."""
 
-from lategrad import clocks, delays, problems, theory
+from lategrad import clocks, delays, optim, problems, theory
 from lategrad.inplace import in_place
 from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
 from lategrad.rules import SGD, Anytime, Steady, StronglyConvexOGD, rivals
@@ -35,6 +35,7 @@ __all__ = [
     "clocks",
     "delays",
     "in_place",
+    "optim",
     "problems",
     "rivals",
     "simulate",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from lategrad.validation import Scalar, require, require_number
 __all__ = ["Ball", "Box", "ConvexSet", "HalfSpace", "L1Ball", "Product", "Simplex", "WholeSpace"]
 
 
-@runtime_checkable
 class ConvexSet(Protocol):
     r"""A closed convex set :math:`K \subseteq \mathbb{R}^d`."""
 
@@ -280,7 +279,8 @@ class Product:
         require("parts", parts, len(parts) > 0, "at least one pair (set, size)")
         for part in parts:
             is_pair = isinstance(part, tuple) and len(part) == 2
-            require("parts", part, is_pair and isinstance(part[0], ConvexSet), "pairs (set, size)")
+            is_set = is_pair and callable(getattr(part[0], "project", None))
+            require("parts", part, is_set, "pairs (set, size)")
             require("size", part[1], isinstance(part[1], int) and part[1] > 0, "a positive integer")
         object.__setattr__(self, "parts", tuple(parts))
 

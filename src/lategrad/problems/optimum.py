@@ -111,7 +111,7 @@ def minimum(
     return best
 
 
-class _GoodEnough(Exception):
+class _GoodEnoughError(Exception):
     """The gap is small enough: no need to go on."""
 
 
@@ -125,7 +125,7 @@ def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optim
     best = Optimum(z, math.inf, math.inf)
     for dtype in (torch.float32, torch.float64, torch.float64):
         search = _Search(problem, domain, dtype, tolerance / 2)
-        with contextlib.suppress(_GoodEnough):
+        with contextlib.suppress(_GoodEnoughError):
             options = {"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "maxcor": 30, "ftol": 0, "gtol": 0}
             scipy_minimize(search, z.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         z = search.best_z
@@ -153,7 +153,7 @@ class _Search:
         if gap < self.best_gap:
             self.best_gap, self.best_z = gap, point
         if gap <= self.enough:
-            raise _GoodEnough
+            raise _GoodEnoughError
         if isinstance(self.domain, Ball):
             offset = point if self.domain.center is None else point - self.domain.center
             length = offset.norm()

@@ -1,0 +1,7 @@
+"""Drop-in optimizers for PyTorch loops, made from the server rules, and late gradients for any optimizer."""
+
+from lategrad.optim.delayed import Delayed
+from lategrad.optim.drop_ins import AnytimeSGD, OptimisticAnytime, StronglyConvexSGD
+from lategrad.optim.rule_optimizer import FromRule
+
+__all__ = ["AnytimeSGD", "Delayed", "FromRule", "OptimisticAnytime", "StronglyConvexSGD"]

@@ -1,0 +1,307 @@
+"""Late gradients in any PyTorch loop: a wrapper that makes an optimizer see its gradients too late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from lategrad.delay_specs import parse
+from lategrad.delays import Constant, Cyclic, DelayModel, Recorded, Regimes, Uniform, require_count
+from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
+from lategrad.validation import require
+
+_FIRST_DRAW = 1024
+
+
+class Late(NamedTuple):
+    """A gradient on its way."""
+
+    grads: list[Tensor | None]
+    """One for each parameter of all groups."""
+    tickets: Tickets | None
+
+
+def largest_delay(model: DelayModel | int) -> int | None:
+    """The largest delay that a model can give; None when it has no bound or does not say.
+
+    >>> largest_delay(parse("regimes:100*3;uniform:0,9")), largest_delay(parse("geometric:5"))
+    (9, None)
+    """
+    if isinstance(model, int):
+        return model
+    if isinstance(model, Constant):
+        return model.delay
+    if isinstance(model, Uniform):
+        return model.high
+    if isinstance(model, Cyclic):
+        return max(model.sequence)
+    if isinstance(model, Recorded):
+        return int(model.delays.max()) if len(model.delays) else 0
+    if isinstance(model, Regimes):
+        parts = [largest_delay(part) for _, part in model.parts]
+        known = [part for part in parts if part is not None]
+        return max(known) if len(known) == len(parts) else None
+    return None
+
+
+def _as_model(delays: DelayModel | int | str) -> DelayModel:
+    if isinstance(delays, str):
+        return parse(delays)
+    if isinstance(delays, int) and not isinstance(delays, bool):
+        return Constant(delays)
+    if not isinstance(delays, DelayModel):
+        raise ValueError(f"delays must be an integer, a delay model or a text for one, got {delays!r}")
+    return delays
+
+
+class Delayed(Optimizer):
+    r"""Any optimizer, with late gradients: what would a delay of 8 do to my training?
+
+    >>> import torch, lategrad as lg
+    >>> x = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = lg.optim.Delayed(torch.optim.SGD([x], lr=0.5), delays=2)
+    >>> for step in range(5):
+    ...     optimizer.zero_grad()
+    ...     (x**2 / 2).backward()  # the gradient is x
+    ...     optimizer.step()
+    ...     print(step + 1, x.item())
+    1 1.0
+    2 1.0
+    3 0.5
+    4 0.0
+    5 -0.5
+
+    The loop stays as it is: every pass computes one gradient, at the parameters of that moment, and every
+    gradient is applied exactly once. Update t of the wrapped optimizer gets a gradient that was computed at
+    :math:`x_{t - \tau_t}`, the parameters after :math:`t - \tau_t - 1` updates, where :math:`\tau_t \le t - 1`
+    is what the delay model draws for update t. That is the paper's delayed oracle, and what
+    :func:`lategrad.simulate` simulates. To get there a step may apply no gradient, one, or several:
+
+    - as long as later updates still need gradients of the present parameters, a step only puts its gradient
+      away. With a constant delay :math:`\tau` those are the first :math:`\tau` steps: the first
+      :math:`\tau + 1` gradients all come from the start, from :math:`\tau + 1` different batches;
+    - then the next update is made, and at once the ones after it up to the first parameters that some update
+      needs a gradient of. With a constant delay it is always one.
+
+    So with a constant delay step s makes update :math:`s - \tau` with the gradient of pass :math:`s - \tau`,
+    and at the end the last :math:`\tau` gradients are still on their way. Zero delay is the plain optimizer.
+
+    At most ``max_delay + 1`` gradients are kept, each as large as the parameters.
+
+    It is a ``torch.optim.Optimizer`` that shares ``param_groups`` and ``state`` with the wrapped one, so LR
+    schedulers and ``GradScaler`` take it; other attributes, such as ``train()`` and ``eval()`` of a
+    schedule-free optimizer or ``output()`` of ours, are those of the wrapped one. ``state_dict`` has the
+    gradients on their way, too. Rules that use the delays (:class:`~lategrad.optim.FromRule`) are told them.
+
+    Args:
+        optimizer: any optimizer that takes one gradient for each step (not LBFGS).
+        delays: an integer, a delay model, or a text such as ``"uniform:0,16"`` (see ``lategrad.delay_specs``).
+        max_delay: longer delays are cut to it. Needed when the model has no bound of its own.
+        seed: of the delays.
+        steps: how many updates there will be at most; needed only for models that depend on the length of
+            the run (fractions in ``Regimes``).
+    """
+
+    optimizer: Optimizer
+    delays: DelayModel
+    max_delay: int
+    seed: int
+    steps: int | None
+    updates: int
+    """How many updates the wrapped optimizer has made."""
+    _pending: dict[int, Late]
+    """The gradients on their way, each under the number of its update."""
+    _taus: Tensor
+    """The delays of the first updates, as far as they have been needed."""
+    _updates_for: dict[int, list[int]]
+    """The updates that need a gradient of the parameters x_s, under s."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        delays: DelayModel | int | str,
+        *,
+        max_delay: int | None = None,
+        seed: int = 0,
+        steps: int | None = None,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise TypeError("LBFGS computes several gradients in each step: they cannot be delayed")
+        delays = _as_model(delays)
+        require("delays", delays, not delays.needs_labels, "a model that does not need labels")
+        if max_delay is None:
+            max_delay = largest_delay(delays)
+        if max_delay is None:
+            raise ValueError(f"max_delay must be given, to bound the memory: {delays!r} has no largest delay")
+        require_count("max_delay", max_delay)
+        require_count("seed", seed)
+        if isinstance(delays, Recorded):
+            steps = len(delays.delays) if steps is None else min(steps, len(delays.delays))
+        if steps is not None:
+            require_count("steps", steps, low=1)
+        self.__setstate__(
+            {
+                "optimizer": optimizer,
+                "delays": delays,
+                "max_delay": max_delay,
+                "seed": seed,
+                "steps": steps,
+                "updates": 0,
+                "_pending": {},
+            }
+        )
+
+    # ---- Shared with the wrapped optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Those of the wrapped optimizer."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """That of the wrapped optimizer."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Those of the wrapped optimizer."""
+        return self.optimizer.defaults
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "optimizer" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.optimizer, name)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the wrapped optimizer; gradients on their way have none for it."""
+        self.optimizer.add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients; those on their way are copies."""
+        self.optimizer.zero_grad(set_to_none)
+
+    # ---- The delays
+
+    @property
+    def pending(self) -> int:
+        """How many gradients are on their way."""
+        return len(self._pending)
+
+    def _wanted(self, s: int) -> list[int]:
+        """The updates that need a gradient of :math:`x_s`: all t with t - tau_t = s."""
+        last = s + self.max_delay if self.steps is None else min(s + self.max_delay, self.steps)
+        if last > len(self._taus):
+            self._draw(last)
+        return self._updates_for.get(s, [])
+
+    def _draw(self, until: int) -> None:
+        """Draw the delays of at least ``until`` updates, and file each update under what it needs."""
+        known = len(self._taus)
+        count = max(until, 2 * known, _FIRST_DRAW) if self.steps is None else self.steps
+        drawn = self.delays.draw(count, self.seed).delays
+        if not torch.equal(drawn[:known], self._taus):
+            raise ValueError(f"steps must be given: the delays of {self.delays!r} depend on the length of the run")
+        for t, tau in enumerate(drawn[known:].tolist(), start=known + 1):
+            source = t - min(tau, self.max_delay)
+            if source > self.updates:  # the gradients of earlier parameters are on their way already
+                self._updates_for.setdefault(source, []).append(t)
+        self._taus = drawn
+
+    # ---- One pass of the loop
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Put the present gradient away, and make the updates whose gradients are all there."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        s = self.updates + 1  # the parameters are x_s
+        missing = [t for t in self._wanted(s) if t not in self._pending]
+        if not missing:
+            raise RuntimeError(f"all {self.steps} updates have been made, with all the delays that there are")
+        tickets = self.optimizer.issue_tickets() if isinstance(self.optimizer, RuleOptimizer) else None
+        now = [p.grad for p in self._params()]
+        if missing == [s]:
+            self._apply(Late(now, tickets), delay=0)
+        else:
+            self._pending[missing[0]] = Late([None if g is None else g.detach().clone() for g in now], tickets)
+        if len(missing) == 1:
+            while self.updates + 1 in self._pending and (self.updates < s or not self._wanted(self.updates + 1)):
+                t = self.updates + 1
+                self._apply(self._pending.pop(t), delay=self._delay_of(t))
+        return loss
+
+    def _delay_of(self, t: int) -> int:
+        return min(int(self._taus[t - 1]), self.max_delay)
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _apply(self, late: Late, delay: int) -> None:
+        """One update of the wrapped optimizer; afterwards ``.grad`` is what it was before."""
+        params = self._params()
+        present = [p.grad for p in params]
+        try:
+            for p, grad in zip_longest(params, late.grads):
+                p.grad = grad
+            if isinstance(self.optimizer, RuleOptimizer):
+                self.optimizer.step(delay=delay, tickets=late.tickets)
+            else:
+                self.optimizer.step()
+        finally:
+            for p, grad in zip(params, present, strict=True):
+                p.grad = grad
+        self.updates += 1
+        self._updates_for.pop(self.updates, None)
+
+    # ---- Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's, and under ``"delayed"`` the gradients on their way."""
+        pending = {t: {"grads": late.grads, "tickets": late.tickets} for t, late in self._pending.items()}
+        own = {"updates": self.updates, "seed": self.seed, "max_delay": self.max_delay, "pending": pending}
+        return {**self.optimizer.state_dict(), "delayed": own}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a saved state of the same optimizer with the same delays."""
+        inner = dict(state_dict)
+        if "delayed" not in inner:
+            raise ValueError("the state is not of a Delayed optimizer: it has no gradients on their way")
+        own = inner.pop("delayed")
+        for name in ("seed", "max_delay"):
+            if own[name] != getattr(self, name):
+                raise ValueError(f"the state is of another sequence of delays: {name} {own[name]}, "
+                                 f"not {getattr(self, name)}")  # fmt: skip
+        self.optimizer.load_state_dict(inner)
+        self.updates, self._pending = own["updates"], {}
+        self._reset_draws()
+        devices = [p.device for p in self._params()]
+        for t, late in own["pending"].items():
+            grads = [None if g is None else g.to(device, copy=True)
+                     for g, device in zip(late["grads"], devices, strict=False)]  # fmt: skip
+            tickets = late["tickets"] and [of_group and [ticket.to(devices[0], copy=True) for ticket in of_group]
+                                           for of_group in late["tickets"]]  # fmt: skip
+            self._pending[t] = Late(grads, tickets)
+
+    def _reset_draws(self) -> None:
+        self._taus, self._updates_for = torch.zeros(0, dtype=torch.int64), {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("optimizer", "delays", "max_delay", "seed", "steps", "updates", "_pending")
+        return {name: self.__dict__[name] for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._reset_draws()
+        super().__setstate__(state)
+
+    def __repr__(self) -> str:
+        return f"Delayed({self.optimizer!r}, {self.delays!r}, max_delay={self.max_delay})"

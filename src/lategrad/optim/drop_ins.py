@@ -1,0 +1,240 @@
+"""The paper's algorithms under the names and arguments that a PyTorch user expects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from lategrad.learners import OGD, OptimisticOGD
+from lategrad.optim.rule_optimizer import RuleOptimizer, check_lr, invalid, is_number
+from lategrad.rules import Anytime, StronglyConvexOGD
+from lategrad.rules.rule import AnyRule
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.validation import Scalar
+
+_NO_CONSTRAINT = WholeSpace()
+
+
+def _check_domain(group: dict[str, Any]) -> None:
+    # Not isinstance: that would ask for the diameter, which a box without a dimension does not know.
+    invalid("domain", group["domain"], not all(hasattr(group["domain"], name) for name in ("project", "contains")))
+
+
+class AnytimeSGD(RuleOptimizer):
+    r"""Algorithm 1 of the paper with online gradient descent: SGD that does not mind late gradients.
+
+    .. math::
+
+        w_{t+1} = \Pi_K\big(w_t - \tfrac{\mathrm{lr}}{\sqrt t}\, g_t\big), \qquad
+        x_{t+1} = x_t + \tfrac{\alpha_{t+1}}{\alpha_{1:t+1}} (w_{t+1} - x_t), \qquad \alpha_t = t^{\mathrm{power}}
+
+    The parameters are :math:`x_t`, where the gradients are taken and which is also what you ship; w is the
+    one vector of state. ``lr`` is the step of w at t = 1, typically larger than for SGD, as x averages it.
+
+    Args:
+        params: as for any optimizer; every other argument can be set for each group.
+        lr: read at every step, so that LR schedulers work; the decay by :math:`\sqrt t` comes on top.
+        power: the weights are :math:`t^{\mathrm{power}}`; the paper: 1.
+        interpolation: gradients are taken at (1 - interpolation) w + interpolation x; the paper: 1. With
+            less than 1 the output x is not what the parameters hold: see :meth:`output`.
+        domain: the set K, of the whole group or of each parameter.
+        schedule: "sqrt" for :math:`\mathrm{lr}/\sqrt{t}`, "constant" for lr.
+        maximize: ascend instead of descend.
+        per_parameter: each parameter is a vector of its own, with its own projection.
+        compile: compile the step (takes seconds, once), or run it operation by operation. None compiles for
+            groups of at least 2^18 entries.
+
+    >>> import torch, lategrad as lg
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = lg.optim.AnytimeSGD(model.parameters(), lr=0.5, domain=lg.Ball(3.0))
+    >>> x, y = torch.eye(2), torch.tensor([[1.0], [2.0]])
+    >>> for t in range(200):
+    ...     optimizer.zero_grad()
+    ...     torch.nn.functional.mse_loss(model(x), y).backward()
+    ...     optimizer.step()
+    >>> bool(torch.nn.functional.mse_loss(model(x), y) < 1e-3)
+    True
+
+    Reference: R. Aviv, I. Hakimi, A. Schuster and K. Levy, Learning under delayed feedback: implicitly
+    adapting to gradient delays, 2021, Algorithm 1.
+    """
+
+    structure = ("power", "interpolation", "domain", "schedule")
+    not_saved = ("domain", "compile")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor,
+        *,
+        power: float = 1,
+        interpolation: float = 1.0,
+        domain: ConvexSet = _NO_CONSTRAINT,
+        schedule: str = "sqrt",
+        maximize: bool = False,
+        per_parameter: bool = False,
+        compile: bool | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "power": power, "interpolation": interpolation, "domain": domain, "schedule": schedule}
+        super().__init__(params, defaults, maximize=maximize, per_parameter=per_parameter, compile=compile)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        super()._check(group)
+        check_lr(group)
+        invalid("power value", group["power"], not is_number(group["power"], low=0))
+        in_range = is_number(group["interpolation"], low=0) and group["interpolation"] <= 1
+        invalid("interpolation value", group["interpolation"], not in_range)
+        invalid("schedule", group["schedule"], group["schedule"] not in ("sqrt", "constant"))
+        _check_domain(group)
+
+    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
+        return Anytime(OGD(number, group["domain"], group["schedule"]), group["power"], group["interpolation"])
+
+    def _number(self, group: dict[str, Any]) -> Scalar:
+        lr: Scalar = group["lr"]
+        return lr
+
+
+class OptimisticAnytime(RuleOptimizer):
+    r"""Algorithm 2 of the paper: anytime averaging of an optimistic learner that sets its own step.
+
+    .. math::
+
+        y_t = \Pi_K(y_{t-1} - \eta_t \alpha_t g_t), \qquad
+        w_{t+1} = \Pi_K(y_t - \eta_{t+1} \alpha_{t+1} g_t), \qquad
+        \eta_t = \mathrm{lr} \cdot D / \sqrt{1 + \textstyle\sum_{i<t} \alpha_i^2 \|g_i - M_i\|^2}
+
+    where :math:`M_i` is the gradient received before. The parameters are the weighted average of the w, and
+    that is also what you ship. Three vectors of state: w, y and the last gradient.
+
+    Args:
+        params: as for any optimizer; every other argument can be set for each group.
+        diameter: D, that of the set; without a bounded set, the distance one expects to travel.
+        lr: a factor on the diameter for LR schedulers to move; the paper: 1.
+        power: the weights are :math:`\alpha_t = t^{\mathrm{power}}`; the paper: 1.
+        interpolation: as for :class:`AnytimeSGD`.
+        domain: the set K, of the whole group or of each parameter.
+        maximize: ascend instead of descend.
+        per_parameter: each parameter is a vector of its own, with its own norms and projection.
+        compile: as for :class:`AnytimeSGD`.
+
+    >>> import torch, lategrad as lg
+    >>> x = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = lg.optim.OptimisticAnytime([x], diameter=2.0, domain=lg.Ball(1.0))
+    >>> for t in range(200):
+    ...     optimizer.zero_grad()
+    ...     (x - torch.tensor([3.0, 4.0])).square().sum().backward()
+    ...     optimizer.step()
+    >>> x.data
+    tensor([0.6000, 0.8000])
+
+    Reference: R. Aviv, I. Hakimi, A. Schuster and K. Levy, Learning under delayed feedback: implicitly
+    adapting to gradient delays, 2021, Algorithm 2.
+    """
+
+    structure = ("power", "interpolation", "domain")
+    not_saved = ("domain", "compile")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        diameter: float,
+        *,
+        lr: float | Tensor = 1.0,
+        power: float = 1,
+        interpolation: float = 1.0,
+        domain: ConvexSet = _NO_CONSTRAINT,
+        maximize: bool = False,
+        per_parameter: bool = False,
+        compile: bool | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "diameter": diameter, "power": power, "interpolation": interpolation, "domain": domain}
+        super().__init__(params, defaults, maximize=maximize, per_parameter=per_parameter, compile=compile)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        super()._check(group)
+        check_lr(group)
+        invalid("diameter value", group["diameter"], not is_number(group["diameter"], low=0))
+        invalid("power value", group["power"], not is_number(group["power"], low=0))
+        in_range = is_number(group["interpolation"], low=0) and group["interpolation"] <= 1
+        invalid("interpolation value", group["interpolation"], not in_range)
+        _check_domain(group)
+
+    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
+        return Anytime(OptimisticOGD(number, group["domain"]), group["power"], group["interpolation"])
+
+    def _number(self, group: dict[str, Any]) -> Scalar:
+        number: Scalar = group["lr"] * group["diameter"]
+        return number
+
+
+class StronglyConvexSGD(RuleOptimizer):
+    r"""Algorithms 3 and 4 of the paper, for strongly convex objectives (such as those with weight decay).
+
+    .. math::
+
+        y_t = \Pi_K(y_{t-1} - \tilde\eta_t g_t), \qquad x_{t+1} = \Pi_K(y_t - \tilde\eta_{t+1} g_t), \qquad
+        \tilde\eta_t = \mathrm{lr} \cdot \frac{48\, t}{H (t+1)(2t+1)}
+
+    The parameters are :math:`x_t`, where the gradients are taken. What you ship is their average with weights
+    :math:`t^2`: see :meth:`output` and :meth:`output_state_dict`. Two vectors of state: y and the average.
+
+    Args:
+        params: as for any optimizer; every other argument can be set for each group.
+        strong_convexity: H > 0.
+        lr: a factor on the steps for LR schedulers to move; the paper: 1.
+        domain: the set K, of the whole group or of each parameter.
+        maximize: ascend instead of descend (the objective is then strongly concave).
+        per_parameter: each parameter is a vector of its own, with its own projection.
+        compile: as for :class:`AnytimeSGD`.
+
+    >>> import torch, lategrad as lg
+    >>> x = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = lg.optim.StronglyConvexSGD([x], strong_convexity=2.0, domain=lg.Ball(1.0))
+    >>> for t in range(100):
+    ...     optimizer.zero_grad()
+    ...     (x - torch.tensor([0.5, 0.0])).square().sum().backward()
+    ...     optimizer.step()
+    >>> with optimizer.output():
+    ...     print(x.data)
+    tensor([0.4987, 0.0000])
+
+    Reference: R. Aviv, I. Hakimi, A. Schuster and K. Levy, Learning under delayed feedback: implicitly
+    adapting to gradient delays, 2021, Algorithms 3 and 4.
+    """
+
+    structure = ("domain",)
+    not_saved = ("domain", "compile")
+
+    def __init__(
+        self,
+        params: ParamsT,
+        strong_convexity: float,
+        *,
+        lr: float | Tensor = 1.0,
+        domain: ConvexSet = _NO_CONSTRAINT,
+        maximize: bool = False,
+        per_parameter: bool = False,
+        compile: bool | None = None,
+    ) -> None:
+        defaults = {"lr": lr, "strong_convexity": strong_convexity, "domain": domain}
+        super().__init__(params, defaults, maximize=maximize, per_parameter=per_parameter, compile=compile)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        super()._check(group)
+        check_lr(group)
+        H = group["strong_convexity"]
+        invalid("strong_convexity value", H, not is_number(H, low=0, strict=True))
+        _check_domain(group)
+
+    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
+        return StronglyConvexOGD(number, group["domain"])
+
+    def _number(self, group: dict[str, Any]) -> Scalar:
+        lr: Scalar = group["lr"]
+        H: float = group["strong_convexity"]
+        if isinstance(lr, Tensor):
+            return H / lr
+        return H / lr if lr > 0 else float("inf")  # the step is lr / H
