@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup data test test-all lint bench clean
+.PHONY: help setup data reproduce test test-all lint bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -15,6 +15,9 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+reproduce: data ## the main job: the paper's experiments, and out/report.html (SCALE=quick, paper or full)
+	$(BIN)/lategrad reproduce all --scale $(or $(SCALE),quick) --out out
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/ruff check .
@@ -31,7 +34,8 @@ test: lint ## everything a change must pass (minutes, no GPU, no data sets)
 data: $(STAMP) ## put Fashion-MNIST into the user's cache, if it is not on this machine yet
 	scripts/fetch_fashion_mnist.sh
 
-test-all: lint data ## test, and the slow tests on real data
+test-all: lint data ## test, and the slow tests on real data and in a real browser
+	scripts/install_chromium.sh
 	$(PYTEST)
 
 bench: data ## benchmarks: ratios measured side by side

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lategrad as lg
-from lategrad.problems import Quadratic, SmoothedSVM, SoftmaxRegression, load, minimum
+from lategrad.problems import LeastSquares, Quadratic, SmoothedSVM, SoftmaxRegression, load, minimum
 from lategrad.problems.optimum import optimality_gap
 
 
@@ -74,6 +74,13 @@ def test_the_answer_is_cached_and_a_damaged_cache_is_ignored(own_cache):
     assert len(list(own_cache.rglob("*.safetensors"))) == 3
     file.write_bytes(b"damaged")
     assert minimum(problem, lg.Ball(1.0)).value == pytest.approx(first.value, abs=1e-6)
+
+
+def test_a_minimum_inside_the_ball_is_found_although_the_search_steps_outside():
+    data = load("digits", "centre")
+    parity = data._replace(y_train=data.y_train % 2, y_test=data.y_test % 2, classes=2)
+    best = minimum(LeastSquares(parity, l2=1.0), lg.Ball(0.5))
+    assert best.gap <= 1e-6
 
 
 def test_what_cannot_be_certified_is_refused():

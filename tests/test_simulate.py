@@ -1,5 +1,6 @@
 """The simulator equals the loop that anyone would write, for every rule and every kind of delay."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from lategrad.history import plan_slots
 from lategrad.problems import ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.registry import RULES, build_rule
 from lategrad.rules.rule import apply_update, issue_ticket
+from lategrad.simulate import Simulation
 from lategrad.trace import Trace
 
 STEPS = 60
@@ -180,6 +182,18 @@ def test_slots_hold_what_was_written():
     for t, (write, read) in enumerate(zip(plan.write.tolist(), plan.read.tolist(), strict=True)):
         memory[write] = t
         assert memory[read] == t - delays[t].item()
+
+
+def test_a_finished_simulation_frees_its_memory_at_once():
+    """Histories are large: they must not wait for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        lg.simulate(Quadratic(dim=1000), lg.SGD(0.1), 5, 20)
+        left = [o for o in gc.get_objects() if isinstance(o, Simulation)]
+    finally:
+        gc.enable()
+    assert left == []
 
 
 def test_too_little_memory_is_said_before_anything_runs():

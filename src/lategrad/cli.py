@@ -1,8 +1,9 @@
-"""The command line: list what there is, simulate it."""
+"""The command line: list what there is, simulate it, reproduce the paper."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lategrad import delay_specs
+from lategrad.experiments.reproduce import PARTS
+from lategrad.experiments.reproduce import reproduce as run_reproduction
 from lategrad.problems import Dataset, Problem, Quadratic, load
 from lategrad.problems.data import PREPROCESSING
 from lategrad.problems.linear import MODELS
@@ -31,6 +34,8 @@ app = typer.Typer(
 
 _REPEATED = ("--rule", "--lr", "--delay")
 """Options that take several values after one name: ``--lr 0.1 0.3 1``."""
+
+_DEFAULTS: dict[str, list[Any]] = {"rule": ["anytime-sgd"], "lr": [0.1], "delay": ["constant:0"]}
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What the parser raises for wrong options: its own click's or the installed one's, depending on its version."""
@@ -79,15 +84,15 @@ def simulate(
     batch: Annotated[int, typer.Option(help="Rows in a minibatch.")] = 64,
     sampling: Annotated[str, typer.Option(help="Minibatches: iid (the paper's model) or epochs.")] = "iid",
     l2: Annotated[float, typer.Option(help="Quadratic penalty; makes the problem strongly convex.")] = 0.0,
-    rule: Annotated[list[str], typer.Option(help="Server rule; several may follow. See `lategrad list`.")] = [
-        "anytime-sgd"
-    ],  # noqa: B006
+    rule: Annotated[list[str], typer.Option(help="Server rule; several may follow. See `lategrad list`.")] = _DEFAULTS[
+        "rule"
+    ],
     lr: Annotated[
         list[float], typer.Option(help="The rule's step (or its one number, see list); several may follow.")
-    ] = [0.1],  # noqa: B006
+    ] = _DEFAULTS["lr"],
     delay: Annotated[
         list[str], typer.Option(help="Delays such as constant:500 or lognormal:7,0.4; several may follow.")
-    ] = ["constant:0"],  # noqa: B006
+    ] = _DEFAULTS["delay"],
     domain: Annotated[str, typer.Option(help="Constraint such as ball:5, or whole.")] = "whole",
     steps: Annotated[int, typer.Option(help="Server updates.")] = 2000,
     seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
@@ -130,6 +135,35 @@ def simulate(
         typer.echo(f"written to {out}: results.csv, " + ", ".join(f"{n}.png, {n}.safetensors" for n in traces))
     if not all(trace.complete for trace in traces.values()):
         raise typer.Exit(130)
+
+
+@app.command()
+def reproduce(
+    what: Annotated[str, typer.Argument(help=f"One of {', '.join(PARTS)}, or all.")] = "all",
+    scale: Annotated[
+        str, typer.Option(help="quick (minutes), paper (under an hour on two cores), full (GPU).")
+    ] = "quick",
+    out: Annotated[Path, typer.Option(help="Folder for report.html, figures and CSV files.")] = Path("out"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Reproduce the paper's figures and theorems, and write a report that judges each claim.
+
+    An interrupted run goes on where it stopped: finished sweeps are kept under OUT/traces.
+    """
+    begin = time.monotonic()
+
+    def say(line: str) -> None:
+        typer.echo(f"[{time.monotonic() - begin:6.0f} s] {line}", err=True)
+
+    report, sections = run_reproduction(what, scale, out, device=device, say=say)
+    table = Table(header_style="bold")
+    for column in ("claim", "measured", "reproduced"):
+        table.add_column(column)
+    for verdict in (verdict for section in sections for verdict in section.verdicts):
+        outcome = "[green]yes[/]" if verdict.reproduced else "[red]no[/]"
+        table.add_row(verdict.claim, verdict.measured, outcome)
+    Console().print(table)
+    typer.echo(f"report: {report}")
 
 
 def _problem(name: str, model: str, preprocess: str, batch: int, sampling: str, l2: float) -> Problem:

@@ -196,8 +196,14 @@ class Simulation:
         self.stream_seeds = seeds if share_samples else _own_seeds(seeds, streams.numel() // len(seeds))
         self.chunk = _Chunk.empty()
         self.at = torch.zeros(1, dtype=torch.int64, device=query.device)
-        self.advance_state = compiled(self._update) if compile else self._update
+
+        def update(state: Any, stale: Tensor, ticket: Tensor, sample: Tensor, delay: Tensor) -> None:
+            grad = problem.gradient(stale, sample)
+            overwrite(state, apply_update(rule, state, grad, delay, ticket))
+
+        self.advance_state = compiled(update) if compile else update
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.warm_steps = 0
 
     def rule_axes(self, rule: AnyRule[Any]) -> list[Axis]:
         """A name and values for each of those dimensions."""
@@ -245,13 +251,9 @@ class Simulation:
         self.advance_state(self.state, stale, ticket, sample, delay)
         at += 1
 
-    def _update(self, state: Any, stale: Tensor, ticket: Tensor, sample: Tensor, delay: Tensor) -> None:
-        grad = self.problem.gradient(stale, sample)
-        overwrite(state, apply_update(self.rule, state, grad, delay, ticket))
-
     def _capture_when_warm(self) -> None:
         """On a GPU, record the step as a graph once it has run: replaying it costs one launch."""
-        self.warm_steps = getattr(self, "warm_steps", 0) + 1
+        self.warm_steps += 1
         if self.at.device.type != "cuda" or self.warm_steps != 3:
             return
         torch.cuda.synchronize()

@@ -128,8 +128,7 @@ def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optim
         with contextlib.suppress(_GoodEnoughError):
             options = {"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "maxcor": 30, "ftol": 0, "gtol": 0}
             scipy_minimize(search, z.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-        z = search.best_z
-        x = domain.project(z)
+        z = x = domain.project(search.best_z)  # from outside, the next search could not see its way back in
         value, gradient = problem.value_and_gradient(x)
         gap = optimality_gap(x, gradient, domain, problem.strong_convexity)
         best = min(best, Optimum(x, value, gap), key=lambda optimum: optimum.gap)

@@ -1,0 +1,48 @@
+"""How the figures look: one colour for each rule, a panel for each regime, mean lines with bands over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+TITLES = {
+    "sgd": "SGD, last iterate",
+    "sgd-linear": "SGD, average",
+    "anytime-sgd": "anytime SGD (Algorithm 1)",
+    "optimistic-anytime": "optimistic anytime (Algorithm 2)",
+    "strongly-convex": "strongly convex OGD (Algorithm 4)",
+}
+COLOURS = {
+    "sgd": "#c44e52",
+    "sgd-linear": "#dd8452",
+    "anytime-sgd": "#4c72b0",
+    "optimistic-anytime": "#55a868",
+    "strongly-convex": "#8172b3",
+}
+
+
+def panels(titles: Sequence[str], ylabel: str) -> tuple[Figure, list[Axes]]:
+    """Panels one below the other, so that they can be read on a phone."""
+    figure = Figure(figsize=(6.4, 0.8 + 3.4 * len(titles)), layout="constrained")
+    axes = [ax for (ax,) in figure.subplots(len(titles), 1, sharey=True, squeeze=False)]
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set_title(title, fontsize="medium")
+        ax.set_ylabel(ylabel)
+        ax.grid(alpha=0.3)
+    return figure, axes
+
+
+def line(ax: Axes, rule: str, x: Sequence[float], values: Tensor, marker: str = "o") -> None:
+    """The mean over seeds (the first dimension of ``values``) and a band from their lowest to their highest."""
+    colour = COLOURS[rule]
+    ax.plot(x, values.mean(0), marker=marker, markersize=4, color=colour, label=TITLES[rule])
+    ax.fill_between(x, values.amin(0), values.amax(0), color=colour, alpha=0.2, linewidth=0)
+
+
+def legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend below all panels, each rule once."""
+    handles = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, fontsize="small")

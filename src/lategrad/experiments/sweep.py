@@ -1,0 +1,202 @@
+"""The sweep behind Figures 1, 2 and 4: every step under every delay, for each rule and regime, cached on disk.
+
+What the paper leaves open (batch size, epochs, preprocessing, the set) is chosen here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lategrad.problems import SoftmaxRegression, load
+from lategrad.registry import build_rule, parse_set
+from lategrad.simulate import simulate
+from lategrad.trace import Trace
+
+Say = Callable[[str], None]
+
+LOGNORMAL = "lognormal:7,0.4"
+DELAYS: tuple[int | str, ...] = (0, 10, 50, 100, 250, 500, 1000, LOGNORMAL)
+
+
+def half_decades(low: int, high: int) -> tuple[float, ...]:
+    """Powers of the root of ten from 10^low to 10^high.
+
+    >>> half_decades(-1, 0)
+    (0.1, 0.316228, 1.0)
+    """
+    return tuple(round(10 ** (k / 2), 6) for k in range(2 * low, 2 * high + 1))
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A set, a penalty, and the rules that are compared under them, each with its grid of steps."""
+
+    name: str
+    title: str
+    domain: str
+    l2: float
+    grids: tuple[tuple[str, tuple[float, ...]], ...]
+    """Pairs of a rule and its steps; SGD's average and last iterate come from one run."""
+    delays: tuple[int | str, ...] = DELAYS
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules shown: SGD stands for its last iterate and its average."""
+        names = [name for name, _ in self.grids]
+        return tuple(["sgd", *names] if "sgd-linear" in names else names)
+
+
+CONVEX_GRIDS = (
+    ("sgd-linear", half_decades(-4, 0)),
+    ("anytime-sgd", half_decades(-1, 3)),
+    ("optimistic-anytime", half_decades(-1, 3)),
+)
+CONSTRAINED = Regime("constrained", "constrained: Frobenius ball of radius 5", "ball:5", 0.0, CONVEX_GRIDS)
+UNCONSTRAINED = Regime("unconstrained", "unconstrained", "whole", 0.0, CONVEX_GRIDS)
+STRONGLY_CONVEX = Regime(
+    "strongly-convex",
+    "strongly convex: l2 = 0.1, ball of radius 5",
+    "ball:5",
+    0.1,
+    (*CONVEX_GRIDS[:2], ("strongly-convex", half_decades(-1, 3))),
+    delays=(0, 100, 250, 500, 1000),
+)
+REGIMES = (CONSTRAINED, UNCONSTRAINED, STRONGLY_CONVEX)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much to compute."""
+
+    epochs: float
+    seeds: int
+    batch: int = 64
+    every_step: int = 1
+    """Take every n-th step of the grids: 1 for half decades, 2 for decades."""
+    optimum_tolerance: float = 1e-4
+
+
+SCALES = {
+    "quick": Scale(epochs=4, seeds=1, every_step=2, optimum_tolerance=1e-3),
+    "paper": Scale(epochs=40, seeds=3),
+    "full": Scale(epochs=25, seeds=3, batch=4),
+}
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """Everything that was chosen."""
+
+    scale: Scale
+    data: str = "fashion-mnist"
+    preprocessing: str = "standardise"
+
+    @property
+    def steps(self) -> int:
+        """Updates: one minibatch each."""
+        return round(self.scale.epochs * len(dataset(self.data, self.preprocessing).x_train) / self.scale.batch)
+
+    def problem(self, regime: Regime) -> SoftmaxRegression:
+        """The objective of a regime."""
+        return SoftmaxRegression(dataset(self.data, self.preprocessing), batch=self.scale.batch, l2=regime.l2)
+
+    def seeds(self) -> list[int]:
+        """0, 1, ..."""
+        return list(range(self.scale.seeds))
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return dataclasses.asdict(self) | {"steps": self.steps}
+
+
+@lru_cache(maxsize=2)
+def dataset(name: str, preprocessing: str) -> Any:
+    """The data, loaded once."""
+    return load(name, preprocessing)
+
+
+def cached_trace(path: Path, key: dict[str, Any], make: Callable[[], Trace]) -> Trace:
+    """The trace at ``path`` if it was made from the same choices and is complete; else make and keep it."""
+    fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    if path.exists():
+        try:
+            found = Trace.load(path)
+        except ValueError:
+            found = None  # damaged: made again
+        if found is not None and found.config.get("made_from") == fingerprint and found.complete:
+            return found
+    trace = make()
+    if not trace.complete:
+        raise KeyboardInterrupt
+    trace = dataclasses.replace(trace, config={**trace.config, "made_from": fingerprint})
+    trace.save(path)
+    return trace
+
+
+def sweep(config: SweepConfig, regime: Regime, out: Path, *, device: str = "cpu", say: Say = print) -> dict[str, Trace]:
+    """Final accuracies of every rule of a regime: axes seed, delay, and the rule's step."""
+    traces: dict[str, Trace] = {}
+    problem = config.problem(regime)
+    for name, grid in regime.grids:
+        steps = grid[:: config.scale.every_step]
+        key = {"config": config.describe(), "regime": dataclasses.asdict(regime), "rule": name, "grid": steps}
+
+        def run(name: str = name, grid: tuple[float, ...] = steps) -> Trace:
+            say(f"{regime.name}: {name}, {len(grid)} steps x {len(regime.delays)} delays x {config.scale.seeds} seeds")
+            rule = build_rule(name, torch.tensor(grid, dtype=torch.float64).unsqueeze(-1), parse_set(regime.domain))
+            return simulate(problem, rule, regime.delays, config.steps, seed=config.seeds(), device=device,
+                            record_every=config.steps)  # fmt: skip
+
+        trace = cached_trace(out / "traces" / f"{regime.name}-{name}.safetensors", key, run)
+        if name == "sgd-linear":
+            traces["sgd"] = _at_last_iterate(trace, problem, device)
+        traces[name] = trace
+    return traces
+
+
+def _at_last_iterate(trace: Trace, problem: SoftmaxRegression, device: str) -> Trace:
+    """The end of the same run judged by its last iterate instead of its average."""
+    on_device, query = problem.to(device), trace.query.to(device)
+    accuracy = on_device.accuracy(query)
+    return dataclasses.replace(
+        trace,
+        steps=trace.steps[-1:],
+        loss=on_device.loss(query).squeeze(-1).unsqueeze(0).cpu(),
+        accuracy=None if accuracy is None else accuracy.squeeze(-1).unsqueeze(0).cpu(),
+        output=trace.query,
+    )
+
+
+def final_accuracy(trace: Trace) -> Tensor:
+    """Test accuracy at the end, ``(seeds, delays, steps)``; what diverged counts as zero."""
+    assert trace.accuracy is not None
+    return torch.nan_to_num(trace.accuracy[-1])
+
+
+def tuned(trace: Trace, delay: int | str) -> int:
+    """The position of the step with the best mean accuracy over seeds at one delay."""
+    position = trace.axis("delay").values.index(delay)
+    return int(final_accuracy(trace)[:, position].mean(0).argmax())
+
+
+def sweep_rows(regime: Regime, traces: dict[str, Trace]) -> list[dict[str, Any]]:
+    """Every final number of a sweep, in the columns of the figures' CSV files."""
+    rows = []
+    for name, trace in traces.items():
+        step_axis = trace.axes[-1].name
+        for row in trace.rows():
+            if row["step"] > 0:
+                rows.append({"rule": name, "regime": regime.name, "delay": row["delay"], "lr": row[step_axis],
+                             "seed": row["seed"], "step": row["step"], "accuracy": row["accuracy"],
+                             "loss": row["loss"], "excess_loss": row["excess_loss"]})  # fmt: skip
+    return rows
