@@ -223,6 +223,12 @@ def test_bad_arguments_are_named(arguments, message):
         lg.simulate(Quadratic(), lg.SGD(0.1), **call)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_said():
+    with pytest.raises(ValueError, match="device must be 'cpu': there is no GPU here"):
+        lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, device="cuda")
+
+
 def test_delays_from_samples_need_shared_samples():
     with pytest.raises(ValueError, match="share_samples must be True when delays depend on the samples"):
         lg.simulate(digits(), lg.SGD(0.1), d.ByClass(dict.fromkeys(range(10), 1)), 5, share_samples=False)

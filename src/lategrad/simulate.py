@@ -104,6 +104,8 @@ def simulate(
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
 
     device = torch.device(device)
+    has_device = device.type != "cuda" or torch.cuda.is_available()
+    require("device", str(device), has_device, "'cpu': there is no GPU here that torch can use")
     simulation = Simulation(problem.to(device), map_tensors(lambda leaf: leaf.to(device), rule), arrivals, seeds,
                              share_samples, compile if compile is not None else steps >= _COMPILE_FROM)  # fmt: skip
     single = (isinstance(seed, int), not isinstance(delays, Sequence) or isinstance(delays, str))
