@@ -87,3 +87,29 @@ def test_help_teaches(capsys):
 def test_the_installed_program_runs():
     done = subprocess.run([sys.executable, "-m", "lategrad", "list"], capture_output=True, text=True, check=True)
     assert "anytime-sgd" in done.stdout
+
+
+def test_rules_with_differently_named_numbers_share_a_table(capsys, tmp_path):
+    code, _, err = run(
+        capsys, "simulate", "--problem", "quadratic", "--rule", "anytime-sgd", "optimistic-anytime",
+        "--steps", "20", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert code == 0, err
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert {row["rule"] for row in rows} == {"anytime-sgd", "optimistic-anytime"}
+    assert {row["lr"] for row in rows} == {"0.1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "banana"], "device must be 'cpu' or 'cuda', got 'banana'"),
+        (["--problem", "quadratic", "--l2", "0.5"], "do not apply to --problem quadratic"),
+        (["--problem", "quadratic", "--steps", "5", "--out", __file__], "exists"),
+    ],
+)
+def test_more_errors_in_one_line(capsys, arguments, message):
+    code, _, err = run(capsys, "simulate", *arguments)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1

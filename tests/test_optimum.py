@@ -88,3 +88,11 @@ def test_what_cannot_be_certified_is_refused():
         minimum(SoftmaxRegression(load("digits")))
     with pytest.raises(ValueError, match="else no gap can be proven"):
         minimum(quadratic(), lg.Simplex())
+
+
+def test_sets_that_print_alike_do_not_share_a_cache():
+    problem = Quadratic(dim=2000, strong_convexity=0.5)
+    here = torch.zeros(2000, dtype=torch.float64)
+    there = here.clone()
+    there[1000] = 5.0
+    assert minimum(problem, lg.Ball(1.0, there)).value > minimum(problem, lg.Ball(1.0, here)).value + 1

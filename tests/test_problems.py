@@ -198,7 +198,7 @@ def test_module_at_writes_the_vector_into_a_copy():
         (lambda: SoftmaxRegression(small_data(), dtype=torch.int64), "dtype must be torch.float32 or torch.float64"),
         (lambda: SoftmaxRegression(small_data(classes=None)), "data must be a data set with classes"),
         (lambda: ModuleProblem(nn.BatchNorm1d(4), small_data()), "without running statistics"),
-        (lambda: ModuleProblem(nn.ReLU(), small_data()), "a module with parameters"),
+        (lambda: ModuleProblem(nn.ReLU(), small_data()), "a module with parameters to train"),
         (lambda: Quadratic(dim=0), "dim must be an integer >= 1, got 0"),
         (lambda: Quadratic(smoothness=1.0, strong_convexity=2.0), "strong_convexity must be <= smoothness = 1.0"),
         (lambda: Quadratic(dim=3, optimum=torch.zeros(4)), "optimum must be a vector of length 3"),
@@ -207,3 +207,15 @@ def test_module_at_writes_the_vector_into_a_copy():
 def test_bad_arguments_are_named(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_a_module_is_judged_in_evaluation_mode_and_keeps_its_frozen_parameters():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3))
+    module[0].requires_grad_(False)
+    problem = ModuleProblem(module, small_data())
+    assert problem.dim == 5 * 3 + 3
+    x = problem.start() + 1
+    assert problem.loss(x).item() == problem.loss(x).item()
+    assert torch.equal(problem.module_at(x)[0].weight, module[0].weight)
+    assert torch.equal(problem.module_at(x)[2].weight, module[2].weight + 1)

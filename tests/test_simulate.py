@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from lategrad.problems import ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.registry import RULES, build_rule
 from lategrad.rules.rule import apply_update, issue_ticket
 from lategrad.simulate import Simulation
-from lategrad.trace import Trace
+from lategrad.trace import Axis, Trace
 
 STEPS = 60
 
@@ -225,7 +226,7 @@ def test_bad_arguments_are_named(arguments, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_said():
-    with pytest.raises(ValueError, match="device must be 'cpu': there is no GPU here"):
+    with pytest.raises(ValueError, match="device must be 'cpu': torch can use 0 GPU"):
         lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, device="cuda")
 
 
@@ -339,3 +340,49 @@ def test_a_gpu_gives_the_same_results():
     cpu, gpu = (lg.simulate(problem, rule, models, 700, seed=[0, 1], device=device) for device in ("cpu", "cuda"))
     torch.testing.assert_close(gpu.output, cpu.output, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(gpu.loss, cpu.loss, rtol=1e-8, atol=1e-10)
+
+
+@dataclass(frozen=True, eq=False)
+class HeavyBall:
+    """A correct rule whose first state has one tensor in two places."""
+
+    domain: lg.WholeSpace = lg.WholeSpace()
+
+    def init(self, x0):
+        return (x0, x0)
+
+    def query(self, state):
+        return state[0]
+
+    output = query
+
+    def update(self, state, grad, delay):
+        return (state[0] - 0.1 * grad + 0.5 * (state[0] - state[1]), state[0])
+
+
+def test_a_state_that_shares_memory_at_the_start_is_separated():
+    problem = Quadratic(dim=4, noise=0.0)
+    output, _ = plain_loop(problem, HeavyBall(), d.Constant(2).draw(20, 0), 20, 0)
+    torch.testing.assert_close(lg.simulate(problem, HeavyBall(), 2, 20).output, output)
+
+
+def test_a_module_that_cannot_be_compiled_runs_eagerly():
+    class Untraceable(nn.Linear):
+        def forward(self, x):
+            torch._dynamo.graph_break()
+            return super().forward(x)
+
+    problem = ModuleProblem(Untraceable(64, 10), load("digits"))
+    with pytest.warns(UserWarning, match="running eagerly"):
+        trace = lg.simulate(problem, lg.SGD(0.1), 0, 10, compile=True)
+    assert trace.loss[-1] < trace.loss[0]
+
+
+def test_an_axis_is_named_only_by_the_one_thing_that_varies():
+    two = lg.SGD(torch.tensor([[0.1], [0.1]]).double(), lg.Ball(torch.tensor([[1.0], [2.0]]).double()))
+    assert lg.simulate(Quadratic(), two, 0, 5).axes == (Axis("run0", (0, 1)),)
+
+
+def test_a_step_for_each_run_needs_its_own_dimension():
+    with pytest.raises(ValueError, match=r"lr must be of shape \(\*runs, 1\).*unsqueeze\(-1\), got \(3,\)"):
+        lg.SGD(torch.tensor([0.1, 0.3, 1.0]))

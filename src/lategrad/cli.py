@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -129,7 +130,7 @@ def simulate(
             break
     _print_table(traces)
     if out is not None:
-        write_csv(out / "results.csv", ({"rule": name, **row} for name, t in traces.items() for row in t.rows()))
+        write_csv(out / "results.csv", (row for name, trace in traces.items() for row in _rows(name, trace)))
         for name, trace in traces.items():
             trace.plot(out / f"{name}.png")
         typer.echo(f"written to {out}: results.csv, " + ", ".join(f"{n}.png, {n}.safetensors" for n in traces))
@@ -168,10 +169,20 @@ def reproduce(
 
 def _problem(name: str, model: str, preprocess: str, batch: int, sampling: str, l2: float) -> Problem:
     if name == "quadratic":
+        given = (model, preprocess, batch, sampling, l2)
+        if given != ("softmax", "standardise", 64, "iid", 0.0):
+            raise ValueError("--model, --preprocess, --batch, --sampling and --l2 do not apply to --problem quadratic")
         return Quadratic()
     require_choice("--model", model, tuple(MODELS))
     data: Dataset = load(name, preprocess)
     return MODELS[model](data, batch=batch, sampling=sampling, l2=l2)
+
+
+def _rows(rule: str, trace: Trace) -> Iterator[dict[str, Any]]:
+    """The trace's rows with the rule's name; its one number is in the column lr, whatever the rule calls it."""
+    number = trace.axes[-1].name
+    for row in trace.rows():
+        yield {"rule": rule, **{("lr" if key == number else key): value for key, value in row.items()}}
 
 
 def _print_table(traces: dict[str, Trace]) -> None:
@@ -184,6 +195,7 @@ def _print_table(traces: dict[str, Trace]) -> None:
         for i, delay in enumerate(trace.axis("delay").values):
             losses = trace.loss[-1, :, i]
             score = -losses.mean(0) if trace.accuracy is None else trace.accuracy[-1, :, i].mean(0)
+            score = torch.nan_to_num(score, nan=-math.inf)  # what diverged is not the best
             for k, value in enumerate(lrs):
                 accuracy, spread = "", ""
                 if trace.accuracy is not None:
@@ -233,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if message := error.format_message():  # type: ignore[attr-defined]
             typer.echo(f"error: {message}", err=True)  # no message: the help has been printed instead
         result = 2
-    except (ValueError, FileNotFoundError, MemoryError) as error:
+    except (ValueError, OSError, MemoryError, torch.OutOfMemoryError) as error:
         typer.echo(f"error: {error}", err=True)
         result = 2
     except (KeyboardInterrupt, typer.Abort):

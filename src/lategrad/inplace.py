@@ -56,7 +56,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         if usable is None:
             try:  # compilation happens before anything is computed, so nothing is applied twice
                 result = fast(*args)
-            except torch._dynamo.exc.BackendCompilerFailed as error:
+            except torch._dynamo.exc.TorchDynamoException as error:
                 reason = str(error).strip().splitlines()[0]
                 warnings.warn(f"torch.compile does not work here, running eagerly: {reason}", stacklevel=2)
                 usable = False

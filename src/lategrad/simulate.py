@@ -41,7 +41,7 @@ from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket
 from lategrad.runs import map_tensors
 from lategrad.trace import Axis, Trace, describe
-from lategrad.validation import require
+from lategrad.validation import require, require_device
 
 _CHUNK = 256  # updates whose samples and slots are loaded at once
 _COMPILE_FROM = 2_000  # updates from which compiling (seconds) pays on the CPU
@@ -103,9 +103,7 @@ def simulate(
     parsed = tuple(_as_model(model) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
 
-    device = torch.device(device)
-    has_device = device.type != "cuda" or torch.cuda.is_available()
-    require("device", str(device), has_device, "'cpu': there is no GPU here that torch can use")
+    device = require_device("device", device)
     simulation = Simulation(problem.to(device), map_tensors(lambda leaf: leaf.to(device), rule), arrivals, seeds,
                              share_samples, compile if compile is not None else steps >= _COMPILE_FROM)  # fmt: skip
     single = (isinstance(seed, int), not isinstance(delays, Sequence) or isinstance(delays, str))
@@ -178,7 +176,8 @@ class Simulation:
         self.problem, self.rule, self.arrivals = problem, rule, arrivals
         x0 = problem.start()
         inner = rule.query(rule.init(x0)).shape[:-1]  # the run dimensions of the rule and of the start
-        self.state = rule.init(x0.expand(len(seeds), len(arrivals[0]), *inner, -1))
+        start = rule.init(x0.expand(len(seeds), len(arrivals[0]), *inner, -1))
+        self.state = map_tensors(_own, start)  # every slot is written in place: none may share its memory
         query = rule.query(self.state)
         self.shape = query.shape
         self.sequences = len(seeds) * len(arrivals[0])
@@ -287,6 +286,10 @@ class _Chunk:
         return self
 
 
+def _own(leaf: Tensor) -> Tensor:
+    return leaf.clone(memory_format=torch.contiguous_format)
+
+
 def _plans(arrivals: list[list[Arrivals]]) -> list[SlotPlan]:
     """A plan for every sequence of delays; equal sequences (constant delays of several seeds) share one."""
     plans: dict[bytes, SlotPlan] = {}
@@ -303,8 +306,11 @@ def _check_memory(needed: int, device: torch.device) -> None:
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[0]
     else:
-        with open("/proc/meminfo") as file:
-            fields = dict(line.split(":") for line in file)
+        try:
+            with open("/proc/meminfo") as file:
+                fields = dict(line.split(":") for line in file)
+        except OSError:
+            return  # not Linux: the allocation itself will tell
         available = int(fields["MemAvailable"].split()[0]) * 1024
     if needed > available:
         raise MemoryError(
@@ -322,12 +328,14 @@ def _own_seeds(seeds: tuple[int, ...], runs: int) -> tuple[int, ...]:
 def _rule_axis(rule: AnyRule[Any], runs: torch.Size, position: int) -> Axis:
     """The hyper-parameter that varies along one run dimension of a rule, if there is exactly one such."""
     size = runs[position]
+    varying = []
     for name, value in _named_tensors(rule):
         shape = (1,) * (len(runs) + 1 - value.dim()) + tuple(value.shape)
-        alone = all(length == 1 for i, length in enumerate(shape) if i != position)
-        if shape[position] == size and alone:
-            return Axis(name, tuple(value.flatten().tolist()))
-    return Axis(f"run{position}", tuple(range(size)))
+        if shape[position] == size:
+            alone = all(length == 1 for i, length in enumerate(shape) if i != position)
+            varying.append(Axis(name, tuple(value.flatten().tolist())) if alone else None)
+    only = varying[0] if len(varying) == 1 else None
+    return only or Axis(f"run{position}", tuple(range(size)))
 
 
 def _named_tensors(part: Any) -> Iterator[tuple[str, Tensor]]:

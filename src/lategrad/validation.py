@@ -32,11 +32,29 @@ def require_number(name: str, value: Scalar, *, low: float, strict: bool = False
     valid = f"a finite number {'>' if strict else '>='} {low:g}"
     if isinstance(value, Tensor):
         require(name, value, value.is_floating_point(), "a floating-point tensor")
+        per_run = value.dim() == 0 or value.shape[-1] == 1
+        require(name, tuple(value.shape), per_run, "of shape (*runs, 1), one value for each run: use unsqueeze(-1)")
         above = value > low if strict else value >= low
         require(name, value, torch.isfinite(value) & above, valid)
     else:
         require(name, value, isinstance(value, int | float) and not isinstance(value, bool), valid)
         require(name, value, math.isfinite(value) and (value > low if strict else value >= low), valid)
+
+
+def require_device(name: str, value: str | torch.device) -> torch.device:
+    """Require a device that torch can use here.
+
+    >>> require_device("device", "cpu")
+    device(type='cpu')
+    """
+    try:
+        device = torch.device(value)
+    except RuntimeError:
+        raise ValueError(f"{name} must be 'cpu' or 'cuda', got {value!r}") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        require(name, str(value), (device.index or 0) < count, f"'cpu': torch can use {count} GPU(s) here")
+    return device
 
 
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

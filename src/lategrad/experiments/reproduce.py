@@ -16,7 +16,7 @@ from lategrad.experiments import fig1, fig2, fig3, fig4, step_range, theorems
 from lategrad.experiments.report import write_report
 from lategrad.experiments.results import Section
 from lategrad.experiments.sweep import REGIMES, SCALES, Say, SweepConfig, sweep
-from lategrad.validation import require_choice
+from lategrad.validation import require_choice, require_device
 
 PARTS = ("fig1", "fig2", "fig3", "fig4", "theorems")
 
@@ -33,6 +33,7 @@ def reproduce(what: str, scale: str, out: Path, *, device: str = "cpu", say: Say
     """
     require_choice("what", what, (*PARTS, "all"))
     require_choice("scale", scale, tuple(SCALES))
+    require_device("device", device)
     begin = time.monotonic()
     wanted = PARTS if what == "all" else (what,)
     config = SweepConfig(SCALES[scale])

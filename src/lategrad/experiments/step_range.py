@@ -71,7 +71,7 @@ def verdicts(config: StepRange, regime: Regime, traces: dict[str, Trace]) -> lis
 
 
 def plot(config: StepRange, sweeps: dict[Regime, dict[str, Trace]]) -> Figure:
-    """A panel for each regime; steps relative to the one that is best without delay."""
+    """A panel for each regime."""
     figure, axes = style.panels([regime.title for regime in sweeps], "test accuracy")
     for ax, (regime, traces) in zip(axes, sweeps.items(), strict=True):
         for rule in regime.rules:
@@ -91,7 +91,8 @@ def section(config: StepRange, sweep_config: SweepConfig, sweeps: dict[Regime, d
         title=config.title,
         text=(
             f"The same runs as in Figure 1, at the delay {config.delay} only, over the whole grid of steps. A rule "
-            "that is easy to use is high and flat.",
+            "that is easy to use is high and flat. The grids of the rules lie where their good steps lie and are "
+            "equally wide; a width equal to the grid's is a lower bound.",
         ),
         figures={config.name: plot(config, convex)},
         captions={config.name: f"Test accuracy against the step, delay {config.delay}."},

@@ -180,7 +180,7 @@ def _at_last_iterate(trace: Trace, problem: SoftmaxRegression, device: str) -> T
 def final_accuracy(trace: Trace) -> Tensor:
     """Test accuracy at the end, ``(seeds, delays, steps)``; what diverged counts as zero."""
     assert trace.accuracy is not None
-    return torch.nan_to_num(trace.accuracy[-1])
+    return torch.where(torch.isfinite(trace.loss[-1]), trace.accuracy[-1], 0.0)
 
 
 def tuned(trace: Trace, delay: int | str) -> int:

@@ -22,7 +22,9 @@ class ModuleProblem:
     """Train a module: many parameter vectors at once, through ``torch.func``.
 
     Modules that keep statistics of the batches they saw (batch norm with running averages) are refused:
-    with late gradients there is no one history for them to average over.
+    with late gradients there is no one history for them to average over. Losses and accuracies are taken in
+    evaluation mode. Parameters that do not require a gradient stay as they are. Random layers (dropout) draw from
+    torch's global generator, so that runs with them are not a function of the seed alone.
 
     Args:
         module: called with a minibatch of rows of the data set; reshape them inside (``nn.Unflatten``).
@@ -57,17 +59,18 @@ class ModuleProblem:
         buffers = [name for name, _ in module.named_buffers() if "running" in name or "num_batches" in name]
         require("module", buffers, not buffers, "without running statistics (track_running_stats=False)")
         self.module = copy.deepcopy(module)
+        self.evaluated = copy.deepcopy(module).eval()
         self.data = data
         self.minibatches = Minibatches(len(data.x_train), batch, sampling)
         self.loss_of_batch = loss or (nn.functional.cross_entropy if data.classes is not None else _half_mse)
-        self.shapes = {name: p.shape for name, p in module.named_parameters()}
-        require("module", module, len(self.shapes) > 0, "a module with parameters")
+        self.shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+        require("module", module, len(self.shapes) > 0, "a module with parameters to train")
         self.dim = sum(shape.numel() for shape in self.shapes.values())
         self.labels_on_cpu = data.y_train
 
     def start(self) -> Tensor:
         """The module's own parameters, as they were when the problem was made."""
-        return torch.cat([p.detach().flatten() for p in self.module.parameters()])
+        return torch.cat([p.detach().flatten() for p in self.module.parameters() if p.requires_grad])
 
     def _parameters(self, x: Tensor) -> dict[str, Tensor]:
         pieces = torch.split(x, [shape.numel() for shape in self.shapes.values()], dim=-1)
@@ -104,7 +107,7 @@ class ModuleProblem:
         """The mean over all rows of ``value(outputs, targets)``, in chunks; float64, ``(*runs, 1)``."""
 
         def of_one_run(vector: Tensor, part: Tensor, target: Tensor) -> Tensor:
-            return value(functional_call(self.module, self._parameters(vector), (part,)), target)
+            return value(functional_call(self.evaluated, self._parameters(vector), (part,)), target)
 
         total = torch.zeros(x.shape[:-1].numel(), dtype=torch.float64, device=x.device)
         with torch.no_grad():
@@ -134,6 +137,7 @@ class ModuleProblem:
         """A copy on the device."""
         moved = copy.copy(self)
         moved.module = copy.deepcopy(self.module).to(device)
+        moved.evaluated = copy.deepcopy(self.evaluated).to(device)
         moved.data = self.data._replace(
             **{name: getattr(self.data, name).to(device) for name in ("x_train", "y_train", "x_test", "y_test")}
         )

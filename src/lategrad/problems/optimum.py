@@ -27,6 +27,7 @@ from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
 from lategrad.problems.data import cache_folder
+from lategrad.runs import tensors
 from lategrad.sets import Ball, Box, ConvexSet, WholeSpace
 from lategrad.validation import require
 
@@ -163,7 +164,8 @@ class _Search:
 
 
 def _cache_path(problem: ConvexProblem, domain: ConvexSet) -> Path:
-    key: Any = [problem.fingerprint(), repr(domain)]
+    exact = [hashlib.sha256(part.cpu().double().numpy().tobytes()).hexdigest() for part in tensors(domain)]
+    key: Any = [problem.fingerprint(), repr(domain), exact]  # a tensor's repr leaves digits and entries out
     return cache_folder().parent / "optima" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.safetensors"
 
 
