@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from lategrad.experiments import fig1, fig2, fig3, step_range
-from lategrad.experiments.sweep import CONSTRAINED, REGIMES, Scale, SweepConfig, half_decades, sweep, tuned
+from lategrad.experiments.sweep import CONSTRAINED, REGIMES, WHOLE_GRID, Scale, SweepConfig, half_decades, sweep, tuned
+from lategrad.registry import build_rule, parse_set
+from lategrad.simulate import simulate
 from lategrad.trace import Axis, Trace
 
 TINY = SweepConfig(Scale(epochs=3, seeds=2, batch=32, every_step=4, optimum_tolerance=1e-2), data="digits")
@@ -23,30 +25,47 @@ def test_finished_sweeps_are_not_run_again(sweeps):
     said = []
     again = sweep(TINY, CONSTRAINED, out, say=said.append)
     assert said == []
-    assert torch.equal(again["anytime-sgd"].output, first[CONSTRAINED]["anytime-sgd"].output)
+    torch.testing.assert_close(again["sgd"].accuracy, first[CONSTRAINED]["sgd"].accuracy, equal_nan=True)
     other = SweepConfig(Scale(epochs=3, seeds=1, batch=32, every_step=4), data="digits")
     sweep(other, CONSTRAINED, out / "other", say=said.append)
-    assert len(said) == 3
+    assert len(said) == 3 * 2
 
 
-def test_a_damaged_or_different_trace_is_made_again(sweeps, tmp_path):
+def test_a_damaged_trace_is_made_again(tmp_path):
     said = []
     sweep(TINY, CONSTRAINED, tmp_path, say=said.append)
-    path = tmp_path / "traces" / "constrained-anytime-sgd.safetensors"
+    path = tmp_path / "traces" / "constrained-anytime-sgd-grid.safetensors"
     path.write_bytes(b"damaged")
     sweep(TINY, CONSTRAINED, tmp_path, say=said.append)
-    assert len(said) == 3 + 1
+    assert len(said) == 3 * 2 + 1
     assert Trace.load(path).complete
+
+
+def test_a_sweep_equals_plain_simulations(sweeps):
+    """Whole grid at the delays where it is shown, the winners elsewhere, nothing in between."""
+    _, found = sweeps
+    problem, trace = TINY.problem(CONSTRAINED), found[CONSTRAINED]["anytime-sgd"]
+    steps, delays = trace.axes[-1].values, trace.axis("delay").values
+    assert delays == CONSTRAINED.delays
+    won = {tuned(trace, 0), tuned(trace, 250)}
+    for i, delay in enumerate(delays):
+        for k, step in enumerate(steps):
+            if delay in WHOLE_GRID or k in won:
+                rule = build_rule("anytime-sgd", step, parse_set(CONSTRAINED.domain))
+                alone = simulate(problem, rule, delay, TINY.steps, seed=1, record_every=TINY.steps)
+                assert trace.accuracy[-1, 1, i, k].item() == pytest.approx(alone.accuracy[-1].item(), abs=6e-3)
+            else:
+                assert trace.accuracy[-1, 1, i, k].isnan()
 
 
 def test_sgd_is_judged_by_its_last_iterate_and_by_its_average(sweeps):
     _, found = sweeps
-    traces = found[CONSTRAINED]
-    last, average = traces["sgd"], traces["sgd-linear"]
-    assert torch.equal(last.output, average.query)
-    problem = TINY.problem(CONSTRAINED)
-    torch.testing.assert_close(last.accuracy[-1], problem.accuracy(last.output).squeeze(-1))
-    assert not torch.equal(last.accuracy[-1], average.accuracy[-1])
+    last, average = found[CONSTRAINED]["sgd"], found[CONSTRAINED]["sgd-linear"]
+    rule = build_rule("sgd", last.axes[-1].values[1], parse_set(CONSTRAINED.domain))
+    alone = simulate(TINY.problem(CONSTRAINED), rule, 500, TINY.steps, seed=0, record_every=TINY.steps)
+    at = CONSTRAINED.delays.index(500)
+    assert last.accuracy[-1, 0, at, 1].item() == pytest.approx(alone.accuracy[-1].item(), abs=6e-3)
+    assert not torch.equal(last.accuracy[-1, :, at], average.accuracy[-1, :, at])
 
 
 def test_sections_have_figures_verdicts_and_the_promised_columns(sweeps):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,12 +21,16 @@ from torch import Tensor
 from lategrad.problems import SoftmaxRegression, load
 from lategrad.registry import build_rule, parse_set
 from lategrad.simulate import simulate
-from lategrad.trace import Trace
+from lategrad.trace import Axis, Trace
 
 Say = Callable[[str], None]
 
 LOGNORMAL = "lognormal:7,0.4"
 DELAYS: tuple[int | str, ...] = (0, 10, 50, 100, 250, 500, 1000, LOGNORMAL)
+TUNED_AT = (0, 250)
+"""Delays at which steps are tuned; Figure 1 follows the winners to all other delays."""
+WHOLE_GRID = (*TUNED_AT, 500, LOGNORMAL)
+"""Delays at which some figure looks at every step; elsewhere only the winners are run."""
 
 
 def half_decades(low: int, high: int) -> tuple[float, ...]:
@@ -144,24 +149,51 @@ def cached_trace(path: Path, key: dict[str, Any], make: Callable[[], Trace]) -> 
 
 
 def sweep(config: SweepConfig, regime: Regime, out: Path, *, device: str = "cpu", say: Say = print) -> dict[str, Trace]:
-    """Final accuracies of every rule of a regime: axes seed, delay, and the rule's step."""
+    """Final accuracies of every rule of a regime: axes seed, delay, and the rule's step.
+
+    What no figure looks at is not run and is NaN: steps that won nowhere, at delays where the grid is not shown.
+    """
     traces: dict[str, Trace] = {}
-    problem = config.problem(regime)
-    for name, grid in regime.grids:
-        steps = grid[:: config.scale.every_step]
-        key = {"config": config.describe(), "regime": dataclasses.asdict(regime), "rule": name, "grid": steps}
-
-        def run(name: str = name, grid: tuple[float, ...] = steps) -> Trace:
-            say(f"{regime.name}: {name}, {len(grid)} steps x {len(regime.delays)} delays x {config.scale.seeds} seeds")
-            rule = build_rule(name, torch.tensor(grid, dtype=torch.float64).unsqueeze(-1), parse_set(regime.domain))
-            return simulate(problem, rule, regime.delays, config.steps, seed=config.seeds(), device=device,
-                            record_every=config.steps)  # fmt: skip
-
-        trace = cached_trace(out / "traces" / f"{regime.name}-{name}.safetensors", key, run)
-        if name == "sgd-linear":
-            traces["sgd"] = _at_last_iterate(trace, problem, device)
-        traces[name] = trace
+    shown = tuple(delay for delay in regime.delays if delay in WHOLE_GRID)
+    others = tuple(delay for delay in regime.delays if delay not in WHOLE_GRID)
+    for name, whole_grid in regime.grids:
+        grid = whole_grid[:: config.scale.every_step]
+        first = _judged(config, regime, name, grid, shown, out / "traces" / f"{regime.name}-{name}-grid", device, say)
+        winners = sorted({tuned(trace, delay) for trace in first.values() for delay in TUNED_AT})
+        won = tuple(grid[i] for i in winners)
+        second = _judged(config, regime, name, won, others, out / "traces" / f"{regime.name}-{name}-won", device, say)
+        traces |= {rule: _joined(regime, first[rule], second[rule], winners) for rule in first}
     return traces
+
+
+def _judged(config: SweepConfig, regime: Regime, name: str, steps: tuple[float, ...], delays: tuple[int | str, ...],
+            path: Path, device: str, say: Say) -> dict[str, Trace]:  # fmt: skip
+    """One simulation, by the rule it judges: SGD's is judged by its average and by its last iterate."""
+    problem = config.problem(regime)
+    key = {"config": config.describe(), "regime": dataclasses.asdict(regime), "rule": name, "steps": steps,
+           "delays": delays}  # fmt: skip
+
+    def run() -> Trace:
+        say(f"{regime.name}: {name}, {len(steps)} steps x {len(delays)} delays x {config.scale.seeds} seeds")
+        rule = build_rule(name, torch.tensor(steps, dtype=torch.float64).unsqueeze(-1), parse_set(regime.domain))
+        seeds = config.seeds()
+        return simulate(problem, rule, delays, config.steps, seed=seeds, device=device, record_every=config.steps)
+
+    trace = cached_trace(path.with_suffix(".safetensors"), key, run)
+    return {name: trace} | ({"sgd": _at_last_iterate(trace, problem, device)} if name == "sgd-linear" else {})
+
+
+def _joined(regime: Regime, grid: Trace, winners: Trace, positions: list[int]) -> Trace:
+    """Both parts on the axes of the whole sweep; the vectors are left behind in their files."""
+    axes = (grid.axes[0], Axis("delay", regime.delays), grid.axes[2])
+    values: dict[str, Any] = {}
+    for name in ("loss", "accuracy"):
+        whole = torch.full([len(axis.values) for axis in axes], torch.nan, dtype=torch.float64)
+        for part, steps in ((grid, list(range(len(axes[2].values)))), (winners, positions)):
+            rows = torch.tensor([regime.delays.index(delay) for delay in part.axis("delay").values])
+            whole[:, rows.unsqueeze(-1), torch.tensor(steps)] = getattr(part, name)[-1]
+        values[name] = whole.unsqueeze(0)
+    return dataclasses.replace(grid, steps=grid.steps[-1:], axes=axes, **values)
 
 
 def _at_last_iterate(trace: Trace, problem: SoftmaxRegression, device: str) -> Trace:
@@ -195,7 +227,7 @@ def sweep_rows(regime: Regime, traces: dict[str, Trace]) -> list[dict[str, Any]]
     for name, trace in traces.items():
         step_axis = trace.axes[-1].name
         for row in trace.rows():
-            if row["step"] > 0:
+            if not math.isnan(row["accuracy"]):  # what was run
                 rows.append({"rule": name, "regime": regime.name, "delay": row["delay"], "lr": row[step_axis],
                              "seed": row["seed"], "step": row["step"], "accuracy": row["accuracy"],
                              "loss": row["loss"], "excess_loss": row["excess_loss"]})  # fmt: skip
