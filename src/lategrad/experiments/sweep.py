@@ -53,6 +53,7 @@ class Regime:
     grids: tuple[tuple[str, tuple[float, ...]], ...]
     """Pairs of a rule and its steps; SGD's average and last iterate come from one run."""
     delays: tuple[int | str, ...] = DELAYS
+    grid_at: tuple[int | str, ...] = WHOLE_GRID
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -75,6 +76,7 @@ STRONGLY_CONVEX = Regime(
     0.1,
     (*CONVEX_GRIDS[:2], ("strongly-convex", half_decades(-1, 3))),
     delays=(0, 100, 250, 500, 1000),
+    grid_at=TUNED_AT,  # Figures 2 and 4 show the other two regimes
 )
 REGIMES = (CONSTRAINED, UNCONSTRAINED, STRONGLY_CONVEX)
 
@@ -154,8 +156,8 @@ def sweep(config: SweepConfig, regime: Regime, out: Path, *, device: str = "cpu"
     What no figure looks at is not run and is NaN: steps that won nowhere, at delays where the grid is not shown.
     """
     traces: dict[str, Trace] = {}
-    shown = tuple(delay for delay in regime.delays if delay in WHOLE_GRID)
-    others = tuple(delay for delay in regime.delays if delay not in WHOLE_GRID)
+    shown = tuple(delay for delay in regime.delays if delay in regime.grid_at)
+    others = tuple(delay for delay in regime.delays if delay not in regime.grid_at)
     for name, whole_grid in regime.grids:
         grid = whole_grid[:: config.scale.every_step]
         first = _judged(config, regime, name, grid, shown, out / "traces" / f"{regime.name}-{name}-grid", device, say)
