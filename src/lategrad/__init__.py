@@ -1,9 +1,11 @@
 """Train from late gradients: server rules that adapt to unknown, changing delays."""
 
-from lategrad import clocks, delays, optim, problems, theory
+from lategrad import clocks, delays, optim, problems, serve, theory
 from lategrad.inplace import in_place
 from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
+from lategrad.replay import replay
 from lategrad.rules import SGD, Anytime, Steady, StronglyConvexOGD, rivals
+from lategrad.serve.training import resume, train
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
 from lategrad.simulate import simulate
 from lategrad.trace import Trace
@@ -37,7 +39,11 @@ __all__ = [
     "in_place",
     "optim",
     "problems",
+    "replay",
+    "resume",
     "rivals",
+    "serve",
     "simulate",
     "theory",
+    "train",
 ]

@@ -8,6 +8,7 @@ depends on nothing but its arguments. A longer draw starts with the shorter one,
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -20,7 +21,7 @@ from torch import Tensor
 from lategrad.validation import require, require_choice, require_number
 
 __all__ = ["Arrivals", "ByClass", "Constant", "Cyclic", "DelayModel", "DelaySummary", "FromFunction",
-           "Geometric", "Histogram", "LogNormal", "Pareto", "Recorded", "Regimes", "Uniform", "cap",
+           "Geometric", "Histogram", "Law", "LogNormal", "Pareto", "Recorded", "Regimes", "Uniform", "cap",
            "summarise"]  # fmt: skip
 
 _DELAYS, _PARTS = 0x64656C6179, 0x7061727473  # tags: delays share no random numbers with other draws
@@ -78,6 +79,21 @@ def generator(*key: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(key))
 
 
+class Law(ABC):
+    """A delay model whose values depend on nothing but their position: also a law for pauses, uncapped."""
+
+    needs_labels: ClassVar[bool] = False
+
+    @abstractmethod
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
+        """``steps`` values >= 0, before they are capped at t - 1 and rounded down."""
+
+    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+        """The values as delays: rounded down, and at most t - 1."""
+        check_draw(steps, seed)
+        return Arrivals(cap(self.raw(steps, seed)))
+
+
 def _own_seed(seed: int, part: int) -> int:
     """The seed of one of the models inside a model."""
     return int(generator(seed, _PARTS, part).integers(2**63))
@@ -93,7 +109,7 @@ def _as_model(name: str, value: DelayModel | int) -> DelayModel:
 
 
 @dataclass(frozen=True, eq=False)
-class Constant:
+class Constant(Law):
     r"""The same delay at every update, :math:`\tau_t = \min(\mathrm{delay}, t - 1)`.
 
     >>> Constant(2).draw(steps=5, seed=0).delays
@@ -101,19 +117,17 @@ class Constant:
     """
 
     delay: int
-    needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_count("delay", self.delay)
 
-    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """Nothing is random."""
-        check_draw(steps, seed)
-        return Arrivals(cap(np.full(steps, min(self.delay, steps))))
+        return np.full(steps, self.delay)
 
 
 @dataclass(frozen=True, eq=False)
-class Uniform:
+class Uniform(Law):
     r"""Independent delays, uniform on the integers low, ..., high (both included).
 
     >>> Uniform(2, 3).draw(steps=1000, seed=0).delays[3:].unique()
@@ -122,21 +136,19 @@ class Uniform:
 
     low: int
     high: int
-    needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_count("low", self.low)
         require_count("high", self.high)
         require("low", self.low, self.low <= self.high, f"<= high = {self.high!r}")
 
-    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """One integer for each update."""
-        check_draw(steps, seed)
-        return Arrivals(cap(generator(seed, _DELAYS).integers(self.low, self.high, steps, endpoint=True)))
+        return generator(seed, _DELAYS).integers(self.low, self.high, steps, endpoint=True)
 
 
 @dataclass(frozen=True, eq=False)
-class Geometric:
+class Geometric(Law):
     r"""Independent geometric delays, :math:`P(\tau = k) = p(1-p)^k` for k = 0, 1, ..., with mean m = 1/p - 1.
 
     The standard deviation is :math:`\sqrt{m(m+1)}`, a little more than the mean.
@@ -146,19 +158,17 @@ class Geometric:
     """
 
     mean: float
-    needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_number("mean", self.mean, low=0)
 
-    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """Failures before the first success, one count for each update."""
-        check_draw(steps, seed)
-        return Arrivals(cap(generator(seed, _DELAYS).geometric(1 / (1 + self.mean), steps) - 1))
+        return generator(seed, _DELAYS).geometric(1 / (1 + self.mean), steps) - 1
 
 
 @dataclass(frozen=True, eq=False)
-class LogNormal:
+class LogNormal(Law):
     r"""Independent delays :math:`\lfloor e^z \rfloor` with :math:`z \sim N(\mu, \sigma^2)`.
 
     Up to the floor and the cap, the median is :math:`e^\mu` and the mean :math:`e^{\mu + \sigma^2/2}`:
@@ -170,23 +180,21 @@ class LogNormal:
 
     mu: float
     sigma: float
-    needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.mu, int | float) and not isinstance(self.mu, bool)
         require("mu", self.mu, is_number and math.isfinite(self.mu), "a finite number")
         require_number("sigma", self.sigma, low=0)
 
-    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """One exponential of a normal for each update."""
-        check_draw(steps, seed)
         z = generator(seed, _DELAYS).standard_normal(steps)
         with np.errstate(over="ignore"):  # inf is a delay like any other: it is capped
-            return Arrivals(cap(np.exp(self.mu + self.sigma * z)))
+            return np.exp(self.mu + self.sigma * z)
 
 
 @dataclass(frozen=True, eq=False)
-class Pareto:
+class Pareto(Law):
     r"""Independent heavy-tailed delays :math:`\lfloor \mathrm{scale} \cdot U^{-1/\mathrm{shape}} \rfloor`.
 
     :math:`P(\tau \ge k) = (k / \mathrm{scale})^{-\mathrm{shape}}` for integers k >= scale. Before the cap
@@ -198,22 +206,20 @@ class Pareto:
 
     shape: float
     scale: float
-    needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_number("shape", self.shape, low=0, strict=True)
         require_number("scale", self.scale, low=0, strict=True)
 
-    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """One power of a uniform number for each update."""
-        check_draw(steps, seed)
         u = 1 - generator(seed, _DELAYS).random(steps)  # in (0, 1]
         with np.errstate(over="ignore"):
-            return Arrivals(cap(self.scale * u ** (-1 / self.shape)))
+            return self.scale * u ** (-1 / self.shape)
 
 
 @dataclass(frozen=True, eq=False)
-class Cyclic:
+class Cyclic(Law):
     r"""A sequence repeated for ever: :math:`\tau_t` = sequence[(t - 1) mod its length].
 
     >>> Cyclic((0, 1, 4)).draw(steps=7, seed=0).delays
@@ -221,17 +227,15 @@ class Cyclic:
     """
 
     sequence: Sequence[int]
-    needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require("sequence", self.sequence, len(self.sequence) > 0, "at least one delay")
         for delay in self.sequence:
             require_count("each delay of sequence", delay)
 
-    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """Nothing is random."""
-        check_draw(steps, seed)
-        return Arrivals(cap(np.resize([min(delay, steps) for delay in self.sequence], steps)))
+        return np.resize(self.sequence, steps)
 
 
 @dataclass(frozen=True, eq=False)

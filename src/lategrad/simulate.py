@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,9 +36,9 @@ from torch import Tensor
 from lategrad.delay_specs import parse
 from lategrad.delays import Arrivals, Constant, DelayModel
 from lategrad.history import History, SlotPlan, plan_slots
-from lategrad.inplace import compiled, overwrite
+from lategrad.inplace import compiled, in_place
 from lategrad.problems.problem import Problem
-from lategrad.rules.rule import AnyRule, apply_update, issue_ticket
+from lategrad.rules.rule import AnyRule, issue_ticket
 from lategrad.runs import map_tensors
 from lategrad.trace import Axis, Trace, describe
 from lategrad.validation import require, require_device
@@ -60,7 +60,7 @@ def simulate(
     record_every: int | None = None,
     device: torch.device | str = "cpu",
     share_samples: bool = True,
-    compile: bool | None = None,
+    compile: bool | Literal["rule"] | None = None,
     progress: bool | None = None,
     save_to: str | Path | None = None,
 ) -> Trace:
@@ -78,7 +78,8 @@ def simulate(
         device: "cpu", "cuda", ...; the samples are the same on all.
         share_samples: runs with the same seed see the same samples, which makes them comparable and fast;
             False gives every run samples of its own.
-        compile: through ``torch.compile``; by default for long runs.
+        compile: through ``torch.compile``, gradient and update as one, or the rule's update alone ("rule", as a
+            real server does it); by default for long runs.
         progress: show a progress bar; by default on a terminal.
         save_to: keep the trace in this file, up to date with every record, so that a killed run is not
             lost.
@@ -171,7 +172,7 @@ class Simulation:
         arrivals: list[list[Arrivals]],
         seeds: tuple[int, ...],
         share_samples: bool,
-        compile: bool,
+        compile: bool | Literal["rule"],
     ) -> None:
         self.problem, self.rule, self.arrivals = problem, rule, arrivals
         x0 = problem.start()
@@ -198,11 +199,12 @@ class Simulation:
         self.chunk = _Chunk.empty()
         self.at = torch.zeros(1, dtype=torch.int64, device=query.device)
 
-        def update(state: Any, stale: Tensor, ticket: Tensor, sample: Tensor, delay: Tensor) -> None:
-            grad = problem.gradient(stale, sample)
-            overwrite(state, apply_update(rule, state, grad, delay, ticket))
+        step = in_place(rule, compile=compile == "rule")
 
-        self.advance_state = compiled(update) if compile else update
+        def update(state: Any, stale: Tensor, ticket: Tensor, sample: Tensor, delay: Tensor) -> None:
+            step(state, problem.gradient(stale, sample), delay, ticket)
+
+        self.advance_state = compiled(update) if compile is True else update
         self.graph: torch.cuda.CUDAGraph | None = None
         self.warm_steps = 0
 

@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = "lategrad-trace-1"
-_TENSORS = ("steps", "loss", "accuracy", "delays", "time", "worker", "output", "query")
+_TENSORS = ("steps", "loss", "accuracy", "delays", "time", "worker", "sequence", "output", "query")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Trace:
     """``(updates, *arrivals)``: when each update was applied, in (virtual) seconds, where known."""
     worker: Tensor | None = None
     """``(updates, *arrivals)``: who sent each gradient, where known."""
+    sequence: Tensor | None = None
+    """``(updates,)``: which sample of its worker's stream each gradient used, in a real training."""
 
     def axis(self, name: str) -> Axis:
         """The axis of that name."""
@@ -73,6 +76,12 @@ class Trace:
     def delay_summary(self) -> DelaySummary:
         """Mean, spread, quantiles, maximum and histogram of all delays."""
         return summarise(self.delays.flatten())
+
+    @property
+    def version(self) -> Tensor:
+        """``(updates, *arrivals)``: how many updates the query of each gradient had behind it."""
+        made = torch.arange(len(self.delays)).view(-1, *[1] * (self.delays.dim() - 1))
+        return made - self.delays
 
     @property
     def complete(self) -> bool:
@@ -111,7 +120,7 @@ class Trace:
         except SafetensorError as error:
             raise ValueError(f"{os.fspath(path)!r} is not a readable trace: {error}") from None
         axes = tuple(Axis(axis["name"], tuple(axis["values"])) for axis in json.loads(metadata["axes"]))
-        optional = {name: tensors.pop(name, None) for name in ("accuracy", "time", "worker")}
+        optional = {name: tensors.pop(name, None) for name in ("accuracy", "time", "worker", "sequence")}
         return Trace(**tensors, **optional, axes=axes, config=json.loads(metadata["config"]))
 
     def rows(self, optimum: float | None = None) -> Iterator[dict[str, Any]]:

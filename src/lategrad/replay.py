@@ -1,0 +1,95 @@
+"""Replay: what was recorded of a real run, through the simulator, with its own rule or with another."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lategrad.delays import Recorded
+from lategrad.problems.problem import Problem
+from lategrad.rules.rule import AnyRule
+from lategrad.serve.worker import stream_seed
+from lategrad.simulate import simulate
+from lategrad.torch_threads import torch_threads
+from lategrad.trace import Trace
+from lategrad.validation import require
+
+
+class RecordedSamples:
+    """A problem whose samples are those that the workers of a recorded run drew, in the order of its updates."""
+
+    def __init__(self, problem: Problem, worker: Tensor, sequence: Tensor, seed: int) -> None:
+        self._problem, self._worker, self._sequence, self._seed = problem, worker, sequence, seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._problem, name)  # all but the samples is the problem's own
+
+    def __repr__(self) -> str:
+        return repr(self._problem)
+
+    def samples(self, seed: int, first: int, count: int) -> Tensor:
+        """The samples of updates number ``first, ...`` of the run, whatever the seed."""
+        worker, sequence = self._worker[first : first + count], self._sequence[first : first + count]
+        drawn: Tensor | None = None
+        for number in worker.unique().tolist():
+            mine = worker == number
+            low, high = int(sequence[mine].min()), int(sequence[mine].max())
+            stream = self._problem.samples(stream_seed(self._seed, number), low, high - low + 1)
+            if drawn is None:
+                drawn = stream.new_empty(count, *stream.shape[1:])
+            drawn[mine] = stream[sequence[mine] - low]
+        assert drawn is not None
+        return drawn
+
+    def to(self, device: torch.device | str) -> RecordedSamples:
+        """The same with the problem's data on a device."""
+        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._seed)
+
+
+def replay(
+    trace: Trace,
+    problem: Problem,
+    rule: AnyRule[Any],
+    *,
+    record_every: int | None = None,
+    device: torch.device | str = "cpu",
+    progress: bool | None = None,
+) -> Trace:
+    """Simulate a rule on the delays and samples that a real training recorded.
+
+    With the run's own rule the final parameters are those of the run, to the bit, if both were computed on a CPU
+    of the same kind and the rule's update was not compiled; compiled, kernels may round sums differently, and the
+    vectors agree to a few units in the last place, which the run then amplifies as it does any rounding. With
+    another rule: what it would have done on that night's delays.
+
+    Args:
+        trace: of :func:`~lategrad.train`.
+        problem: the one that was trained on.
+        rule: the run's own, or another; hyper-parameters of shape ``(*runs, 1)`` try several at once.
+        record_every: updates between two records; by default ten records.
+        device: "cpu" or "cuda".
+        progress: show a progress bar; by default on a terminal.
+
+    >>> import lategrad as lg
+    >>> from lategrad.problems import Quadratic
+    >>> problem, rule = Quadratic(), lg.Anytime(lg.OGD(lr=0.5))
+    >>> trace = lg.train(problem, rule, steps=200, workers=3, engine="threads")
+    >>> torch.equal(replay(trace, problem, rule).output, trace.output)
+    True
+    >>> replay(trace, problem, lg.SGD(lr=0.05)).delay_summary().mean == trace.delay_summary().mean
+    True
+    """
+    require("trace", trace.config.get("problem"), trace.sequence is not None and trace.worker is not None,
+            "of a real training: a simulated one can be simulated again")  # fmt: skip
+    worker, sequence = cast(Tensor, trace.worker), cast(Tensor, trace.sequence)
+    same = trace.config["problem"] == repr(problem)
+    require("problem", problem, same, f"the one that was trained on, {trace.config['problem']}")
+    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, trace.config["settings"]["seed"]))
+    with torch_threads(1):  # as many as the workers had: sums over several threads round differently
+        return simulate(
+            recorded, rule, Recorded(trace.delays, trace.time, trace.worker), len(trace.delays),
+            record_every=record_every, device=device, progress=progress,
+            compile="rule" if trace.config["compiled"] else False,
+        )  # fmt: skip

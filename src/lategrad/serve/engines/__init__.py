@@ -1,0 +1,1 @@
+"""How workers run and how vectors travel: threads, processes."""

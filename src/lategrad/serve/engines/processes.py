@@ -1,0 +1,214 @@
+"""Workers as processes of this machine; vectors travel through shared memory, a few bytes through a socket.
+
+Each worker has a segment of its own with two vectors: the server writes the query and the worker reads it,
+the worker writes the gradient and the server reads it. Whose turn it is follows from messages on a socket
+pair: the gradient's message is sent after the gradient is written, so that a worker that dies while it writes
+has sent nothing, and no torn gradient can be applied. A replacement gets a new segment. Segments have no
+name (they are unlinked as soon as they are made), so that nothing is left behind however a process ends, and
+nobody else can open them. Nothing listens on a network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import select
+import selectors
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.multiprocessing  # tensors of a problem are shared between workers, not copied
+from torch import Tensor
+
+from lategrad.problems.problem import Problem
+from lategrad.serve.engines.engine import Arrived, Event, Failed, Lost, Ready
+from lategrad.serve.server import Job, malformed
+from lategrad.serve.worker import Oracle, Slowness, work
+
+_MESSAGE = struct.Struct("<Bqq")  # kind, sequence, version; text may follow
+_READY, _ARRIVED, _FAILED, _JOB, _END = range(5)
+_LARGEST = 16_384  # bytes of a message; longer texts are cut
+_QUERY, _GRAD = 0, 1
+
+
+def _pack(kind: int, sequence: int = 0, version: int = 0, text: str = "") -> bytes:
+    return (_MESSAGE.pack(kind, sequence, version) + text.encode())[:_LARGEST]
+
+
+def _unpack(message: bytes) -> tuple[int, int, int, str]:
+    kind, sequence, version = _MESSAGE.unpack_from(message)
+    return kind, sequence, version, message[_MESSAGE.size :].decode(errors="replace")
+
+
+class _ProcessMember:
+    """The server's end of one worker process."""
+
+    def __init__(self, worker: int, process: Any, channel: socket.socket, segment: Tensor) -> None:
+        self.worker = worker
+        self.process, self.channel = process, channel
+        self.query, self.grad = segment[_QUERY], segment[_GRAD]
+
+    def send(self, job: Job) -> None:
+        self._tell(_pack(_JOB, job.sequence, job.version))
+
+    def dismiss(self) -> None:
+        self._tell(_pack(_END))
+
+    def _tell(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it is dead: its closed socket tells
+            self.channel.send(message)
+
+    def kill(self) -> bool:
+        self.process.kill()
+        return True
+
+    def read(self) -> Event | None:
+        """The event in the next message; None at the end of the stream."""
+        try:
+            message = self.channel.recv(_LARGEST)
+        except ConnectionResetError:
+            return None
+        if not message:
+            return None
+        kind, sequence, version, text = _unpack(message)
+        if kind == _ARRIVED:
+            return Arrived(self, version, sequence, self.grad)
+        return Failed(self, sequence, text) if kind == _FAILED else Ready(self)
+
+    def end(self) -> str:
+        """Give back what the worker held; returns how it ended."""
+        self.channel.close()
+        self.process.join(timeout=5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        code = self.process.exitcode
+        self.process.close()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+class Processes:
+    """An engine of processes.
+
+    They are forked from a server process that has imported this library but done nothing else, which takes
+    milliseconds and is safe with threads; the problem is pickled to them once, its tensors by reference.
+    """
+
+    def __init__(
+        self, problem: Problem, seed: int, slowness: Slowness, device: torch.device, dim: int, dtype: torch.dtype
+    ) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__])
+        self._parts = (problem, seed, slowness, device)
+        self._form = (dim, dtype)
+        self._selector = selectors.DefaultSelector()
+        self._members: set[_ProcessMember] = set()
+
+    def start(self, worker: int) -> _ProcessMember:
+        """Fork a worker with a new segment."""
+        dim, dtype = self._form
+        segment = torch.empty(2, dim, dtype=dtype).share_memory_()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        process = self._context.Process(
+            target=_run, args=(worker, theirs, segment, *self._parts), name=f"lategrad-worker-{worker}", daemon=True
+        )
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            ours.close()
+            raise ValueError(
+                f"the problem cannot be sent to worker processes ({error}): define it in a module, "
+                'or use engine="threads"'
+            ) from None
+        finally:
+            theirs.close()
+        member = _ProcessMember(worker, process, ours, segment)
+        self._members.add(member)
+        self._selector.register(ours, selectors.EVENT_READ, member)
+        return member
+
+    def wait(self, timeout: float) -> Iterator[Event]:
+        """At most one event of each worker, so that none is served twice before another once."""
+        for key, _ in self._selector.select(timeout):
+            member: _ProcessMember = key.data
+            event = member.read()
+            if event is None:
+                self._selector.unregister(member.channel)
+                self._members.discard(member)
+                yield Lost(member, member.end())
+            else:
+                yield event
+
+    def close(self) -> None:
+        """Kill all workers and wait for them."""
+        for member in self._members:
+            member.kill()
+        for member in self._members:
+            member.end()
+        self._members.clear()
+        self._selector.close()
+
+
+class _ProcessLink:
+    """The worker's end."""
+
+    def __init__(self, worker: int, channel: socket.socket, segment: Tensor) -> None:
+        self.worker, self.channel = worker, channel
+        self.query, self.grad = segment[_QUERY], segment[_GRAD]
+
+    def receive(self) -> Job | None:
+        message = self.channel.recv(_LARGEST)
+        if not message:
+            return None
+        kind, sequence, version, _ = _unpack(message)
+        return Job(self.worker, sequence, version, self.query) if kind == _JOB else None
+
+    def send(self, job: Job, grad: Tensor) -> None:
+        if form := malformed(grad, len(self.grad), self.grad.dtype):
+            self._fail(job, form)
+            return
+        self.grad.copy_(grad)
+        self.channel.send(_pack(_ARRIVED, job.sequence, job.version))
+
+    def fail(self, job: Job, error: Exception) -> None:
+        self._fail(job, f"{type(error).__name__}: {error}")
+
+    def _fail(self, job: Job, reason: str) -> None:
+        self.channel.send(_pack(_FAILED, job.sequence, job.version, reason))
+
+
+def _run(
+    worker: int,
+    channel: socket.socket,
+    segment: Tensor,
+    problem: Problem,
+    seed: int,
+    slowness: Slowness,
+    device: torch.device,
+) -> None:
+    """The life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it ends its workers itself
+    torch.set_num_threads(1)  # the workers are the parallelism
+    threading.Thread(target=_end_with_server, args=(channel.dup(),), daemon=True).start()
+    try:
+        oracle = Oracle(problem, seed, slowness, device)
+        channel.send(_pack(_READY))
+        work(oracle, _ProcessLink(worker, channel, segment), time.sleep)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the server has gone
+
+
+def _end_with_server(channel: socket.socket) -> None:
+    """End this process when the server is dead, even in the middle of a gradient that never ends."""
+    hang_up = select.poll()
+    hang_up.register(channel, 0)  # no event is asked for; a hang-up is always reported
+    hang_up.poll()
+    os._exit(1)

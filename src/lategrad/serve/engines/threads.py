@@ -1,0 +1,91 @@
+"""Workers as threads of this process: for notebooks and tests, and for problems that cannot be pickled."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lategrad.problems.problem import Problem
+from lategrad.serve.engines.engine import Arrived, Event, Failed, Ready
+from lategrad.serve.server import Job
+from lategrad.serve.worker import Oracle, Slowness, work
+
+
+class _ThreadMember:
+    """A worker thread with its inbox; it is both ends of the link."""
+
+    def __init__(self, worker: int, events: queue.SimpleQueue[Event]) -> None:
+        self.worker = worker
+        self.query = None
+        self._events = events
+        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.leaving = threading.Event()
+
+    def send(self, job: Job | None) -> None:
+        self._inbox.put(job)
+
+    def dismiss(self) -> None:
+        self.leaving.set()
+        self._inbox.put(None)
+
+    def kill(self) -> bool:
+        self.dismiss()  # if it ever comes back, its gradient is used, and it ends then
+        return False
+
+    def receive(self) -> Job | None:
+        return self._inbox.get()
+
+    def deliver(self, job: Job, grad: Tensor) -> None:
+        self._events.put(Arrived(self, job.version, job.sequence, grad))
+
+    def fail(self, job: Job, error: Exception) -> None:
+        self._events.put(Failed(self, job.sequence, f"{type(error).__name__}: {error}"))
+
+
+class _ThreadLink:
+    """The worker's end."""
+
+    def __init__(self, member: _ThreadMember) -> None:
+        self.receive, self.send, self.fail = member.receive, member.deliver, member.fail
+
+
+class Threads:
+    """An engine of threads; they share the problem, and torch's threads."""
+
+    def __init__(self, problem: Problem, seed: int, slowness: Slowness, device: torch.device) -> None:
+        self._parts = (problem, seed, slowness, device)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._members: list[tuple[_ThreadMember, threading.Thread]] = []
+
+    def start(self, worker: int) -> _ThreadMember:
+        """A daemon thread: one that hangs cannot keep the interpreter from ending."""
+        member = _ThreadMember(worker, self._events)
+
+        def run() -> None:
+            self._events.put(Ready(member))
+            work(Oracle(*self._parts), _ThreadLink(member), member.leaving.wait)
+
+        thread = threading.Thread(target=run, name=f"lategrad-worker-{worker}", daemon=True)
+        self._members.append((member, thread))
+        thread.start()
+        return member
+
+    def wait(self, timeout: float) -> Iterator[Event]:
+        """All events that are there."""
+        try:
+            yield self._events.get(timeout=timeout)
+            while True:
+                yield self._events.get_nowait()
+        except queue.Empty:
+            return
+
+    def close(self) -> None:
+        """Dismiss all and wait a moment for those that can end."""
+        for member, _ in self._members:
+            member.dismiss()
+        for _, thread in self._members:
+            thread.join(timeout=1.0)

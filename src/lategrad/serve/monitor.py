@@ -1,0 +1,117 @@
+"""Watching a run: a line on the terminal, and TensorBoard."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from lategrad.serve.server import Telemetry
+from lategrad.validation import require_choice
+
+LOGS = ("tensorboard",)
+
+
+class Monitor(Protocol):
+    """Something that is shown how a run is doing, about once a second and at its end."""
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """Take note; ``delays`` are those of the updates since the last time."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+def summary_line(telemetry: Telemetry, alive: int) -> str:
+    """Speed, loss, delays and workers in one line."""
+    t = telemetry
+    accuracy = "" if t.accuracy is None else f", accuracy {t.accuracy:.4f}"
+    refused = f", {t.refused} refused" if t.refused else ""
+    return (
+        f"{t.updates_per_second:,.0f} updates/s, loss {t.loss:.4g}{accuracy}, "
+        f"delay {t.delay_mean:.1f} mean {t.delay_p95:.0f} p95 {t.delay_max} max, {alive} workers{refused}"
+    )
+
+
+class Terminal:
+    """A progress bar on stderr, with :func:`summary_line` behind it."""
+
+    def __init__(self, steps: int) -> None:
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task("starting workers", total=steps)
+        self._bar.start()
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """Redraw."""
+        self._bar.update(self._task, completed=telemetry.version, description=summary_line(telemetry, alive))
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+
+class TensorBoard:
+    """Scalars and histograms of delays in a folder that ``tensorboard --logdir`` shows."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError("log='tensorboard' needs a package more: pip install 'lategrad[tensorboard]'") from None
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """One point of each scalar, at the number of updates."""
+        step = telemetry.version
+        scalars: dict[str, float | None] = {
+            "loss": telemetry.loss,
+            "accuracy": telemetry.accuracy,
+            "updates per second": telemetry.updates_per_second,
+            "delay/mean": telemetry.delay_mean,
+            "delay/p95": telemetry.delay_p95,
+            "delay/max": telemetry.delay_max,
+            "workers/alive": alive,
+            "workers/refused gradients": telemetry.refused,
+        }
+        for name, value in scalars.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
+        if len(delays):
+            self._writer.add_histogram("delay", delays, step)
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._writer.close()
+
+
+class Monitors(AbstractContextManager["Monitors"]):
+    """All monitors of a run, closed together."""
+
+    def __init__(self, progress: bool, steps: int, log: str | None, folder: Path | None) -> None:
+        self._all: list[Monitor] = []
+        if log is not None:
+            require_choice("log", log, LOGS)
+            if folder is None:
+                raise ValueError(f"log={log!r} needs a folder to write to: give out=...")
+            self._all.append(TensorBoard(folder / "tensorboard"))
+        if progress:
+            self._all.append(Terminal(steps))
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """Show all of them."""
+        for monitor in self._all:
+            monitor.show(telemetry, alive, delays)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for monitor in self._all:
+            monitor.close()

@@ -1,0 +1,400 @@
+"""Real asynchronous training on one machine: a server, its workers, and someone who looks after both."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lategrad.delay_specs import parse
+from lategrad.delays import Law
+from lategrad.problems.problem import Problem
+from lategrad.rules.rule import AnyRule
+from lategrad.serve.checkpoint import checkpoint_paths, newest
+from lategrad.serve.engines.engine import Arrived, Engine, Event, Failed, Member, Ready
+from lategrad.serve.engines.processes import Processes
+from lategrad.serve.engines.threads import Threads
+from lategrad.serve.monitor import Monitors
+from lategrad.serve.server import Job, Server
+from lategrad.serve.worker import Slowness
+from lategrad.torch_threads import torch_threads
+from lategrad.trace import Trace
+from lategrad.validation import require, require_choice, require_device, require_number
+
+ENGINES = ("processes", "threads")
+CONTROL_FILE = "workers"
+"""In the run's folder: write a number into it and the run goes on with so many workers."""
+
+_TICK = 0.2  # seconds between two looks at deadlines, the control file and the display
+_START_DEADLINE = 120.0  # seconds a worker may take to start
+_FRUITLESS = 5  # deaths in a row before any gradient arrived, after which the run gives up
+_LONGEST_BACKOFF = 5.0
+
+Slow = str | dict[int, str] | None
+
+
+def train(
+    problem: Problem,
+    rule: AnyRule[Any],
+    *,
+    steps: int,
+    workers: int = 4,
+    engine: str = "processes",
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    slow: Slow = None,
+    threads: int = 1,
+    deadline: float = 300.0,
+    max_refusals: int | None = 10,
+    record_every: int | None = None,
+    compile: bool | None = None,
+    out: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    keep: int = 2,
+    log: str | None = None,
+    progress: bool | None = None,
+    notes: dict[str, Any] | None = None,
+) -> Trace:
+    """Train with asynchronous workers: each computes gradients at the query it last got, late as they may be.
+
+    Args:
+        problem: the objective; any :class:`~lategrad.problems.Problem`, such as
+            :class:`~lategrad.problems.ModuleProblem` for an ``nn.Module``.
+        rule: the server rule.
+        steps: updates to make in all.
+        workers: how many; can be changed while it runs (:class:`Training`, or the file ``out/workers``).
+        engine: "processes", or "threads" for notebooks and problems that cannot be pickled.
+        seed: of the workers' streams of samples; each worker has its own.
+        device: where gradients are computed; the server's state is in main memory.
+        slow: make workers late on purpose: a specification such as ``"lognormal:3,1"`` of the milliseconds
+            by which each gradient is held back, or one for each of some workers, ``{0: "constant:100"}``.
+        threads: of torch in the server; each worker process has one.
+        deadline: seconds after which a worker that still has not returned its gradient is taken for hung and
+            replaced. Slow is not hung: late work is used.
+        max_refusals: gradients in a row that must be refused (not finite, wrong shape, ...) for a worker to
+            be dropped; None for never.
+        record_every: updates between two records of loss and accuracy; by default ten records.
+        compile: the rule's update through ``torch.compile``; by default for long runs.
+        out: folder for checkpoints, the log of updates and the trace; None keeps everything in memory.
+        checkpoint_every: updates between two checkpoints; by default one a minute. One is always made at the
+            start and at the end, and on Ctrl-C or SIGTERM.
+        keep: checkpoints to keep.
+        log: "tensorboard" writes scalars and histograms of delays to ``out/tensorboard``.
+        progress: show a progress bar; by default on a terminal.
+        notes: what else the trace and the checkpoints should say about the run; JSON values.
+
+    Ctrl-C or SIGTERM ends the run early, after a last checkpoint, and returns what there is
+    (``trace.complete`` is then False); :func:`resume` goes on from there.
+
+    >>> import lategrad as lg
+    >>> from lategrad.problems import Quadratic
+    >>> trace = train(Quadratic(noise=0.1), lg.Anytime(lg.OGD(lr=1.0)), steps=300, workers=3, engine="threads")
+    >>> trace.complete, bool(trace.loss[-1] < trace.loss[0] / 10)
+    (True, True)
+    """
+    settings = Settings(steps, workers, engine, seed, str(device), slow, threads, deadline, max_refusals,
+                        record_every, compile, checkpoint_every, keep, log, notes or {})  # fmt: skip
+    folder = None if out is None else Path(out)
+    if folder is not None and checkpoint_paths(folder):
+        raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
+    return Training(problem, rule, settings, folder, progress).run()
+
+
+def resume(
+    out: str | Path, problem: Problem, rule: AnyRule[Any], *, progress: bool | None = None, **changes: Any
+) -> Trace:
+    """Go on with a run from its newest whole checkpoint: state, version, sample streams and trace.
+
+    Args:
+        out: the run's folder.
+        problem: the same problem; another one is refused.
+        rule: the same rule; another one is refused.
+        progress: show a progress bar; by default on a terminal.
+        changes: arguments of :func:`train` that shall be others from now on, such as ``steps`` or ``workers``.
+    """
+    folder = Path(out)
+    settings = saved_settings(folder)
+    unknown = sorted(set(changes) - set(asdict(settings)))
+    require("changes", unknown, not unknown, f"among {', '.join(asdict(settings))}")
+    training = Training(problem, rule, replace(settings, **changes), folder, progress)
+    training.server.restore()
+    return training.run()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of :func:`train` that a run is resumed with."""
+
+    steps: int
+    workers: int = 4
+    engine: str = "processes"
+    seed: int = 0
+    device: str = "cpu"
+    slow: Slow = None
+    threads: int = 1
+    deadline: float = 300.0
+    max_refusals: int | None = 10
+    record_every: int | None = None
+    compile: bool | None = None
+    checkpoint_every: int | None = None
+    keep: int = 2
+    log: str | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, count in (("workers", self.workers), ("threads", self.threads)):
+            require(name, count, isinstance(count, int) and count >= 1, "an integer >= 1")
+        require_choice("engine", self.engine, ENGINES)
+        require("seed", self.seed, isinstance(self.seed, int) and self.seed >= 0, "an integer >= 0")
+        require_device("device", self.device)
+        require_number("deadline", self.deadline, low=0, strict=True)
+        self.slowness()
+
+    def slowness(self) -> Slowness:
+        """The pauses that ``slow`` describes."""
+        if self.slow is None or isinstance(self.slow, str):
+            return Slowness(None if self.slow is None else _law(self.slow))
+        return Slowness(None, tuple((int(worker), _law(spec)) for worker, spec in self.slow.items()))
+
+
+def saved_settings(folder: Path) -> Settings:
+    """The settings that the newest whole checkpoint of a run was made with."""
+    return newest(folder, lambda checkpoint: Settings(**checkpoint.description["config"]["settings"]))
+
+
+def _law(spec: str) -> Law:
+    model = parse(spec)
+    if not isinstance(model, Law):
+        raise ValueError(f"slow must be a law of single pauses such as constant:100 or lognormal:3,1, got {spec!r}")
+    return model
+
+
+@dataclass
+class _Duty:
+    """What the supervisor knows of a member."""
+
+    since: float
+    """When it was started, or got its present job."""
+    started: bool = False
+    delivered: bool = False
+    dismissed: bool = False
+
+
+class Training:
+    """A run with a handle: ``run()`` blocks; ``set_workers`` and ``stop`` may be called from another thread.
+
+    Args:
+        problem: see :func:`train`.
+        rule: see :func:`train`.
+        settings: see :func:`train`.
+        folder: where checkpoints go; None for none.
+        progress: show a progress bar; by default on a terminal.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        rule: AnyRule[Any],
+        settings: Settings,
+        folder: Path | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        self.settings, self.folder = settings, folder
+        self.progress = sys.stderr.isatty() if progress is None else progress
+        self.server = Server(
+            problem, rule, steps=settings.steps, record_every=settings.record_every, compile=settings.compile,
+            folder=folder, checkpoint_every=settings.checkpoint_every, keep=settings.keep,
+            max_refusals=settings.max_refusals, config={"settings": asdict(settings)},
+        )  # fmt: skip
+        self._problem = problem
+        self._wanted = settings.workers
+        self._stopping: str | None = None
+        self._duties: dict[Member, _Duty] = {}
+        self._fruitless = 0
+        self._not_before: dict[int, float] = {}
+        self._replaced: Counter[str] = Counter()
+        self._shown = 0
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The numbers of the workers that are alive."""
+        return tuple(sorted(member.worker for member, duty in list(self._duties.items()) if not duty.dismissed))
+
+    def set_workers(self, count: int) -> None:
+        """Go on with so many workers: more are started, or the last ones leave after their next gradient."""
+        require("workers", count, isinstance(count, int) and count >= 1, "an integer >= 1")
+        self._wanted = count
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End the run after the present update."""
+        self._stopping = reason
+
+    def run(self) -> Trace:
+        """Train until all updates are made, or until stopped."""
+        settings, server = self.settings, self.server
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            server.checkpoint()
+        with (
+            Monitors(self.progress, settings.steps, settings.log, self.folder) as monitors,
+            self._signals(),
+            torch_threads(settings.threads),
+        ):
+            self._engine = self._make_engine()
+            try:
+                self._supervise(monitors)
+            finally:
+                self._engine.close()
+                if self.folder is not None:
+                    server.checkpoint()
+        server.config["replaced"] = dict(self._replaced)
+        trace = server.trace()
+        if self.folder is not None:
+            trace.save(self.folder / "trace.safetensors")
+        if self._stopping is not None:
+            warnings.warn(f"{self._stopping}: the trace ends after {server.version} updates", stacklevel=2)
+        return trace
+
+    def _make_engine(self) -> Engine:
+        device, slowness = torch.device(self.settings.device), self.settings.slowness()
+        if self.settings.engine == "threads":
+            return Threads(self._problem, self.settings.seed, slowness, device)
+        return Processes(self._problem, self.settings.seed, slowness, device, self.server.dim, self.server.dtype)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM stop the run in an orderly way; a second one is not waited for."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def on_signal(number: int, frame: object) -> None:
+            if self._stopping is not None:
+                raise KeyboardInterrupt
+            self.stop("interrupted" if number == signal.SIGINT else "terminated")
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _supervise(self, monitors: Monitors) -> None:
+        server, next_tick = self.server, 0.0
+        while not server.done and self._stopping is None:
+            now = time.monotonic()
+            if now >= next_tick:
+                self._look_after_workers(now)
+                self._show(monitors)
+                next_tick = now + _TICK
+            for event in self._engine.wait(_TICK):
+                self._handle(event)
+                if server.done or self._stopping is not None:
+                    break
+        self._show(monitors)
+
+    def _handle(self, event: Event) -> None:
+        member, server = event.member, self.server
+        duty = self._duties.get(member)
+        if isinstance(event, Arrived):
+            job = server.exchange(member.worker, event.version, event.sequence, event.grad, member.query)
+            self._fruitless = 0
+            if duty is not None:
+                duty.delivered = True
+            self._assign(member, duty, job)
+        elif isinstance(event, Ready):
+            self._assign(member, duty, server.issue(member.worker, member.query))
+        elif isinstance(event, Failed):
+            server.refuse(member.worker, event.sequence, event.reason)
+            self._assign(member, duty, server.issue(member.worker, member.query))
+        else:
+            self._bury(member, event.reason)
+
+    def _assign(self, member: Member, duty: _Duty | None, job: Job | None) -> None:
+        """Send a member its next job, or let it go."""
+        if duty is not None and job is not None and not duty.dismissed:
+            duty.since, duty.started = time.monotonic(), True
+            member.send(job)
+            return
+        if job is not None:
+            self.server.forget(member.worker, job.sequence)
+        if duty is not None:
+            duty.dismissed = True
+        member.dismiss()
+
+    def _bury(self, member: Member, reason: str) -> None:
+        """A member is dead: its jobs are given up, and unless it was let go, it will be replaced."""
+        duty = self._duties.pop(member, None)
+        if duty is None or duty.dismissed:
+            return
+        self.server.forget(member.worker)
+        self._replaced[f"worker {member.worker}"] += 1
+        warnings.warn(f"worker {member.worker} died ({reason}) and is replaced", stacklevel=2)
+        if not duty.delivered:
+            self._fruitless += 1
+            backoff = min(_LONGEST_BACKOFF, 0.1 * 2**self._fruitless)
+            self._not_before[member.worker] = time.monotonic() + backoff
+        if self._fruitless >= _FRUITLESS * self._wanted:
+            raise RuntimeError(
+                f"{self._fruitless} workers in a row died before their first gradient, the last with {reason}; "
+                "what they wrote on stderr says why"
+            )
+
+    def _look_after_workers(self, now: float) -> None:
+        self._read_control_file()
+        for member, duty in list(self._duties.items()):
+            allowed = self.settings.deadline if duty.started else max(_START_DEADLINE, self.settings.deadline)
+            if now - duty.since > allowed:
+                self._replace_hung(member, duty, allowed)
+        serving = {member.worker for member, duty in self._duties.items() if not duty.dismissed}
+        usable = [worker for worker in range(self._wanted) if not self.server.dropped(worker)]
+        if not usable:
+            raise RuntimeError(f"all workers were dropped; the last refusal: {self.server.last_refusal}")
+        for worker in usable:
+            if worker not in serving and now >= self._not_before.get(worker, 0.0):
+                self._duties[self._engine.start(worker)] = _Duty(since=now)
+        for member, duty in self._duties.items():
+            if member.worker >= self._wanted:
+                duty.dismissed = True  # it leaves when it hands back the gradient it is at
+
+    def _replace_hung(self, member: Member, duty: _Duty, allowed: float) -> None:
+        if duty.dismissed:
+            member.kill()
+            return
+        duty.dismissed = True
+        warnings.warn(f"worker {member.worker} has not answered for {allowed:g} s and is replaced", stacklevel=2)
+        self._replaced[f"worker {member.worker}"] += 1
+        if member.kill():
+            self.server.forget(member.worker)
+        else:
+            del self._duties[member]
+
+    def _read_control_file(self) -> None:
+        if self.folder is None:
+            return
+        path = self.folder / CONTROL_FILE
+        try:
+            text = path.read_text().strip()
+        except FileNotFoundError:
+            return
+        path.unlink()
+        if text.isdecimal() and int(text) >= 1:
+            self.set_workers(int(text))
+        else:
+            warnings.warn(f"{str(path)!r} must hold an integer >= 1, got {text!r}: ignored", stacklevel=2)
+
+    def _show(self, monitors: Monitors) -> None:
+        fresh = self.server.log.column("delay", self.server.version - self._shown)
+        self._shown = self.server.version
+        monitors.show(self.server.telemetry(), len(self.workers), fresh)

@@ -1,0 +1,106 @@
+"""The worker's side: take a job, draw the sample, compute the gradient, hand it back; the same in every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lategrad.delays import Law
+from lategrad.problems.problem import Problem
+from lategrad.serve.server import Job
+
+_STREAM, _PAUSES = 0x776F726B6572, 0x7061757365  # tags: streams of workers share no random numbers
+_BLOCK = 256  # samples and pauses drawn at once
+
+Gradient = Callable[[Job], Tensor]
+
+
+class Link(Protocol):
+    """A worker's end of the transport."""
+
+    def receive(self) -> Job | None:
+        """The next job, waited for; None when there is no more work."""
+        ...
+
+    def send(self, job: Job, grad: Tensor) -> None:
+        """Hand back the gradient of a job."""
+        ...
+
+    def fail(self, job: Job, error: Exception) -> None:
+        """Say that the gradient of a job could not be computed."""
+        ...
+
+
+def stream_seed(seed: int, worker: int) -> int:
+    """The seed of a worker's own stream of samples.
+
+    >>> stream_seed(0, 1) == stream_seed(0, 1) != stream_seed(0, 2)
+    True
+    """
+    return int(np.random.SeedSequence((seed, _STREAM, worker)).generate_state(1)[0])
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """Pauses that make workers late on purpose, in milliseconds before each gradient is handed back.
+
+    Args:
+        everyone: the law of all workers' pauses; None for none.
+        one: laws of single workers, instead of that.
+    """
+
+    everyone: Law | None = None
+    one: tuple[tuple[int, Law], ...] = ()
+
+    def of(self, worker: int) -> Law | None:
+        """The law of a worker's pauses."""
+        return dict(self.one).get(worker, self.everyone)
+
+
+class Oracle:
+    """The gradients of one worker: its stream of samples, its problem on its device, its pauses."""
+
+    def __init__(self, problem: Problem, seed: int, slowness: Slowness, device: torch.device) -> None:
+        self.problem, self.seed, self.slowness, self.device = problem.to(device), seed, slowness, device
+        self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
+
+    def gradient(self, job: Job) -> Tensor:
+        """The gradient of a job, on the CPU. The simulator computes it the same way, to the bit."""
+        sample = self._sample(job.worker, job.sequence).to(self.device)
+        point = job.query.to(self.device).view(1, 1, -1)
+        with torch.no_grad():
+            return self.problem.gradient(point, sample).reshape(-1).cpu()
+
+    def _sample(self, worker: int, sequence: int) -> Tensor:
+        block = sequence // _BLOCK
+        if self._samples[:2] != (worker, block):
+            drawn = self.problem.samples(stream_seed(self.seed, worker), block * _BLOCK, _BLOCK)
+            self._samples = (worker, block, drawn)
+        position = sequence % _BLOCK
+        return self._samples[2][position : position + 1]
+
+    def pause(self, job: Job) -> float:
+        """How many seconds to hold a job's gradient back."""
+        law = self.slowness.of(job.worker)
+        if law is None:
+            return 0.0
+        seed = np.random.SeedSequence((self.seed, _PAUSES, job.worker, job.sequence)).generate_state(1)[0]
+        return float(law.raw(1, int(seed))[0]) / 1000
+
+
+def work(oracle: Oracle, link: Link, sleep: Callable[[float], object]) -> None:
+    """Serve jobs until there are no more."""
+    while (job := link.receive()) is not None:
+        try:
+            grad = oracle.gradient(job)
+        except Exception as error:  # a user's problem may raise anything; the server decides what follows
+            link.fail(job, error)
+            continue
+        if (pause := oracle.pause(job)) > 0:
+            sleep(pause)
+        link.send(job, grad)
