@@ -1,11 +1,14 @@
-"""The command line: list what there is, simulate it, reproduce the paper."""
+"""The command line: list what there is, simulate it, train for real, replay what happened, reproduce the paper."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +24,13 @@ from lategrad.problems import Dataset, Problem, Quadratic, load
 from lategrad.problems.data import PREPROCESSING
 from lategrad.problems.linear import MODELS
 from lategrad.registry import LEARNERS, RULES, SETS, build_rule, parse_set
+from lategrad.replay import replay as replay_trace
+from lategrad.rules.rule import AnyRule
+from lategrad.serve.training import ENGINES, TrainingError, saved_settings
+from lategrad.serve.training import resume as resume_training
+from lategrad.serve.training import train as run_training
 from lategrad.simulate import simulate as run_simulation
-from lategrad.trace import Trace, write_csv
+from lategrad.trace import Axis, Trace, write_csv
 from lategrad.validation import require_choice
 
 app = typer.Typer(
@@ -33,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-_REPEATED = ("--rule", "--lr", "--delay")
+_REPEATED = ("--rule", "--lr", "--delay", "--slow")
 """Options that take several values after one name: ``--lr 0.1 0.3 1``."""
 
 _DEFAULTS: dict[str, list[Any]] = {"rule": ["anytime-sgd"], "lr": [0.1], "delay": ["constant:0"]}
@@ -47,6 +55,18 @@ PROBLEMS = {
     "quadratic": "noisy quadratic with a known optimum",
     "FILE": "your own .npz, .csv or libsvm file",
 }
+
+
+ProblemName = Annotated[str, typer.Option(help="digits, fashion-mnist, quadratic, or a data file.")]
+ModelName = Annotated[str, typer.Option(help=f"What is fitted to the data: {', '.join(MODELS)}.")]
+Preprocessing = Annotated[str, typer.Option(help=f"One of {', '.join(PREPROCESSING)}.")]
+Batch = Annotated[int, typer.Option(help="Rows in a minibatch.")]
+Sampling = Annotated[str, typer.Option(help="Minibatches: iid (the paper's model) or epochs.")]
+Penalty = Annotated[float, typer.Option(help="Quadratic penalty; makes the problem strongly convex.")]
+Domain = Annotated[str, typer.Option(help="Constraint such as ball:5, or whole.")]
+Steps = Annotated[int, typer.Option(help="Server updates.")]
+RecordEvery = Annotated[int | None, typer.Option(help="Updates between records; by default ten records.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 
 
 @app.callback()
@@ -79,12 +99,12 @@ def _first_line(part: object) -> str:
 
 @app.command()
 def simulate(
-    problem: Annotated[str, typer.Option(help="digits, fashion-mnist, quadratic, or a data file.")] = "digits",
-    model: Annotated[str, typer.Option(help=f"What is fitted to the data: {', '.join(MODELS)}.")] = "softmax",
-    preprocess: Annotated[str, typer.Option(help=f"One of {', '.join(PREPROCESSING)}.")] = "standardise",
-    batch: Annotated[int, typer.Option(help="Rows in a minibatch.")] = 64,
-    sampling: Annotated[str, typer.Option(help="Minibatches: iid (the paper's model) or epochs.")] = "iid",
-    l2: Annotated[float, typer.Option(help="Quadratic penalty; makes the problem strongly convex.")] = 0.0,
+    problem: ProblemName = "digits",
+    model: ModelName = "softmax",
+    preprocess: Preprocessing = "standardise",
+    batch: Batch = 64,
+    sampling: Sampling = "iid",
+    l2: Penalty = 0.0,
     rule: Annotated[list[str], typer.Option(help="Server rule; several may follow. See `lategrad list`.")] = _DEFAULTS[
         "rule"
     ],
@@ -94,11 +114,11 @@ def simulate(
     delay: Annotated[
         list[str], typer.Option(help="Delays such as constant:500 or lognormal:7,0.4; several may follow.")
     ] = _DEFAULTS["delay"],
-    domain: Annotated[str, typer.Option(help="Constraint such as ball:5, or whole.")] = "whole",
-    steps: Annotated[int, typer.Option(help="Server updates.")] = 2000,
+    domain: Domain = "whole",
+    steps: Steps = 2000,
     seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
-    record_every: Annotated[int | None, typer.Option(help="Updates between records; by default ten records.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    record_every: RecordEvery = None,
+    device: Device = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="Folder for results.csv, a figure and a trace for each rule.")
     ] = None,
@@ -130,12 +150,168 @@ def simulate(
             break
     _print_table(traces)
     if out is not None:
-        write_csv(out / "results.csv", (row for name, trace in traces.items() for row in _rows(name, trace)))
-        for name, trace in traces.items():
-            trace.plot(out / f"{name}.png")
-        typer.echo(f"written to {out}: results.csv, " + ", ".join(f"{n}.png, {n}.safetensors" for n in traces))
+        _write_results(traces, out)
     if not all(trace.complete for trace in traces.values()):
         raise typer.Exit(130)
+
+
+@app.command()
+def train(
+    problem: ProblemName = "digits",
+    model: ModelName = "softmax",
+    preprocess: Preprocessing = "standardise",
+    batch: Batch = 64,
+    sampling: Sampling = "iid",
+    l2: Penalty = 0.0,
+    rule: Annotated[str, typer.Option(help="Server rule; see `lategrad list`.")] = "anytime-sgd",
+    lr: Annotated[float, typer.Option(help="The rule's step (or its one number, see list).")] = 0.1,
+    domain: Domain = "whole",
+    steps: Steps = 2000,
+    workers: Annotated[int, typer.Option(help="Worker processes; write a number to OUT/workers to change it.")] = 4,
+    engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "processes",
+    seed: Annotated[int, typer.Option(help="Of the workers' streams of samples.")] = 0,
+    device: Device = "cpu",
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(help="Milliseconds to hold gradients back: lognormal:3,1, or 2=constant:100 for worker 2 alone."),
+    ] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds until a silent worker is taken for hung.")] = 300.0,
+    record_every: RecordEvery = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints, the trace, a figure and a table of records.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Updates between checkpoints; by default one a minute.")
+    ] = None,
+    log: Annotated[str | None, typer.Option(help="tensorboard writes to OUT/tensorboard.")] = None,
+) -> None:
+    """Train for real: worker processes on this machine, whose gradients are late because computing takes time.
+
+    Example:
+
+        lategrad train --problem fashion-mnist --rule steady --lr 1 --workers 4 --steps 20000
+        --slow 0=constant:100 --out runs/night
+
+    Ctrl-C or SIGTERM leaves a checkpoint; `lategrad resume runs/night` goes on from it. `lategrad replay
+    runs/night --rule sgd --lr 0.1` shows what another rule would have done with the same delays and samples.
+    """
+    command = {
+        "problem": problem, "model": model, "preprocess": preprocess, "batch": batch, "sampling": sampling, "l2": l2,
+        "rule": rule, "lr": lr, "domain": domain,
+    }  # fmt: skip
+    the_problem, the_rule = _problem_of(command), _rule_of(command)
+    trace = run_training(
+        the_problem, the_rule, steps=steps, workers=workers, engine=engine, seed=seed, device=device,
+        slow=_pauses(slow or []), deadline=deadline, record_every=record_every, out=out,
+        checkpoint_every=checkpoint_every, log=log, notes={"command": command},
+    )  # fmt: skip
+    _finish_training(trace, out)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder that was given to train as --out.")],
+    steps: Annotated[int | None, typer.Option(help="Updates in all; by default as first asked for.")] = None,
+    workers: Annotated[int | None, typer.Option(help="By default as before.")] = None,
+) -> None:
+    """Go on with an interrupted training from its last checkpoint."""
+    changes: dict[str, Any] = {
+        name: value for name, value in (("steps", steps), ("workers", workers)) if value is not None
+    }
+    command = _command(saved_settings(folder).notes, folder)
+    trace = resume_training(folder, _problem_of(command), _rule_of(command), **changes)
+    _finish_training(trace, folder)
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A training's folder, or its trace.safetensors.")],
+    rule: Annotated[list[str] | None, typer.Option(help="Other rules; by default the run's own.")] = None,
+    lr: Annotated[list[float] | None, typer.Option(help="Their steps; by default the run's own.")] = None,
+    domain: Annotated[str | None, typer.Option(help="Their set; by default the run's own.")] = None,
+    record_every: RecordEvery = None,
+    device: Device = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Folder for results.csv, figures and traces.")] = None,
+) -> None:
+    """What would another rule have done with the delays and samples of a recorded training?
+
+    Example:
+
+        lategrad replay runs/night --rule sgd anytime-sgd --lr 0.01 0.1 1
+    """
+    recorded = Trace.load(trace / "trace.safetensors" if trace.is_dir() else trace)
+    command = _command(recorded.config.get("settings", {}).get("notes", {}), trace)
+    the_problem = _problem_of(command)
+    lrs = torch.tensor(lr or [command["lr"]], dtype=torch.float64).unsqueeze(-1)
+    the_set = parse_set(domain or command["domain"])
+    rules = {name: build_rule(name, lrs, the_set) for name in rule or [command["rule"]]}
+    run = partial(replay_trace, recorded, the_problem, record_every=record_every, device=device)
+    traces = {name: _with_axes(run(rule=one)) for name, one in rules.items()}
+    typer.echo(f"recorded: {command['rule']}, {_result(recorded)}", err=True)
+    _print_table(traces)
+    if out is not None:
+        for name, one_trace in traces.items():
+            one_trace.save(out / f"{name}.safetensors")
+        _write_results(traces, out)
+
+
+def _command(notes: dict[str, Any], where: Path) -> dict[str, Any]:
+    """The options that a training was started with."""
+    if "command" not in notes:
+        raise ValueError(f"{str(where)!r} was not made by `lategrad train`: use lategrad.resume or lategrad.replay "
+                         "in Python, where problem and rule are at hand")  # fmt: skip
+    command: dict[str, Any] = notes["command"]
+    return command
+
+
+def _problem_of(command: dict[str, Any]) -> Problem:
+    return _problem(*(command[name] for name in ("problem", "model", "preprocess", "batch", "sampling", "l2")))
+
+
+def _rule_of(command: dict[str, Any]) -> AnyRule[Any]:
+    return build_rule(command["rule"], command["lr"], parse_set(command["domain"]))
+
+
+def _pauses(specs: Sequence[str]) -> str | dict[int, str] | None:
+    """``constant:5`` for everyone, or ``2=constant:100`` for single workers."""
+    if not specs:
+        return None
+    pairs = [spec.partition("=") for spec in specs]
+    named = [worker.isdecimal() for worker, _, _ in pairs]
+    if len(specs) == 1 and not named[0]:
+        return specs[0]
+    if not all(named):
+        raise ValueError(f"--slow takes one law for all workers, or WORKER=LAW for each of some, got {' '.join(specs)}")
+    return {int(worker): law for worker, _, law in pairs}
+
+
+def _finish_training(trace: Trace, out: Path | None) -> None:
+    summary = trace.delay_summary()
+    typer.echo(
+        f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {_result(trace)}, "
+        f"delay mean {summary.mean:.1f} max {summary.max}"
+    )
+    for what in ("refusals", "replaced"):
+        if counts := trace.config[what]:
+            typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
+    if out is not None:
+        trace.to_csv(out / "results.csv")
+        trace.plot(out / "training.png")
+        typer.echo(f"written to {out}: trace.safetensors, results.csv, training.png, checkpoints")
+    if not trace.complete:
+        raise typer.Exit(130)
+
+
+def _result(trace: Trace) -> str:
+    accuracy = "" if trace.accuracy is None else f", accuracy {trace.accuracy[-1]:.4f}"
+    return f"loss {trace.loss[-1]:.5g}{accuracy}"
+
+
+def _with_axes(trace: Trace) -> Trace:
+    """A single run on single delays as one of a seed and a delay, as the tables expect."""
+    accuracy = None if trace.accuracy is None else trace.accuracy[:, None, None]
+    axes = (Axis("seed", (0,)), Axis("delay", ("recorded",)), *trace.axes)
+    return replace(trace, axes=axes, loss=trace.loss[:, None, None], accuracy=accuracy)
 
 
 @app.command()
@@ -145,7 +321,7 @@ def reproduce(
         str, typer.Option(help="quick (minutes), paper (under an hour on two cores), full (GPU).")
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for report.html, figures and CSV files.")] = Path("out"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Reproduce the paper's figures and theorems, and write a report that judges each claim.
 
@@ -183,6 +359,13 @@ def _rows(rule: str, trace: Trace) -> Iterator[dict[str, Any]]:
     number = trace.axes[-1].name
     for row in trace.rows():
         yield {"rule": rule, **{("lr" if key == number else key): value for key, value in row.items()}}
+
+
+def _write_results(traces: dict[str, Trace], out: Path) -> None:
+    write_csv(out / "results.csv", (row for name, trace in traces.items() for row in _rows(name, trace)))
+    for name, trace in traces.items():
+        trace.plot(out / f"{name}.png")
+    typer.echo(f"written to {out}: results.csv, " + ", ".join(f"{n}.png, {n}.safetensors" for n in traces))
 
 
 def _print_table(traces: dict[str, Trace]) -> None:
@@ -238,6 +421,12 @@ def _is_number(text: str) -> bool:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors of the user are one line on stderr and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
+        sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> Any:
     result: Any = 0
     try:
         result = app(spread_values(arguments), standalone_mode=False)
@@ -245,9 +434,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if message := error.format_message():  # type: ignore[attr-defined]
             typer.echo(f"error: {message}", err=True)  # no message: the help has been printed instead
         result = 2
-    except (ValueError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+    except (ValueError, OSError, MemoryError, torch.OutOfMemoryError, TrainingError) as error:
         typer.echo(f"error: {error}", err=True)
         result = 2
     except (KeyboardInterrupt, typer.Abort):
         result = 130
-    sys.exit(result)
+    return result

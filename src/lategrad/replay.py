@@ -10,6 +10,7 @@ from torch import Tensor
 from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
+from lategrad.serve.server import require_same
 from lategrad.serve.worker import stream_seed
 from lategrad.simulate import simulate
 from lategrad.torch_threads import torch_threads
@@ -84,8 +85,7 @@ def replay(
     require("trace", trace.config.get("problem"), trace.sequence is not None and trace.worker is not None,
             "of a real training: a simulated one can be simulated again")  # fmt: skip
     worker, sequence = cast(Tensor, trace.worker), cast(Tensor, trace.sequence)
-    same = trace.config["problem"] == repr(problem)
-    require("problem", problem, same, f"the one that was trained on, {trace.config['problem']}")
+    require_same(problem, trace.config, "that was trained on")
     recorded = cast(Problem, RecordedSamples(problem, worker, sequence, trace.config["settings"]["seed"]))
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
         return simulate(

@@ -26,8 +26,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn import datasets
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from lategrad.validation import require, require_choice
@@ -132,10 +130,19 @@ def _dataset(name: str, x_train: Array, y_train: Array, x_test: Array, y_test: A
 
 
 def _digits() -> Dataset:
+    from sklearn import datasets  # imported where it is used: it takes a second
+
     x, y = datasets.load_digits(return_X_y=True)
     x = (x / 16).astype(np.float32)
-    x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=360, random_state=0, stratify=y)
+    x_train, x_test, y_train, y_test = _split(x, y, test_size=360, stratify=y)
     return _dataset("digits", x_train, y_train, x_test, y_test)
+
+
+def _split(x: Array, y: Array, **options: Any) -> tuple[Array, Array, Array, Array]:
+    from sklearn.model_selection import train_test_split
+
+    x_train, x_test, y_train, y_test = train_test_split(x, y, random_state=0, **options)
+    return x_train, x_test, y_train, y_test
 
 
 # ---- The user's own files
@@ -155,7 +162,7 @@ def _from_file(name: str) -> Dataset:
     if "x_test" not in arrays:
         rows = len(x_train)
         require(f"the number of rows in {path}", rows, rows > 1, "at least 2, to split off a test part")
-        x_train, x_test, y_train, y_test = train_test_split(x_train, y_train, test_size=0.2, random_state=0)
+        x_train, x_test, y_train, y_test = _split(x_train, y_train, test_size=0.2)
         return _dataset(name, x_train, y_train, x_test, y_test)
     x_test, y_test = _checked(arrays, "x_test", "y_test", path)
     require(f"x_test in {path}", x_test.shape, x_test.shape[1] == x_train.shape[1],
@@ -242,6 +249,8 @@ def _finite_numbers(row: list[str], where: str) -> Iterator[float]:
 
 
 def _read_libsvm(path: Path) -> dict[str, Array]:
+    from sklearn import datasets
+
     try:
         x, y = datasets.load_svmlight_file(str(path))
     except (ValueError, OverflowError) as error:
@@ -303,6 +312,8 @@ def _fashion_mnist() -> Dataset:
 
 def _store_openml_copy() -> Path:
     """Fetch Fashion-MNIST from OpenML, verify it and keep it in the user's cache as idx files."""
+    from sklearn import datasets
+
     names = list(FASHION_MNIST_SHA256)
     logging.getLogger(__name__).warning("fetching Fashion-MNIST from OpenML, which takes minutes ...")
     try:

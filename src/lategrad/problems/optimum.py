@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
 from lategrad.problems.data import cache_folder
@@ -118,6 +117,8 @@ class _GoodEnoughError(Exception):
 
 def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optimum:
     """Search in float32, which is twice as fast, then in float64 if that was not enough."""
+    from scipy.optimize import minimize as scipy_minimize
+
     z = domain.project(torch.zeros(problem.dim, dtype=torch.float64))
     bounds = None
     if isinstance(domain, Box):

@@ -14,6 +14,7 @@ is not a finite vector of the right length and dtype.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 import warnings
@@ -34,7 +35,7 @@ from lategrad.trace import Trace, describe
 from lategrad.validation import require
 
 _RECENT = 1000  # updates that the reported delays and rates are taken over
-_COMPILE_FROM = 2_000  # updates from which compiling (seconds) pays
+_COMPILE_FROM = 2e9  # steps times entries from which compiling (seconds) pays
 _CHECKPOINT_SECONDS = 60.0
 
 
@@ -67,6 +68,20 @@ class Telemetry(NamedTuple):
     delay_p95: float
     delay_max: int
     refused: int
+
+
+def identify(problem: Problem) -> dict[str, str]:
+    """What a problem says it is, and a checksum of what is in it, where it has one."""
+    contents = getattr(problem, "fingerprint", lambda: "")()
+    return {"problem": repr(problem), "contents": hashlib.sha256(contents.encode()).hexdigest()}
+
+
+def require_same(problem: Problem, saved: dict[str, Any], where: str) -> None:
+    """Require the problem that a configuration was made with."""
+    now = identify(problem)
+    require("problem", now["problem"], now["problem"] == saved["problem"], f"the one {where}, {saved['problem']}")
+    if now["contents"] != saved["contents"]:
+        raise ValueError(f"problem must be the one {where}: {saved['problem']} had other data or another preprocessing")
 
 
 def malformed(grad: Tensor, dim: int, dtype: torch.dtype) -> str | None:
@@ -137,9 +152,9 @@ class Server:
         query = rule.query(self.state)
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype = query.shape[-1], query.dtype
-        self.compiled = compile if compile is not None else steps >= _COMPILE_FROM
+        self.compiled = compile if compile is not None else steps * self.dim >= _COMPILE_FROM
         self.config = {
-            "problem": repr(problem), "rule": describe(rule), "steps": steps, "compiled": self.compiled,
+            **identify(problem), "rule": describe(rule), "steps": steps, "compiled": self.compiled,
             "torch": torch.__version__, **(config or {}),
         }  # fmt: skip
 
@@ -256,10 +271,10 @@ class Server:
         """Whether a worker gets no more work because too many of its gradients in a row were refused."""
         return self.max_refusals is not None and self._refused_in_a_row[worker] >= self.max_refusals
 
-    def forget(self, worker: int, sequence: int | None = None) -> None:
-        """Give up a job, or all jobs, of a worker whose gradients will not arrive."""
-        for key in [key for key in self._issued if key[0] == worker and sequence in (None, key[1])]:
-            del self._issued[key]
+    def forget(self, worker: int, sequence: int | None) -> None:
+        """Give up a job whose gradient will not arrive; no job is meant by None."""
+        if sequence is not None:
+            self._issued.pop((worker, sequence), None)
 
     def output(self) -> Tensor:
         """What to evaluate and ship."""
@@ -347,7 +362,7 @@ class Server:
             "next_sequence": {str(worker): k for worker, k in self._next_sequence.items()},
             "seconds": self.seconds,
         }
-        return Checkpoint(self.version, {"output": self.output(), **state}, description)
+        return Checkpoint(self.version, {"output": self.output().clone(), **state}, description)
 
     def restore(self) -> None:
         """Go on from the newest whole checkpoint in the folder; jobs that were out then are void."""
@@ -357,9 +372,9 @@ class Server:
     def _restore(self, checkpoint: Checkpoint) -> None:
         assert self.folder is not None
         saved = checkpoint.description
-        for name in ("problem", "rule"):
-            ours, theirs = self.config[name], saved["config"][name]
-            require(f"the {name}", ours, ours == theirs, f"that of the checkpoint, {theirs!r}")
+        require_same(self.problem, saved["config"], "of the checkpoint")
+        ours, theirs = self.config["rule"], saved["config"]["rule"]
+        require("rule", ours, ours == theirs, f"that of the checkpoint, {theirs!r}")
         log = UpdateLog.load(self.folder / "updates.bin", LogMark(**saved["log"]))
         for i, leaf in enumerate(tensors(self.state)):
             leaf.copy_(checkpoint.tensors[f"state.{i}"])

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 
 from lategrad.delay_specs import parse
 from lategrad.delays import Law
@@ -31,7 +32,10 @@ from lategrad.torch_threads import torch_threads
 from lategrad.trace import Trace
 from lategrad.validation import require, require_choice, require_device, require_number
 
-ENGINES = ("processes", "threads")
+if TYPE_CHECKING:
+    from lategrad.serve.cluster import ClusterTraining
+
+ENGINES = ("processes", "threads", "ray")
 CONTROL_FILE = "workers"
 """In the run's folder: write a number into it and the run goes on with so many workers."""
 
@@ -48,8 +52,10 @@ def train(
     rule: AnyRule[Any],
     *,
     steps: int,
-    workers: int = 4,
+    workers: int | str = 4,
     engine: str = "processes",
+    address: str | None = None,
+    shards: int = 1,
     seed: int = 0,
     device: torch.device | str = "cpu",
     slow: Slow = None,
@@ -73,7 +79,12 @@ def train(
         rule: the server rule.
         steps: updates to make in all.
         workers: how many; can be changed while it runs (:class:`Training`, or the file ``out/workers``).
-        engine: "processes", or "threads" for notebooks and problems that cannot be pickled.
+            On Ray also ``"2:8"``: between 2 and 8, as many as the cluster has CPUs for.
+        engine: "processes", "threads" for notebooks and problems that cannot be pickled, or "ray" for workers
+            on other machines (``pip install 'lategrad[ray]'``).
+        address: of a running Ray cluster, such as ``"auto"`` or ``"ray://host:10001"``; None starts a Ray on
+            this machine, for this run.
+        shards: on Ray, split the parameter vector over so many server actors.
         seed: of the workers' streams of samples; each worker has its own.
         device: where gradients are computed; the server's state is in main memory.
         slow: make workers late on purpose: a specification such as ``"lognormal:3,1"`` of the milliseconds
@@ -103,11 +114,11 @@ def train(
     (True, True)
     """
     settings = Settings(steps, workers, engine, seed, str(device), slow, threads, deadline, max_refusals,
-                        record_every, compile, checkpoint_every, keep, log, notes or {})  # fmt: skip
+                        record_every, compile, checkpoint_every, keep, log, notes or {}, address, shards)  # fmt: skip
     folder = None if out is None else Path(out)
     if folder is not None and checkpoint_paths(folder):
         raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
-    return Training(problem, rule, settings, folder, progress).run()
+    return _make_training(problem, rule, settings, folder, progress).run()
 
 
 def resume(
@@ -126,9 +137,25 @@ def resume(
     settings = saved_settings(folder)
     unknown = sorted(set(changes) - set(asdict(settings)))
     require("changes", unknown, not unknown, f"among {', '.join(asdict(settings))}")
-    training = Training(problem, rule, replace(settings, **changes), folder, progress)
-    training.server.restore()
+    training = _make_training(problem, rule, replace(settings, **changes), folder, progress)
+    training.restore()
     return training.run()
+
+
+def _make_training(
+    problem: Problem, rule: AnyRule[Any], settings: Settings, folder: Path | None, progress: bool | None
+) -> Training | ClusterTraining:
+    if settings.engine != "ray":
+        return Training(problem, rule, settings, folder, progress)
+    try:
+        from lategrad.serve.cluster import ClusterTraining
+    except ImportError as error:
+        raise ImportError(f"engine='ray' needs Ray ({error}): pip install 'lategrad[ray]'") from None
+    return ClusterTraining(problem, rule, settings, folder, progress)
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on; its last checkpoint has been made."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +163,7 @@ class Settings:
     """The arguments of :func:`train` that a run is resumed with."""
 
     steps: int
-    workers: int = 4
+    workers: int | str = 4
     engine: str = "processes"
     seed: int = 0
     device: str = "cpu"
@@ -150,15 +177,31 @@ class Settings:
     keep: int = 2
     log: str | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+    address: str | None = None
+    shards: int = 1
 
     def __post_init__(self) -> None:
-        for name, count in (("workers", self.workers), ("threads", self.threads)):
+        for name, count in (("threads", self.threads), ("shards", self.shards)):
             require(name, count, isinstance(count, int) and count >= 1, "an integer >= 1")
         require_choice("engine", self.engine, ENGINES)
+        low, high = self.worker_range()
+        on_ray = self.engine == "ray"
+        require("workers", self.workers, on_ray or low == high, "a number: only engine='ray' takes a range")
+        require("address", self.address, on_ray or self.address is None, "None, unless engine='ray'")
+        require("shards", self.shards, on_ray or self.shards == 1, "1, unless engine='ray'")
         require("seed", self.seed, isinstance(self.seed, int) and self.seed >= 0, "an integer >= 0")
         require_device("device", self.device)
         require_number("deadline", self.deadline, low=0, strict=True)
         self.slowness()
+
+    def worker_range(self) -> tuple[int, int]:
+        """The fewest and the most workers: ``"2:8"`` is (2, 8) and 4 is (4, 4)."""
+        parts = str(self.workers).split(":")
+        low_high = [int(part) for part in parts if part.isdecimal()]
+        is_range = len(low_high) == len(parts) <= 2 and 1 <= low_high[0] <= low_high[-1]
+        valid = "an integer >= 1, or a range such as '2:8'"
+        require("workers", self.workers, is_range and not isinstance(self.workers, bool), valid)
+        return low_high[0], low_high[-1]
 
     def slowness(self) -> Slowness:
         """The pauses that ``slow`` describes."""
@@ -185,9 +228,57 @@ class _Duty:
 
     since: float
     """When it was started, or got its present job."""
-    started: bool = False
+    sequence: int | None = None
+    """The number of its present job; None before the first."""
     delivered: bool = False
     dismissed: bool = False
+
+
+def requested_workers(folder: Path | None) -> int | None:
+    """The number in the control file, which is taken away; None if there is none."""
+    if folder is None:
+        return None
+    path = folder / CONTROL_FILE
+    try:
+        text = path.read_text().strip()
+    except FileNotFoundError:
+        return None
+    path.unlink()
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    warnings.warn(f"{str(path)!r} must hold an integer >= 1, got {text!r}: ignored", stacklevel=2)
+    return None
+
+
+class Stoppable(Protocol):
+    """A run that signals end."""
+
+    stopping: str | None
+    """Why it is to end, if it is."""
+
+    def stop(self, reason: str) -> None:
+        """End the run soon."""
+        ...
+
+
+@contextlib.contextmanager
+def stop_on_signals(run: Stoppable) -> Iterator[None]:
+    """SIGINT and SIGTERM stop the run in an orderly way; a second one is not waited for."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(number: int, frame: object) -> None:
+        if run.stopping is not None:
+            raise KeyboardInterrupt
+        run.stop("interrupted" if number == signal.SIGINT else "terminated")
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Training:
@@ -217,8 +308,8 @@ class Training:
             max_refusals=settings.max_refusals, config={"settings": asdict(settings)},
         )  # fmt: skip
         self._problem = problem
-        self._wanted = settings.workers
-        self._stopping: str | None = None
+        self._wanted, _ = settings.worker_range()
+        self.stopping: str | None = None
         self._duties: dict[Member, _Duty] = {}
         self._fruitless = 0
         self._not_before: dict[int, float] = {}
@@ -226,9 +317,10 @@ class Training:
         self._shown = 0
 
     @property
-    def workers(self) -> tuple[int, ...]:
-        """The numbers of the workers that are alive."""
-        return tuple(sorted(member.worker for member, duty in list(self._duties.items()) if not duty.dismissed))
+    def workers(self) -> dict[int, int | None]:
+        """The workers that serve now, by their numbers, with their process ids (None for threads)."""
+        serving = [member for member, duty in list(self._duties.items()) if not duty.dismissed]
+        return {member.worker: member.pid for member in sorted(serving, key=lambda member: member.worker)}
 
     def set_workers(self, count: int) -> None:
         """Go on with so many workers: more are started, or the last ones leave after their next gradient."""
@@ -237,17 +329,22 @@ class Training:
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run after the present update."""
-        self._stopping = reason
+        self.stopping = reason
+
+    def restore(self) -> None:
+        """Go on from the newest whole checkpoint in the folder."""
+        self.server.restore()
 
     def run(self) -> Trace:
         """Train until all updates are made, or until stopped."""
         settings, server = self.settings, self.server
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            server.checkpoint()
+            if not server.checkpoint():
+                raise OSError(f"no checkpoint can be written to {str(self.folder)!r}: choose another folder")
         with (
             Monitors(self.progress, settings.steps, settings.log, self.folder) as monitors,
-            self._signals(),
+            stop_on_signals(self),
             torch_threads(settings.threads),
         ):
             self._engine = self._make_engine()
@@ -260,9 +357,12 @@ class Training:
         server.config["replaced"] = dict(self._replaced)
         trace = server.trace()
         if self.folder is not None:
-            trace.save(self.folder / "trace.safetensors")
-        if self._stopping is not None:
-            warnings.warn(f"{self._stopping}: the trace ends after {server.version} updates", stacklevel=2)
+            try:
+                trace.save(self.folder / "trace.safetensors")
+            except (OSError, SafetensorError) as error:  # the trace in memory is not to be lost with it
+                warnings.warn(f"the trace could not be saved: {error}", stacklevel=2)
+        if self.stopping is not None:
+            warnings.warn(f"{self.stopping}: the trace ends after {server.version} updates", stacklevel=2)
         return trace
 
     def _make_engine(self) -> Engine:
@@ -271,28 +371,9 @@ class Training:
             return Threads(self._problem, self.settings.seed, slowness, device)
         return Processes(self._problem, self.settings.seed, slowness, device, self.server.dim, self.server.dtype)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM stop the run in an orderly way; a second one is not waited for."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def on_signal(number: int, frame: object) -> None:
-            if self._stopping is not None:
-                raise KeyboardInterrupt
-            self.stop("interrupted" if number == signal.SIGINT else "terminated")
-
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def _supervise(self, monitors: Monitors) -> None:
         server, next_tick = self.server, 0.0
-        while not server.done and self._stopping is None:
+        while not server.done and self.stopping is None:
             now = time.monotonic()
             if now >= next_tick:
                 self._look_after_workers(now)
@@ -300,7 +381,7 @@ class Training:
                 next_tick = now + _TICK
             for event in self._engine.wait(_TICK):
                 self._handle(event)
-                if server.done or self._stopping is not None:
+                if server.done or self.stopping is not None:
                     break
         self._show(monitors)
 
@@ -324,7 +405,7 @@ class Training:
     def _assign(self, member: Member, duty: _Duty | None, job: Job | None) -> None:
         """Send a member its next job, or let it go."""
         if duty is not None and job is not None and not duty.dismissed:
-            duty.since, duty.started = time.monotonic(), True
+            duty.since, duty.sequence = time.monotonic(), job.sequence
             member.send(job)
             return
         if job is not None:
@@ -336,9 +417,11 @@ class Training:
     def _bury(self, member: Member, reason: str) -> None:
         """A member is dead: its jobs are given up, and unless it was let go, it will be replaced."""
         duty = self._duties.pop(member, None)
-        if duty is None or duty.dismissed:
+        if duty is None:
             return
-        self.server.forget(member.worker)
+        self.server.forget(member.worker, duty.sequence)
+        if duty.dismissed:
+            return
         self._replaced[f"worker {member.worker}"] += 1
         warnings.warn(f"worker {member.worker} died ({reason}) and is replaced", stacklevel=2)
         if not duty.delivered:
@@ -346,21 +429,23 @@ class Training:
             backoff = min(_LONGEST_BACKOFF, 0.1 * 2**self._fruitless)
             self._not_before[member.worker] = time.monotonic() + backoff
         if self._fruitless >= _FRUITLESS * self._wanted:
-            raise RuntimeError(
+            raise TrainingError(
                 f"{self._fruitless} workers in a row died before their first gradient, the last with {reason}; "
                 "what they wrote on stderr says why"
             )
 
     def _look_after_workers(self, now: float) -> None:
-        self._read_control_file()
+        if wanted := requested_workers(self.folder):
+            self.set_workers(wanted)
         for member, duty in list(self._duties.items()):
-            allowed = self.settings.deadline if duty.started else max(_START_DEADLINE, self.settings.deadline)
+            starting = duty.sequence is None
+            allowed = max(_START_DEADLINE, self.settings.deadline) if starting else self.settings.deadline
             if now - duty.since > allowed:
                 self._replace_hung(member, duty, allowed)
         serving = {member.worker for member, duty in self._duties.items() if not duty.dismissed}
         usable = [worker for worker in range(self._wanted) if not self.server.dropped(worker)]
         if not usable:
-            raise RuntimeError(f"all workers were dropped; the last refusal: {self.server.last_refusal}")
+            raise TrainingError(f"all workers were dropped; the last refusal: {self.server.last_refusal}")
         for worker in usable:
             if worker not in serving and now >= self._not_before.get(worker, 0.0):
                 self._duties[self._engine.start(worker)] = _Duty(since=now)
@@ -375,24 +460,8 @@ class Training:
         duty.dismissed = True
         warnings.warn(f"worker {member.worker} has not answered for {allowed:g} s and is replaced", stacklevel=2)
         self._replaced[f"worker {member.worker}"] += 1
-        if member.kill():
-            self.server.forget(member.worker)
-        else:
+        if not member.kill():
             del self._duties[member]
-
-    def _read_control_file(self) -> None:
-        if self.folder is None:
-            return
-        path = self.folder / CONTROL_FILE
-        try:
-            text = path.read_text().strip()
-        except FileNotFoundError:
-            return
-        path.unlink()
-        if text.isdecimal() and int(text) >= 1:
-            self.set_workers(int(text))
-        else:
-            warnings.warn(f"{str(path)!r} must hold an integer >= 1, got {text!r}: ignored", stacklevel=2)
 
     def _show(self, monitors: Monitors) -> None:
         fresh = self.server.log.column("delay", self.server.version - self._shown)

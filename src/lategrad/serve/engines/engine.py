@@ -19,6 +19,11 @@ class Member(Protocol):
         ...
 
     @property
+    def pid(self) -> int | None:
+        """Of its process, if it has one of its own."""
+        ...
+
+    @property
     def query(self) -> Tensor | None:
         """Where the server is to write the query of its next job; None for fresh memory."""
         ...

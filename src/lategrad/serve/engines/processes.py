@@ -53,7 +53,7 @@ class _ProcessMember:
 
     def __init__(self, worker: int, process: Any, channel: socket.socket, segment: Tensor) -> None:
         self.worker = worker
-        self.process, self.channel = process, channel
+        self.process, self.channel, self.pid = process, channel, process.pid
         self.query, self.grad = segment[_QUERY], segment[_GRAD]
 
     def send(self, job: Job) -> None:

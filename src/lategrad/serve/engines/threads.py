@@ -20,7 +20,7 @@ class _ThreadMember:
 
     def __init__(self, worker: int, events: queue.SimpleQueue[Event]) -> None:
         self.worker = worker
-        self.query = None
+        self.pid = self.query = None
         self._events = events
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.leaving = threading.Event()

@@ -1,0 +1,98 @@
+"""Updates per second of real asynchronous training, against lock-free shared memory and Ray's pattern.
+
+Two workers with one torch thread each. Ours does the anytime update and applies every gradient exactly once;
+the others do a plain SGD step, lock-free SGD without even that guarantee. All compute the same gradients with
+the same code. Contenders take turns, and medians over the rounds are compared.
+
+    python benchmarks/bench_train.py [--rounds 3] [--seconds 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+import warnings
+
+import torch
+
+import lategrad as lg
+from async_baselines import FreeGradient, hogwild, ray_parameter_server, softmax_problem
+from lategrad.problems.problem import Problem
+from lategrad.serve import Settings, Training
+from timing import verdict
+
+WORDS_PER_UPDATE = 8
+"""Gradient written and read, two vectors of state read and written, query written and read."""
+
+
+def ours(problem: Problem, seconds: float, warm_up: float = 1.0, workers: int = 2) -> float:
+    """Updates per second of our server with worker processes, once its update is compiled."""
+    settings = Settings(steps=10**9, workers=workers, compile=True, record_every=10**9)
+    training = Training(problem, lg.Anytime(lg.OGD(lr=1e-3)), settings, progress=False)
+
+    def end() -> None:
+        while training.server.version < 10:
+            time.sleep(0.01)
+        time.sleep(warm_up + seconds)
+        training.stop()
+
+    threading.Thread(target=end).start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        times = training.run().time
+    assert times is not None
+    measured = times[times > times[-1] - seconds]
+    return (len(measured) - 1) / float(measured[-1] - measured[0])
+
+
+def copy_bandwidth(threads: int, entries: int = 10**7) -> float:
+    """Bytes per second, read and written, of a plain copy."""
+    torch.set_num_threads(threads)
+    source, target = torch.ones(entries), torch.zeros(entries)
+    times = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        target.copy_(source)
+        times.append(time.perf_counter() - begin)
+    torch.set_num_threads(1)
+    return 2 * 4 * entries / statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    options = parser.parse_args()
+    contenders = {
+        "ours": lambda problem: ours(problem, options.seconds),
+        "lock-free": lambda problem: hogwild(problem, seconds=options.seconds),
+        "Ray's pattern": lambda problem: ray_parameter_server(problem, seconds=options.seconds),
+    }
+    problems = {"softmax": softmax_problem(), "10^6": FreeGradient(10**6), "10^7": FreeGradient(10**7)}
+    bandwidth = {threads: copy_bandwidth(threads) for threads in (1, 2)}
+    rates = {
+        (name, who): statistics.median(run(problem) for _ in range(options.rounds))
+        for name, problem in problems.items()
+        for who, run in contenders.items()
+    }
+    for name in problems:
+        print(name)
+        for who in contenders:
+            rate = rates[name, who]
+            print(f"  {who:<16}{rate:10,.0f} updates/s   ours is {rates[name, 'ours'] / rate:6.2f}x")
+    for name, factor in (("softmax", 5.0), ("10^6", 5.0), ("10^7", 1.0)):
+        ratio = rates[name, "ours"] / rates[name, "Ray's pattern"]
+        verdict(f"{name}: at least {factor:g}x Ray's pattern ({ratio:.2f}x)", ratio >= factor)
+    ratio = rates["softmax", "ours"] / rates["softmax", "lock-free"]
+    verdict(f"softmax: at least 0.7x lock-free ({ratio:.2f}x)", ratio >= 0.7)
+    print(f"copy bandwidth {bandwidth[1] / 1e9:.1f} GB/s on one thread, {bandwidth[2] / 1e9:.1f} on two")
+    floor = bandwidth[2] / (4 * 10**7 * WORDS_PER_UPDATE)
+    share = rates["10^7", "ours"] / floor
+    verdict(f"10^7: at least half of what {WORDS_PER_UPDATE} words an entry allow, {floor:.0f} updates/s ({share:.2f})",
+            share >= 0.5)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

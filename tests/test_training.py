@@ -1,0 +1,467 @@
+"""Real training with real workers, and everything that can go wrong with them, done for real."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import lategrad as lg
+from lategrad.problems import ModuleProblem, Quadratic, SoftmaxRegression, load
+from lategrad.registry import build_rule
+from lategrad.serve import Settings, Training, TrainingError
+from lategrad.serve.checkpoint import checkpoint_paths, load_checkpoint
+from serve_problems import Marked, Misbehaving, Stillborn
+
+RULE = lg.Anytime(lg.OGD(lr=0.3))
+ENGINES = ("processes", "threads")
+
+
+def _processes() -> dict[int, tuple[int, int]]:
+    """The living processes of this machine: pid to (parent, session)."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                found[int(entry.name)] = (int(fields[1]), int(fields[3]))
+    return found
+
+
+def _descendants() -> set[int]:
+    parents = {pid: parent for pid, (parent, _) in _processes().items()}
+
+    def is_ours(pid: int) -> bool:
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid]
+        return pid == os.getpid()
+
+    return {pid for pid in parents if pid != os.getpid() and is_ours(pid)}
+
+
+_HELPERS = 2
+"""Processes that multiprocessing keeps for the next time: the fork server and the resource tracker."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """No orphan process, no leaked shared memory, no leaked descriptor after any test of this file."""
+    shared = set(os.listdir("/dev/shm"))
+    yield
+    deadline = time.monotonic() + 10
+    while len(_descendants()) > _HELPERS and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(_descendants()) <= _HELPERS, "worker processes are left"
+    assert not {name for name in set(os.listdir("/dev/shm")) - shared if "torch" in name}, "shared memory is left"
+
+
+def _audit(trace):
+    """Every update has a job of its own, and delays fit versions."""
+    pairs = list(zip(trace.worker.tolist(), trace.sequence.tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs) == len(trace.delays)
+    assert bool((trace.version >= 0).all())
+    assert bool((trace.delays >= 0).all())
+    assert bool((trace.time.diff() >= 0).all())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_training_reaches_what_simulation_reaches_and_replays_bit_for_bit(engine):
+    problem = SoftmaxRegression(load("digits"), batch=32)
+    trace = lg.train(problem, RULE, steps=1500, workers=3, engine=engine)
+    _audit(trace)
+    assert trace.complete
+    assert set(trace.worker.tolist()) == {0, 1, 2}
+    simulated = lg.simulate(problem, RULE, 2, 1500)
+    assert trace.accuracy[-1] == pytest.approx(simulated.accuracy[-1].item(), abs=0.03)
+    again = lg.replay(trace, problem, RULE)
+    assert torch.equal(again.output, trace.output)
+    assert torch.equal(again.query, trace.query)
+    assert torch.equal(again.loss[-1], trace.loss[-1])
+
+
+@pytest.mark.parametrize("name", ["sgd", "optimistic-anytime", "adaptive-revision", "rennala", "steady", "dc-asgd-a"])
+def test_every_kind_of_rule_replays_bit_for_bit_from_its_file(name, tmp_path):
+    problem = SoftmaxRegression(load("digits"), batch=16)
+    rule = build_rule(name, 0.1, lg.Ball(5.0))
+    trace = lg.train(problem, rule, steps=200, workers=3, engine="threads", slow={0: "uniform:0,9"}, out=tmp_path)
+    loaded = lg.Trace.load(tmp_path / "trace.safetensors")
+    assert torch.equal(lg.replay(loaded, problem, rule).output, trace.output)
+
+
+def test_compiled_updates_replay_within_rounding():
+    problem = SoftmaxRegression(load("digits"), batch=16)
+    rule = lg.Anytime(lg.OGD(lr=0.1, domain=lg.Ball(5.0)))
+    trace = lg.train(problem, rule, steps=200, workers=2, engine="threads", compile=True)
+    torch.testing.assert_close(lg.replay(trace, problem, rule).output, trace.output, rtol=1e-4, atol=1e-6)
+
+
+def test_a_module_trains_in_processes():
+    torch.manual_seed(0)
+    mlp = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    problem = ModuleProblem(mlp, load("digits"))
+    trace = lg.train(problem, lg.SGD(lr=0.1), steps=400, workers=2)
+    assert trace.accuracy[-1] > 0.8
+    assert torch.equal(lg.replay(trace, problem, lg.SGD(lr=0.1)).output, trace.output)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_gradients_can_be_computed_on_a_gpu():
+    problem = SoftmaxRegression(load("digits"))
+    assert lg.train(problem, lg.SGD(lr=0.1), steps=300, workers=2, device="cuda").accuracy[-1] > 0.85
+
+
+def test_replay_with_another_rule_uses_the_same_delays_and_samples():
+    problem = SoftmaxRegression(load("digits"), batch=16)
+    trace = lg.train(problem, RULE, steps=300, workers=4, engine="threads")
+    other = lg.replay(trace, problem, lg.SGD(lr=torch.tensor([[0.1], [0.3]]).double()))
+    assert torch.equal(other.delays, trace.delays)
+    assert other.loss.shape == (11, 2)
+    with pytest.raises(ValueError, match="problem must be the one that was trained on"):
+        lg.replay(trace, Quadratic(), RULE)
+    with pytest.raises(ValueError, match="trace must be of a real training"):
+        lg.replay(other, problem, RULE)
+
+
+class _Run:
+    """A training in the main thread, disturbed from another."""
+
+    def __init__(self, problem, *, disturb, folder=None, rule=RULE, **settings):
+        self.training = Training(problem, rule, Settings(**{"compile": False, **settings}), folder, progress=False)
+        self._disturb = disturb
+
+    def __call__(self):
+        failures = []
+
+        def disturb():
+            try:
+                self._disturb(self.training)
+            except BaseException as error:
+                failures.append(error)
+                self.training.stop()
+
+        thread = threading.Thread(target=disturb)
+        thread.start()
+        try:
+            trace = self.training.run()
+        finally:
+            thread.join()
+        assert not failures, failures
+        return trace
+
+
+def _wait_until(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def _kill(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore:worker .* died")
+def test_workers_killed_at_any_moment_tear_no_gradient_and_are_replaced():
+    kills = 15
+    rng = random.Random(0)
+
+    def disturb(training):
+        for _ in range(kills):
+            version = training.server.version
+            _wait_until(lambda v=version: training.server.version > v + 2 and len(training.workers) == 2)
+            time.sleep(rng.uniform(0, 0.02))
+            _kill(rng.choice(list(training.workers.values())))
+        training.stop()
+
+    run = _Run(Marked(2_000_000), disturb=disturb, rule=lg.SGD(lr=1.0), steps=10**6, workers=2, record_every=10**6)
+    with pytest.warns(UserWarning, match="stopped"):
+        trace = run()
+    _audit(trace)
+    assert sum(trace.config["replaced"].values()) >= kills // 2  # a pid may have been dead already
+    assert bool((trace.output == trace.output[0]).all()), "a torn gradient was applied"
+    expected = sum(k % 7 + 1 for k in trace.sequence.tolist())
+    assert trace.output[0].item() == -expected, "a gradient was lost or applied twice"
+
+
+def test_all_workers_killed_at_once_are_all_replaced():
+    def disturb(training):
+        _wait_until(lambda: training.server.version > 50)
+        for pid in training.workers.values():
+            _kill(pid)
+
+    with pytest.warns(UserWarning, match=r"worker \d died \(killed by SIGKILL\) and is replaced"):
+        trace = _Run(Quadratic(), disturb=disturb, steps=3000, workers=3, slow="constant:1")()
+    _audit(trace)
+    assert trace.complete
+    assert set(trace.config["replaced"]) == {"worker 0", "worker 1", "worker 2"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_worker_that_hangs_is_replaced(engine, tmp_path):
+    problem = Misbehaving("hang once", marker=tmp_path / "hung")
+    with pytest.warns(UserWarning, match=r"worker \d has not answered for 1 s and is replaced"):
+        trace = _Run(problem, disturb=lambda _: None, steps=400, workers=2, engine=engine, deadline=1.0,
+                     slow="constant:5")()  # fmt: skip
+    _audit(trace)
+    assert trace.complete
+    assert (tmp_path / "hung").exists()
+    assert set(trace.worker.tolist()) == {0, 1}
+
+
+def test_a_worker_a_hundred_times_slower_is_kept_and_its_late_work_used():
+    trace = lg.train(
+        Quadratic(), RULE, steps=400, workers=3, slow={0: "constant:200", 1: "constant:2", 2: "constant:2"}
+    )
+    _audit(trace)
+    of_the_slow = trace.delays[trace.worker == 0]
+    assert trace.config["replaced"] == {}
+    assert len(of_the_slow) >= 1
+    assert of_the_slow.float().mean() > 50
+
+
+@pytest.mark.filterwarnings("ignore:refused")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("how", "said"), [("nan", "not finite"), ("shape", "shape"), ("dtype", "dtype"),
+                                           ("raise", "OSError: the data is gone")])  # fmt: skip
+def test_when_all_gradients_are_bad_the_run_ends_and_says_why(how, said, engine):
+    with pytest.warns(UserWarning, match="worker 0 is dropped"), pytest.raises(TrainingError, match=f"dropped.*{said}"):
+        lg.train(Misbehaving(how), RULE, steps=50, workers=1, engine=engine, max_refusals=3)
+
+
+class _BadWorker(Quadratic):
+    """Worker threads can tell who they are: one of them sends nonsense."""
+
+    def gradient(self, x, sample):
+        grad = super().gradient(x, sample)
+        return grad * torch.nan if threading.current_thread().name.endswith("-1") else grad
+
+
+@pytest.mark.filterwarnings("ignore:refused")
+def test_one_bad_worker_is_dropped_and_the_others_go_on():
+    with pytest.warns(UserWarning, match="worker 1 is dropped: 4 gradients in a row were refused"):
+        trace = lg.train(_BadWorker(), RULE, steps=500, workers=3, engine="threads", max_refusals=4)
+    assert trace.complete
+    assert trace.config["refusals"] == {"worker 1": 4}
+    assert 1 not in trace.worker
+    assert trace.output.isfinite().all()
+
+
+def test_a_problem_that_cannot_be_pickled_is_refused_with_a_remedy():
+    problem = Quadratic()
+    problem.secret = lambda: None
+    with pytest.raises(ValueError, match='cannot be sent to worker processes .* use engine="threads"'):
+        lg.train(problem, RULE, steps=10, workers=1)
+    assert lg.train(problem, RULE, steps=10, workers=1, engine="threads").complete
+
+
+@pytest.mark.filterwarnings("ignore:worker .* died")
+def test_workers_that_die_as_soon_as_they_start_end_the_run():
+    with pytest.raises(TrainingError, match="5 workers in a row died before their first gradient, .* exit code 7"):
+        lg.train(Stillborn(), RULE, steps=10, workers=1)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_workers_join_and_leave_while_it_runs(engine, tmp_path):
+    seen = []
+
+    def disturb(training):
+        _wait_until(lambda: training.server.version > 20)
+        training.set_workers(4)
+        _wait_until(lambda: len(set(training.server.log.column("worker", 50).tolist())) == 4)
+        (tmp_path / "workers").write_text("1\n")
+        _wait_until(lambda: list(training.workers) == [0])
+        seen.append(training.server.version)
+        _wait_until(lambda: training.server.version > seen[0] + 60)
+        training.stop()
+
+    with pytest.warns(UserWarning, match="stopped"):
+        trace = _Run(Quadratic(), disturb=disturb, folder=tmp_path, steps=10**6, workers=2, engine=engine,
+                     slow="constant:3")()  # fmt: skip
+    _audit(trace)
+    assert set(trace.worker.tolist()) == {0, 1, 2, 3}
+    assert set(trace.worker[-30:].tolist()) == {0}
+    assert trace.config["replaced"] == {}
+
+
+def test_a_bad_control_file_is_ignored_with_a_word(tmp_path):
+    def disturb(training):
+        (tmp_path / "workers").write_text("many")
+        _wait_until(lambda: not (tmp_path / "workers").exists())
+
+    with pytest.warns(UserWarning, match="must hold an integer >= 1, got 'many'"):
+        _Run(Quadratic(), disturb=disturb, folder=tmp_path, steps=300, workers=1, engine="threads",
+             slow="constant:3")()  # fmt: skip
+
+
+def test_a_folder_with_a_run_in_it_is_not_overwritten(tmp_path):
+    lg.train(Quadratic(), RULE, steps=10, workers=1, engine="threads", out=tmp_path)
+    with pytest.raises(ValueError, match="holds a run already: resume it"):
+        lg.train(Quadratic(), RULE, steps=10, workers=1, engine="threads", out=tmp_path)
+
+
+def test_a_resumed_run_goes_on_with_its_streams_and_replays_as_a_whole(tmp_path):
+    problem = SoftmaxRegression(load("digits"), batch=16)
+    lg.train(problem, RULE, steps=150, workers=2, engine="threads", out=tmp_path)
+    trace = lg.resume(tmp_path, problem, RULE, steps=300, workers=3)
+    _audit(trace)
+    assert len(trace.delays) == 300
+    assert trace.complete
+    assert set(trace.worker.tolist()) == {0, 1, 2}
+    assert torch.equal(lg.replay(trace, problem, RULE).output, trace.output)
+    with pytest.raises(ValueError, match="changes must be among steps, workers"):
+        lg.resume(tmp_path, problem, RULE, seeds=3)
+
+
+# The command line, in a process of its own
+
+
+def _start(*arguments):
+    return subprocess.Popen([sys.executable, "-m", "lategrad", *map(str, arguments)], start_new_session=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def _of_session(session):
+    return [pid for pid, (_, its_session) in _processes().items() if its_session == session]
+
+
+def _wait_for_updates(folder, count):
+    rows = folder / "updates.bin"
+    _wait_until(lambda: rows.exists() and rows.stat().st_size >= 24 * count, seconds=120)
+
+
+TRAIN = (
+    "train",
+    "--problem",
+    "digits",
+    "--batch",
+    16,
+    "--workers",
+    2,
+    "--slow",
+    "constant:1",
+    "--checkpoint-every",
+    50,
+)
+
+
+def test_a_killed_server_leaves_no_orphans_and_is_resumed_without_loss_or_repetition(tmp_path):
+    night = _start(*TRAIN, "--steps", 10**6, "--out", tmp_path)
+    _wait_for_updates(tmp_path, 200)
+    os.kill(night.pid, signal.SIGKILL)
+    night.communicate()
+    _wait_until(lambda: not _of_session(night.pid))
+    before = load_checkpoint(checkpoint_paths(tmp_path)[0])
+    kept = (tmp_path / "updates.bin").read_bytes()[: 24 * before.version]
+    again = _start("resume", tmp_path, "--steps", before.version + 300)
+    out, err = again.communicate(timeout=120)
+    assert again.returncode == 0, err
+    assert f"{before.version + 300:,} updates in" in out
+    assert (tmp_path / "updates.bin").read_bytes()[: 24 * before.version] == kept
+    trace = lg.Trace.load(tmp_path / "trace.safetensors")
+    _audit(trace)
+    problem, rule = SoftmaxRegression(load("digits", "standardise"), batch=16), lg.Anytime(lg.OGD(lr=0.1))
+    assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
+    with pytest.raises(ValueError, match="had other data or another preprocessing"):
+        lg.replay(trace, SoftmaxRegression(load("digits", "centre"), batch=16), rule)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_leave_a_checkpoint_and_nothing_else(sent, tmp_path):
+    run = _start(*TRAIN, "--steps", 10**6, "--out", tmp_path)
+    _wait_for_updates(tmp_path, 100)
+    os.killpg(run.pid, sent)  # the whole group, as a terminal does
+    _out, err = run.communicate(timeout=60)
+    assert run.returncode == 130, err
+    assert "Traceback" not in err
+    assert "the trace ends after" in err
+    assert not _of_session(run.pid)
+    trace = lg.Trace.load(tmp_path / "trace.safetensors")
+    assert load_checkpoint(checkpoint_paths(tmp_path)[0]).version == len(trace.delays) >= 100
+
+
+def test_the_command_line_trains_replays_and_explains(tmp_path):
+    def run(*arguments):
+        done = subprocess.run([sys.executable, "-m", "lategrad", *map(str, arguments)], capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    folder = tmp_path / "run"
+    code, out, err = run("train", "--steps", 300, "--workers", 2, "--slow", "0=constant:5", "--out", folder)
+    assert code == 0, err
+    assert "300 updates in" in out
+    assert (folder / "training.png").exists()
+    what_if = tmp_path / "what-if"
+    code, out, err = run("replay", folder, "--rule", "sgd", "anytime-sgd", "--lr", 0.1, 0.3, "--out", what_if)
+    assert code == 0, err
+    assert "anytime-sgd" in out
+    assert "recorded: anytime-sgd" in err
+    assert (what_if / "results.csv").exists()
+    for arguments, message in [
+        (("train", "--slow", "cluster:workers=3"), "law of single pauses"),
+        (("train", "--slow", "constant:1", "2=constant:2"), "--slow takes one law for all workers, or WORKER=LAW"),
+        (("train", "--engine", "carrier-pigeon"), "engine must be one of 'processes', 'threads'"),
+        (("train", "--workers", 0), "workers must be an integer >= 1"),
+        (("train", "--log", "tensorboard"), "needs a folder to write to"),
+        (("train", "--out", folder), "holds a run already: resume it"),
+        (("resume", tmp_path / "nowhere"), "no checkpoint in"),
+        (("replay", tmp_path / "nowhere"), "no trace at"),
+    ]:
+        code, out, err = run(*arguments)
+        assert code == 2, (arguments, err)
+        assert message in err
+        assert "Traceback" not in err
+
+
+def test_tensorboard_gets_scalars_and_histograms(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    lg.train(
+        Quadratic(), RULE, steps=300, workers=2, engine="threads", slow="constant:2", out=tmp_path, log="tensorboard"
+    )
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert {"loss", "delay/mean", "delay/p95", "delay/max", "updates per second", "workers/alive"} <= set(
+        events.Tags()["scalars"]
+    )
+    assert "delay" in events.Tags()["histograms"]
+    assert events.Scalars("delay/mean")[-1].step == 300
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:worker .* died")
+def test_soak_ten_minutes_of_random_kills():
+    """100,000 updates and more, a worker killed every second: nothing lost, nothing twice, as good as undisturbed."""
+    problem, rule = SoftmaxRegression(load("digits"), batch=16), lg.Anytime(lg.OGD(lr=0.3))
+    rng, minutes = random.Random(1), float(os.environ.get("LATEGRAD_SOAK_MINUTES", "10"))
+
+    def disturb(training):
+        end = time.monotonic() + 60 * minutes
+        while time.monotonic() < end or training.server.version < 10_000 * minutes:
+            time.sleep(1)
+            if pids := list(training.workers.values()):
+                _kill(rng.choice(pids))
+        training.stop()
+
+    run = _Run(problem, disturb=disturb, rule=rule, steps=10**9, workers=3, record_every=10**9)
+    with pytest.warns(UserWarning, match="stopped"):
+        trace = run()
+    _audit(trace)
+    updates = len(trace.delays)
+    assert updates >= 10_000 * minutes
+    assert sum(trace.config["replaced"].values()) >= 30 * minutes
+    assert torch.equal(lg.replay(trace, problem, rule).output, trace.output), "the audit: replayed, it is the same"
+    undisturbed = lg.simulate(problem, rule, 2, updates)
+    assert trace.loss[-1].item() == pytest.approx(undisturbed.loss[-1].item(), rel=0.05)
