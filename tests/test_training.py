@@ -387,7 +387,7 @@ def test_ctrl_c_and_sigterm_leave_a_checkpoint_and_nothing_else(sent, tmp_path):
     assert run.returncode == 130, err
     assert "Traceback" not in err
     assert "the trace ends after" in err
-    assert not _of_session(run.pid)
+    _wait_until(lambda: not _of_session(run.pid), seconds=10)
     trace = lg.Trace.load(tmp_path / "trace.safetensors")
     assert load_checkpoint(checkpoint_paths(tmp_path)[0]).version == len(trace.delays) >= 100
 
@@ -422,6 +422,13 @@ def test_the_command_line_trains_replays_and_explains(tmp_path):
         assert code == 2, (arguments, err)
         assert message in err
         assert "Traceback" not in err
+
+
+def test_the_example_trains_and_replays():
+    script = Path(__file__).parent.parent / "examples" / "real_training.py"
+    done = subprocess.run([sys.executable, script, "--workers", "2", "--steps", "300"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Steady, trained  test accuracy 0." in done.stdout
 
 
 def test_tensorboard_gets_scalars_and_histograms(tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
@@ -41,21 +42,23 @@ def summary_line(telemetry: Telemetry, alive: int) -> str:
 
 
 class Terminal:
-    """A progress bar on stderr, with :func:`summary_line` behind it."""
+    """A progress bar on stderr, and :func:`summary_line` below it."""
 
     def __init__(self, steps: int) -> None:
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task("starting workers", total=steps)
-        self._bar.start()
+        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns)
+        self._task = self._bar.add_task("", total=steps)
+        self._live = Live(Group(self._bar, "starting workers"), console=Console(stderr=True), transient=True)
+        self._live.start()
 
     def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
         """Redraw."""
-        self._bar.update(self._task, completed=telemetry.version, description=summary_line(telemetry, alive))
+        self._bar.update(self._task, completed=telemetry.version)
+        self._live.update(Group(self._bar, summary_line(telemetry, alive)))
 
     def close(self) -> None:
-        """Take the bar away."""
-        self._bar.stop()
+        """Take it away."""
+        self._live.stop()
 
 
 class TensorBoard:
