@@ -82,6 +82,7 @@ def fake_sections():
             name="table_2", title=f"Hostile text: {NASTY}", text=(NASTY, "τ ≤ √T, η ∝ 1/√t"),
             figures={"map": heat_map(), "Wide": curves(3, 3)}, rows=[{"text": NASTY, "value": float("nan")}],
             captions={"map": NASTY}, verdicts=(Verdict(NASTY, NASTY, NASTY, True),), config={NASTY: NASTY},
+            tables={"numbers": [{"rule": "SGD", "worst drop": ".145"}]},
         ),
         Section(name="bare", title="Neither rows nor figures", text=("Only a paragraph.",), figures={}, rows=[]),
     ]  # fmt: skip
@@ -228,6 +229,14 @@ def test_the_configuration_and_what_was_run_are_tables(page):
     assert pairs["seconds"] == "81.25"
 
 
+def test_tables_have_heads_and_named_rows(page):
+    heads = [attributes for attributes in page.all("th") if attributes.get("scope") in ("col", "row")]
+    assert heads
+    texts = [text.strip() for text in page.texts if text.strip()]
+    at = texts.index("worst drop")
+    assert texts[at - 2 : at + 3] == ["numbers", "rule", "worst drop", "SGD", ".145"]
+
+
 def test_the_same_sections_give_the_same_bytes_over_an_old_report(tmp_path, report):
     (tmp_path / "report.html").write_text("old")
     again = write_report(fake_sections(), tmp_path, ABOUT)
@@ -256,6 +265,9 @@ def section(**changes):
          r"a caption of section 'one' must be for one of its figures \(a\), got 'b'"),
         ([section(rows=[{"x": 1, "y": 2}, {"x": 1, "z": 2}])],
          r"row 1 of section 'one' must be a row with the keys of row 0, \['x', 'y'\], got \['x', 'z'\]"),
+        ([section(tables={"t": [{"x": "1"}, {"y": "1"}]})],
+         "table 't' of section 'one' must be rows that all have the same keys, at least one"),
+        ([section(tables={"t": []})], "table 't' of section 'one' must be rows"),
         ([section(rows=[{"x": 1}, {"x": 1, "y": 2}])], "row 1 of section 'one'"),
         ([section(rows=[{}])], "row 0 of section 'one' must be a row with at least one key"),
     ],

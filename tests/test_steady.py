@@ -50,35 +50,59 @@ def test_the_first_three_steps_by_hand():
     assert rule.output(state).item() == pytest.approx(x4)
 
 
+def shortened(t, tau, lr=LR, diameter=math.inf):
+    """lr_t."""
+    return min(lr, min(2 * lr, diameter / 10) * math.sqrt(t) / (1 + tau))
+
+
 @pytest.mark.parametrize("per_coordinate", [False, True])
 @given(late=gradients)
-def test_an_update_moves_by_at_most_lr_s_over_t(per_coordinate, late):
+def test_an_update_is_short(per_coordinate, late):
     grads, delays = late
-    w, _, _ = run(lg.Steady(LR, lg.WholeSpace(), C, per_coordinate), grads, delays)
+    domain = lg.Box(-1.0, 1.0)
+    w, _, _ = run(lg.Steady(LR, domain, C, per_coordinate), grads, delays)
     for t, tau in enumerate(delays, start=1):
+        step = shortened(t, tau, diameter=2 * math.sqrt(DIM))
         moved = (w[t] - w[t - 1]).abs()
         if per_coordinate:
-            assert moved.max().item() <= LR * ((t - tau) / t) ** 2 + 1e-12
-        else:
-            assert moved.norm().item() <= LR * (t - tau) / t + 1e-12
+            assert moved.max().item() <= step / math.sqrt(DIM) * ((t - tau) / t) ** 2 + 1e-12
+        assert moved.norm().item() <= step * (t - tau) / t + 1e-12
 
 
+@pytest.mark.parametrize("per_coordinate", [False, True])
 @pytest.mark.parametrize("tau", [10, 1000])
-def test_the_gradients_of_the_first_query_move_the_iterate_by_a_bounded_amount(tau):
-    unit = torch.nn.functional.normalize(torch.randn(tau, DIM, generator=torch.Generator().manual_seed(0)), dim=-1)
+def test_the_gradients_of_the_first_query_move_the_iterate_by_a_bounded_amount(tau, per_coordinate):
     growing = torch.ones(tau, DIM, dtype=torch.float64) * 2.0 ** torch.arange(tau).clamp_max(300).double().unsqueeze(-1)
-    for grads, bound in (
-        (torch.ones(tau, DIM, dtype=torch.float64), math.sqrt(3) * 2.6124 * LR),  # one norm: sqrt(3) zeta(3/2) lr
-        (unit.double(), math.sqrt(3) * 2.6124 * LR),
-        (growing, LR * (1 + math.log(tau))),
-    ):
-        w, _, _ = run(lg.Steady(LR), grads, range(tau))
-        assert (w[-1] - w[0]).norm().item() <= bound
+    for grads in (torch.ones(tau, DIM, dtype=torch.float64), growing):
+        w, _, _ = run(lg.Steady(LR, per_coordinate=per_coordinate), grads, range(tau))
+        assert (w[-1] - w[0]).norm().item() < 4 * LR
     learner = lg.OGD(LR)  # the paper's, on gradients of norm 1, moves on and on
     state = learner.init(torch.zeros(DIM))
     for _ in range(tau):
         state = learner.update(state, Linear(torch.ones(1), torch.tensor([1.0, 0.0, 0.0])))
     assert learner.predict(state).norm().item() > math.sqrt(tau)
+
+
+@pytest.mark.parametrize(
+    ("domain", "diameter"),
+    [
+        (lg.Ball(1.0), 2.0),
+        (lg.Box(-1.0, 1.0), 2 * math.sqrt(DIM)),
+        (lg.Box(-torch.ones(DIM), torch.tensor([1.0, 1.0, 2.0])), math.sqrt(17)),
+        (lg.Product((lg.Box(0.0, 3.0), 2), (lg.Ball(1.0), 1)), math.sqrt(22)),
+        (lg.Product((lg.WholeSpace(), 2), (lg.Ball(1.0), 1)), math.inf),
+    ],
+)
+def test_a_tenth_of_any_set_bounds_the_way_during_a_delay(domain, diameter):
+    """One gradient of norm 1 that came 3 updates late: lr_4 = min(lr, min(2 lr, D/10) sqrt(4)/4)."""
+    rule = lg.Steady(1.0, domain)
+    state = rule.init(torch.full((DIM,), 0.2, dtype=torch.float64))
+    zero = torch.zeros(DIM, dtype=torch.float64)
+    for tau in range(3):
+        state = rule.update(state, zero, torch.tensor(tau))
+    grad = torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64)
+    moved = (rule.update(state, grad, torch.tensor(3)).w - state.w).norm().item()
+    assert moved == pytest.approx(min(1.0, min(2.0, diameter / 10) / 2) / 4)
 
 
 @given(late=gradients)
@@ -130,16 +154,33 @@ def test_interpolation_costs_nothing_without_delays(c, late):
 
 @given(late=gradients)
 def test_the_regret(late):
-    """sum_t s_t <g_t, w_t - u> <= (D^2/(2 lr) + lr) sqrt(S_T) on any gradients and delays."""
+    """sum_t a_t <g_t, w_t - u> <= (D^2/(2 lr) + lr) sqrt(S_T), a_t = s_t lr_t/lr, on any gradients and delays."""
     grads, delays = late
-    domain = lg.Ball(D / 2)
-    w, _, _ = run(lg.Steady(LR, domain, C), grads, delays)
+    w, _, _ = run(lg.Steady(LR, lg.Ball(D / 2), C), grads, delays)
     S = sum(t**2 * (g @ g).item() for t, g in enumerate(grads, start=1))
-    s = [t - tau for t, tau in enumerate(delays, start=1)]
-    total = sum(a * g for a, g in zip(s, grads, strict=True))
-    played = sum(a * (g @ p).item() for a, g, p in zip(s, grads, w, strict=False))
-    regret = played + D / 2 * total.norm().item()  # against the best point of the ball
-    assert regret <= (D**2 / (2 * LR) + LR) * math.sqrt(S) + 1e-9
+    weights = [(t - tau) * shortened(t, tau, diameter=D) / LR for t, tau in enumerate(delays, start=1)]
+    assert regret(weights, grads, w) <= (D**2 / (2 * LR) + LR) * math.sqrt(S) + 1e-9
+
+
+def regret(weights, grads, w):
+    """Against the best point of the ball."""
+    total = sum(a * g for a, g in zip(weights, grads, strict=True))
+    played = sum(a * (g @ p).item() for a, g, p in zip(weights, grads, w, strict=False))
+    return played + D / 2 * total.norm().item()
+
+
+@pytest.mark.parametrize("tau", [0, 3, 20])
+@given(late=gradients)
+def test_the_regret_under_a_constant_delay(tau, late):
+    """sum_t s_t <g_t, w_t - u> has D^2 (1 + tau) G (T + 2)/(sqrt(3) m) more, m = min(2 lr, D/10)."""
+    grads, _ = late
+    T, delays = len(grads), [min(tau, t) for t in range(len(grads))]
+    w, _, _ = run(lg.Steady(LR, lg.Ball(D / 2), C), grads, delays)
+    S = sum(t**2 * (g @ g).item() for t, g in enumerate(grads, start=1))
+    G, m = grads.norm(dim=-1).max().item(), min(2 * LR, D / 10)
+    extra = D**2 * (1 + tau) * G * (T + 2) / (math.sqrt(3) * m)
+    weights = [t - late for t, late in enumerate(delays, start=1)]
+    assert regret(weights, grads, w) <= (D**2 / (2 * LR) + LR) * math.sqrt(S) + extra + 1e-9
 
 
 @pytest.mark.parametrize("tau", [0, 10, 100])
@@ -161,6 +202,7 @@ def test_the_theorem_holds_on_a_quadratic(tau):
     bound = (D**2 / (2 * lr) + lr) * 2 * G / math.sqrt(3 * T)
     bound += 2 * mean * D / (T + 1) * (G + 2 * L * D + math.sqrt(3) * kappa * c * L * lr)
     bound += 4 * c * L * D**2 * mean / (math.sqrt(T) * (T + 1))
+    bound += 2 * D**2 * G * (1 + tau) * (T + 2) / (math.sqrt(3) * min(2 * lr, D / 10) * T * (T + 1))
     excess = 0.5 * (rule.output(state) - a).norm().item() ** 2
     assert excess <= bound
     assert excess < 0.02

@@ -184,6 +184,8 @@ def test_sgd_equals_its_transcription(domain, average):
 def test_rules_with_a_past_equal_their_transcriptions(name, domain):
     build, transcription, arguments = RULES[name]
     the_set, project = DOMAINS[domain]
+    if transcription is plain.steady:
+        arguments = arguments | {"diameter": the_set.diameter}
     delays = random_delays(STEPS, 40)
     queries, outputs, grads, _ = late_gradients(build(the_set), start(), delays)
     x, out = transcription(start().tolist(), as_lists(grads), delays, project=project, **arguments)

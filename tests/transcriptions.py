@@ -324,17 +324,22 @@ def unixgrad(x0, grads, delays, *, diameter, project):
     return queries, outputs
 
 
-def steady(x0, grads, delays, *, lr, c, project, per_coordinate=False):
-    """S += t^2 |g|^2; w = P(w - lr s/sqrt(S) g), s = t - tau; query (1-b) w + b x, 1-b = min(1, c/sqrt(t))."""
-    w, S = [project(x0)], [0.0] * len(x0)
+def steady(x0, grads, delays, *, lr, c, project, diameter=math.inf, per_coordinate=False):
+    """S += t^2 |g|^2; w = P(w - lr_t s/sqrt(S) g), s = t - tau; query (1-b) w + b x, 1-b = min(1, c/sqrt(t)).
+
+    lr_t = min(lr, min(2 lr, D/10) sqrt(t)/(1 + tau)).
+    """
+    w, S, d = [project(x0)], [0.0] * len(x0), len(x0)
     for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
         s = t - tau
+        step = min(lr, min(2 * lr, diameter / 10) * math.sqrt(t) / (1 + tau))
         if per_coordinate:
             S = [a + t**2 * b**2 for a, b in zip(S, g, strict=True)]
-            w.append(project([p - lr * s**2 / t / math.sqrt(a) * b for p, a, b in zip(w[-1], S, g, strict=True)]))
+            scale = step / math.sqrt(d) * s**2 / t
+            w.append(project([p - scale / math.sqrt(a) * b for p, a, b in zip(w[-1], S, g, strict=True)]))
         else:
             S = [a + t**2 * length(g) ** 2 for a in S]
-            w.append(project(add(w[-1], g, -lr * s / math.sqrt(S[0]))))
+            w.append(project(add(w[-1], g, -step * s / math.sqrt(S[0]))))
     x = anytime_queries(w, list(range(1, len(w) + 1)))
     share = [min(1.0, c / math.sqrt(t)) for t in range(1, len(w) + 1)]
     return [weighted_average([e, 1 - e], pair) for e, *pair in zip(share, w, x, strict=True)], x

@@ -72,9 +72,9 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
         "lr",
         lambda lr, domain: SGD(lr, domain, "linear"),
     ),
-    "steady": Entry("our own: anytime averaging for long delays, c = 20", "lr", Steady),
+    "steady": Entry("our own: anytime averaging for long delays", "lr", Steady),
     "steady-coordinate": Entry(
-        "our own, with a step for every coordinate, c = 20",
+        "our own, with a step for every coordinate",
         "lr",
         lambda lr, domain: Steady(lr, domain, per_coordinate=True),
     ),

@@ -31,6 +31,8 @@ _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about: dict[str, Any]) -> Path:
     """Write ``report.html``, and beside it a CSV file for each section and an SVG and a PNG for each figure.
 
+    Tables are in the page; the CSV files hold the numbers that they were made from.
+
     Everything is checked before anything is written, each file appears whole or not at all, and the page comes
     last: whoever sees it sees the files that it links to. In titles, paragraphs, captions and verdicts, text
     between backticks is set as code; all else is shown as it is.
@@ -75,6 +77,10 @@ def _check(sections: Sequence[Section]) -> None:
         for stem in section.captions:
             require(f"a caption of section {section.name!r}", stem, stem in section.figures,
                     f"for one of its figures ({', '.join(section.figures) or 'it has none'})")  # fmt: skip
+        for caption, table in section.tables.items():
+            require(f"table {caption!r} of section {section.name!r}", table,
+                    len(table) > 0 and all(list(row) == list(table[0]) for row in table),
+                    "rows that all have the same keys, at least one")  # fmt: skip
         for index, row in enumerate(section.rows):
             keys = list(section.rows[0])
             require(f"row {index} of section {section.name!r}", list(row), bool(row) and row.keys() == set(keys),
@@ -236,6 +242,7 @@ def _section(section: Section, drawings: dict[str, str]) -> str:
         files = f'<span class="files"><a href="{stem}.svg">SVG</a> <a href="{stem}.png">PNG</a></span>'
         caption = f"<figcaption>{_marked(caption)} {files}</figcaption>"
         parts.append(f'<figure id="figure-{stem}">\n{drawings[stem]}\n{caption}\n</figure>')
+    parts += [_table(caption, rows) for caption, rows in section.tables.items()]
     parts += [_verdict(section, index, verdict) for index, verdict in enumerate(section.verdicts)]
     if section.rows:
         rows, columns = len(section.rows), len(section.rows[0])
@@ -249,6 +256,21 @@ def _section(section: Section, drawings: dict[str, str]) -> str:
     return (
         f'<section class="experiment" id="section-{section.name}" aria-labelledby="title-{section.name}">\n'
         f"{body}\n</section>"
+    )
+
+
+def _table(caption: str, rows: Sequence[dict[str, str]]) -> str:
+    """A table with a row of heads; the first column names its row. Where it is too wide it scrolls on its own."""
+    heads = "".join(f'<th scope="col">{_marked(head)}</th>' for head in rows[0])
+    lines = []
+    for name, *cells in (list(row.values()) for row in rows):
+        shown = "".join(f"<td>{_marked(cell)}</td>" for cell in cells)
+        lines.append(f'<tr><th scope="row">{_marked(name)}</th>{shown}</tr>')
+    body = "\n".join(lines)
+    return (
+        f'<div class="wide" role="region" aria-label="{escape(caption)}" tabindex="0">\n<table class="numbers">\n'
+        f"<caption>{_marked(caption)}</caption>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n"
+        "</table>\n</div>"
     )
 
 
@@ -361,6 +383,10 @@ td { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 .stacks td:nth-child(1) { width: 36%; }
 .stacks td:nth-child(2), .stacks td:nth-child(3) { width: 27%; }
 .stacks td:nth-child(4) { width: 10%; }
+.wide { margin: 1.5rem 0; overflow-x: auto; }
+.numbers { font-size: .82rem; }
+.numbers caption { text-align: left; padding-bottom: .4rem; color: var(--soft); }
+.numbers th, .numbers td { padding: .25rem .7rem .25rem 0; white-space: nowrap; }
 .pairs { width: auto; max-width: 100%; }
 .pairs th { font-weight: 400; width: 1%; min-width: 8rem; max-width: 16rem; overflow-wrap: anywhere; }
 .pairs th, .pairs td { padding-top: .3rem; padding-bottom: .3rem; }
@@ -432,6 +458,8 @@ details .pairs th { min-width: 14rem; }
   h1 { font-size: 18pt; }
   h2 { font-size: 14pt; break-after: avoid; }
   table, .verdict dl, figcaption, .data, details .pairs { font-size: 9pt; }
+  .numbers { font-size: 6.5pt; }
+  .wide { overflow: visible; }
   section, nav { margin-top: 1.5rem; }
   .experiment { margin-top: 2rem; padding-top: 1.2rem; }
   p { orphans: 3; widows: 3; }

@@ -12,21 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from lategrad.experiments import fig1, fig2, fig3, fig4, step_range, theorems
+from lategrad.experiments import fig1, fig2, fig3, fig4, rivals, step_range, theorems
 from lategrad.experiments.report import write_report
 from lategrad.experiments.results import Section
 from lategrad.experiments.sweep import REGIMES, SCALES, Say, SweepConfig, sweep
 from lategrad.validation import require_choice, require_device
 
-PARTS = ("fig1", "fig2", "fig3", "fig4", "theorems")
+PARTS = ("fig1", "fig2", "fig3", "fig4", "theorems", "rivals")
 
 
 def reproduce(what: str, scale: str, out: Path, *, device: str = "cpu", say: Say = print) -> tuple[Path, list[Section]]:
     """Run one part or all of them; finished sweeps under ``out/traces`` are not run again.
 
     Args:
-        what: fig1, fig2, fig3, fig4, theorems or all.
-        scale: quick (minutes on two cores), paper (under an hour on two cores), full (for a GPU).
+        what: fig1, fig2, fig3, fig4, theorems, rivals or all.
+        scale: quick (minutes on two cores), paper (under an hour on two cores), full (for a GPU). The rivals take
+            hours on a CPU at any but the quick scale: there, ``all`` leaves them out and says so.
         out: where the report, its figures and CSV files go.
         device: cpu or cuda.
         say: called with a line for each thing that starts.
@@ -35,7 +36,10 @@ def reproduce(what: str, scale: str, out: Path, *, device: str = "cpu", say: Say
     require_choice("scale", scale, tuple(SCALES))
     require_device("device", device)
     begin = time.monotonic()
-    wanted = PARTS if what == "all" else (what,)
+    wanted: tuple[str, ...] = PARTS if what == "all" else (what,)
+    if what == "all" and scale != "quick" and device == "cpu":
+        wanted = tuple(part for part in PARTS if part != "rivals")
+        say(f"left out, as it takes hours on a CPU: lategrad reproduce rivals --scale {scale}")
     config = SweepConfig(SCALES[scale])
     sections: list[Section] = []
     if any(part.startswith("fig") for part in wanted):
@@ -50,6 +54,8 @@ def reproduce(what: str, scale: str, out: Path, *, device: str = "cpu", say: Say
             sections.append(step_range.section(fig4.CONFIG, config, sweeps))
     if "theorems" in wanted:
         sections.append(theorems.section(scale, progress=say))  # too small to gain anything on a GPU
+    if "rivals" in wanted:
+        sections.append(rivals.section(rivals.CONFIGS[scale], out, device=device, say=say))
     report = write_report(sections, out, _about(what, scale, device, time.monotonic() - begin))
     return report, sections
 

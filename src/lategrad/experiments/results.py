@@ -34,5 +34,7 @@ class Section:
     verdicts: tuple[Verdict, ...] = ()
     captions: dict[str, str] = field(default_factory=dict)
     """By the stem of the figure."""
+    tables: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    """By their captions; all rows of a table have the same keys, its columns."""
     config: dict[str, Any] = field(default_factory=dict)
     """Everything that was chosen: plain JSON values."""

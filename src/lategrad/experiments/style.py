@@ -14,6 +14,21 @@ TITLES = {
     "anytime-sgd": "anytime SGD (Algorithm 1)",
     "optimistic-anytime": "optimistic anytime (Algorithm 2)",
     "strongly-convex": "strongly convex OGD (Algorithm 4)",
+    "steady": "Steady (ours)",
+    "steady-coordinate": "Steady per coordinate (ours)",
+    "adaptive-revision": "AdaptiveRevision",
+    "async-adagrad": "AsyncAdaGrad",
+    "ada-delay": "AdaDelay",
+    "dc-asgd": "DC-ASGD",
+    "dc-asgd-a": "DC-ASGD, adaptive",
+    "staleness-aware": "Staleness-aware SGD",
+    "delay-adaptive": "Delay-adaptive SGD",
+    "picky-sgd": "Picky SGD",
+    "ringmaster": "Ringmaster",
+    "rennala": "Rennala",
+    "clipped-sgd": "Clipped SGD",
+    "schedule-free": "Schedule-Free",
+    "unixgrad": "UniXGrad",
 }
 COLOURS = {
     "sgd": "#c44e52",
@@ -21,13 +36,19 @@ COLOURS = {
     "anytime-sgd": "#4c72b0",
     "optimistic-anytime": "#55a868",
     "strongly-convex": "#8172b3",
+    "steady": "#b8860b",
+    "steady-coordinate": "#b8860b",
 }
+RIVAL = "#777777"
+"""The colour of all others."""
 
 
-def panels(titles: Sequence[str], ylabel: str) -> tuple[Figure, list[Axes]]:
+def panels(
+    titles: Sequence[str], ylabel: str, *, height: float = 3.4, sharey: bool = True
+) -> tuple[Figure, list[Axes]]:
     """Panels one below the other, so that they can be read on a phone."""
-    figure = Figure(figsize=(6.4, 0.8 + 3.4 * len(titles)), layout="constrained")
-    axes = [ax for (ax,) in figure.subplots(len(titles), 1, sharey=True, squeeze=False)]
+    figure = Figure(figsize=(6.4, 0.8 + height * len(titles)), layout="constrained")
+    axes = [ax for (ax,) in figure.subplots(len(titles), 1, sharey=sharey, squeeze=False)]
     for ax, title in zip(axes, titles, strict=True):
         ax.set_title(title, fontsize="medium")
         ax.set_ylabel(ylabel)

@@ -71,8 +71,7 @@ class ScheduleFree:
 
     def query(self, state: ScheduleFreeState) -> Tensor:
         """The point y between the iterate and the average."""
-        b = torch.as_tensor(self.interpolation, dtype=state.x.dtype, device=state.x.device)
-        return torch.lerp(state.z, state.x, b)
+        return torch.lerp(state.z, state.x, as_dtype(self.interpolation, state.x))
 
     def update(self, state: ScheduleFreeState, grad: Tensor, delay: Tensor) -> ScheduleFreeState:
         """One projected step of z, which joins the average."""

@@ -1,0 +1,155 @@
+"""The comparison of all rules, in small: what is run, how it is tuned, and that tables hold what they claim."""
+
+import csv
+import dataclasses
+
+import pytest
+import torch
+
+from lategrad.experiments import rivals
+from lategrad.experiments.report import write_report
+from lategrad.experiments.reproduce import PARTS
+from lategrad.experiments.rivals import CONTENDERS, SCENARIOS, Config, Result, Setting
+from lategrad.problems import SoftmaxRegression, load
+from lategrad.registry import RULES, build_rule, parse_set
+from lategrad.simulate import simulate
+
+NAMES = ("sgd-linear", "steady", "ringmaster")
+TINY = Config(
+    (Setting("digits", 60, 16),),
+    seeds=2,
+    every_step=4,
+    contenders=tuple(contender for contender in CONTENDERS if contender.rule in NAMES),
+)
+LEFT_OUT = {
+    "sgd", "sgd-uniform",  # SGD is there by its linear average and its last iterate
+    "strongly-convex",  # the objective is not
+    "anytime-ftrl", "anytime-adagrad-norm", "anytime-adagrad", "optimistic-anytime-ftrl",  # the paper runs the others
+    "anytime-dog", "anytime-dowg", "anytime-kt",  # experimental
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    said = []
+    return out, rivals.section(TINY, out, device="cpu", say=said.append), said
+
+
+def test_every_rule_of_the_registry_is_compared_or_left_out_knowingly():
+    assert {contender.rule for contender in CONTENDERS} | LEFT_OUT == set(RULES)
+    assert "rivals" in PARTS
+
+
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.rule)
+@pytest.mark.parametrize("domain", ["whole", "ball:10"])
+def test_every_contender_can_be_built_with_all_its_numbers(contender, domain):
+    rule = contender.build(domain, every_step=2)
+    shape = rule.query(rule.init(torch.zeros(3))).shape
+    assert shape == (max(1, len(contender.values)), len(contender.steps[::2]), 3)
+
+
+def test_what_is_measured_equals_plain_simulations(ran):
+    """Any delay, knob and step, at the output and at the query."""
+    _, section, _ = ran
+    problem = SoftmaxRegression(load("digits", "standardise"), batch=16)
+    checked = 0
+    for row in section.rows[::97]:
+        rule = build_rule(row["rule"], row["lr"], parse_set("whole" if row["regime"] == "unconstrained" else "ball:10"))
+        if row["knob"]:
+            rule = dataclasses.replace(rule, **{row["knob"]: row["value"]})
+        alone = simulate(problem, rule, SCENARIOS[row["delay"]], 60, seed=row["seed"])
+        point = alone.output if row["point"] == "output" else alone.query
+        assert row["loss"] == pytest.approx(problem.loss(point).item(), rel=1e-3)
+        checked += 1
+    assert checked > 10
+
+
+def test_the_tables_hold_what_the_csv_says(ran):
+    out, section, _ = ran
+    write_report([section], out, {})
+    with (out / "rivals.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(section.rows)
+    columns = ["data", "regime", "rule", "delay", "knob", "value", "lr", "seed", "point", "accuracy", "loss"]
+    assert list(rows[0]) == columns
+
+    def mean(**where):
+        found = [float(row["accuracy"]) for row in rows if all(row[key] == value for key, value in where.items())]
+        assert len(found) == TINY.seeds
+        return sum(found) / len(found)
+
+    steps = sorted({row["lr"] for row in rows if row["rule"] == "steady"}, key=float)
+    place = {"regime": "constrained", "rule": "steady", "point": "output"}
+    best = max(steps, key=lambda lr: mean(**place, lr=lr, delay="0"))
+    frozen, oracle = (
+        next(row for row in section.tables[f"digits, constrained (ball:10), {protocol}"] if "Steady" in row["rule"])
+        for protocol in ("frozen", "oracle")
+    )
+    at = {delay: mean(**place, lr=best, delay=delay) for delay in SCENARIOS}
+    for delay in SCENARIOS:
+        assert float(frozen[delay]) == pytest.approx(at[delay], abs=6e-4)
+        assert float(oracle[delay]) == pytest.approx(max(mean(**place, lr=lr, delay=delay) for lr in steps), abs=6e-4)
+    late = [value for delay, value in at.items() if delay != "0"]
+    assert float(frozen["mean"]) == pytest.approx(sum(late) / len(late), abs=6e-4)
+    assert float(frozen["worst drop"]) == pytest.approx(at["0"] - min(at.values()), abs=6e-4)
+    assert float(frozen["step"]) == pytest.approx(float(best), rel=0.05)
+
+
+def test_the_report_shows_the_tables_and_the_figures(ran):
+    out, section, _ = ran
+    page = write_report([section], out, {}).read_text(encoding="utf-8")
+    assert page.count('<table class="numbers">') == len(section.tables) == 4
+    assert page.count("<svg") == len(section.figures) == 1
+    assert set(section.figures) == set(section.captions)
+
+
+def test_what_is_finished_is_not_run_again(ran):
+    out, first, said = ran
+    assert len(said) == len(NAMES) * 2
+    again = rivals.section(TINY, out, device="cpu", say=said.append)
+    assert len(said) == len(NAMES) * 2
+    assert again.tables == first.tables
+
+
+def made_up(accuracy, contender=CONTENDERS[0]):
+    """Accuracies (delays, knobs, steps), the same for two seeds."""
+    values = torch.tensor(accuracy, dtype=torch.float64).expand(2, -1, -1, -1)
+    return Result(contender.rule, contender, contender.steps[: values.shape[-1]], values, values)
+
+
+def test_the_step_is_frozen_from_delay_zero_and_the_knob_granted_in_hindsight():
+    result = made_up([[[0.9, 0.8], [0.7, 0.9]], [[0.1, 0.6], [0.8, 0.2]], [[0.1, 0.7], [0.3, 0.4]]])
+    assert result.choice == (1, 1)  # knob 0 freezes step 0: 0.1, 0.1; knob 1 freezes step 1: 0.2, 0.4
+    assert result.frozen.mean(0).tolist() == pytest.approx([0.9, 0.2, 0.4])
+    assert result.oracle.mean(0).tolist() == pytest.approx([0.9, 0.8, 0.7])
+    assert rivals.mean_late(result.frozen) == pytest.approx(0.3)
+    assert rivals.worst_drop(result.frozen) == pytest.approx(0.7)
+
+
+def test_sgd_is_judged_by_its_average_and_by_its_last_iterate(ran):
+    _, section, _ = ran
+    table = section.tables["digits, unconstrained (whole), frozen"]
+    last = next(row for row in table if row["rule"] == "SGD, last iterate")
+    average = next(row for row in table if row["rule"] == "SGD, average")
+    assert last["mean at query"] == ""  # is its output
+    assert average["mean at query"] != average["mean"]
+
+
+def test_what_diverged_counts_as_zero(ran):
+    out, _, _ = ran
+    contender, setting = TINY.contenders[0], TINY.settings[0]
+    trace = rivals.measure(TINY, setting, TINY.domains[0], contender, out, device="cpu", say=print)
+    loss = trace.loss.clone()
+    loss[..., 0, :] = torch.nan  # the first step
+    for result in rivals.results(dataclasses.replace(trace, loss=loss), contender):
+        assert (result.accuracy[..., 0] == 0).all()
+        assert (result.accuracy[..., 1] > 0).all()
+
+
+def test_a_projection_outside_the_theory_is_marked_where_there_is_one(ran):
+    _, section, _ = ran
+    marked = {name: {row["rule"] for row in table} for name, table in section.tables.items()}
+    assert "Steady (ours)" in marked["digits, constrained (ball:10), frozen"]
+    assert "Ringmaster †" in marked["digits, constrained (ball:10), oracle"]
+    assert not any("†" in rule for rule in marked["digits, unconstrained (whole), frozen"])
