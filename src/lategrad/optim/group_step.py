@@ -1,8 +1,9 @@
 """One parameter group as the host of a rule: its state lies beside the parameters, one step overwrites both.
 
-The rule's pure ``update`` is traced once on the group's tensors and compiled into kernels that read each
-tensor once and write it in place. The parameters hold the query. Where the query is a part of the rule's
-state, as the average of ``Anytime`` is, and the parameter has its dtype, the parameter is the only copy.
+The rule's pure ``update`` is traced once and compiled into loops that read and write every tensor where it is
+(:mod:`lategrad.optim.c_source`). What has no such form (sorting, for one) goes through torch's own compiler, on
+the group's tensors one by one. The parameters hold the query. Where the query is a part of the rule's state, as
+the average of ``Anytime`` is, and the parameter has its dtype, the parameter is the only copy.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from lategrad.inplace import overwrite
-from lategrad.optim.pieces import Layout, Pieces, blocks_of, joined
-from lategrad.rules.rule import AnyRule, apply_update, needs_ticket
+from lategrad.optim.c_source import UnsupportedError, emit
+from lategrad.optim.kernels import Kernels, Place
+from lategrad.optim.pieces import Layout, Pieces, blocks_of, is_dense, joined
+from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
 from lategrad.runs import map_tensors, tensors
 
-MOST_BLOCKS = {"cpu": 24, "cuda": 512}
-"""How many tensors are updated where they are, at most: each costs compilation time. The others are packed."""
+MOST_BLOCKS = {"cpu": 24, "cuda": 64}
+"""Through torch's compiler, how many tensors are updated where they are, at most: each costs compilation time. The
+others are packed."""
 
 SMALLEST_BLOCK = {"cpu": 2**12, "cuda": 0}
 """Tensors with fewer entries are packed in any case. On a GPU packing takes longer than one more tensor."""
@@ -62,18 +66,19 @@ class Vector:
 
     def __init__(self, rule: AnyRule[Any], params: list[Tensor], layout: Layout) -> None:
         self.params, self.layout = params, layout
+        self.size, self.sizes = layout.size, layout.sizes
         self.dtype = torch.float32
         for p in params:
             self.dtype = torch.promote_types(self.dtype, p.dtype)
         # The structure of the state, without memory: rules do not look at values.
         shadow = map_tensors(lambda t: t.to("meta"), rule)
-        self.template = shadow.init(torch.empty(self.layout.size, dtype=self.dtype, device="meta"))
+        self.template = shadow.init(torch.empty(self.size, dtype=self.dtype, device="meta"))
         self.leaves: list[Tensor] = tensors(self.template)
         self.names = leaf_names(self.template)
         query = shadow.query(self.template)
         self.query_name = next((n for n, leaf in zip(self.names, self.leaves, strict=True) if leaf is query), None)
         self.output_is_query = shadow.output(self.template) is query
-        self.long = [leaf.shape == (self.layout.size,) for leaf in self.leaves]
+        self.long = [leaf.shape == (self.size,) for leaf in self.leaves]
         self.mirrored = [any(not self.holds_query(params[i]) for i in block) for block in self.layout.blocks]
         self.beside: list[dict[str, Tensor]] | None = None
         self.checked: dict[str, list[Tensor]] = {}
@@ -140,6 +145,43 @@ class Vector:
         for target, part in zip(targets, parts, strict=True):
             target.copy_(part)
 
+    def place(self, value: Tensor) -> Place:
+        """A tensor as the loops want it: a vector of the parameters' length in parts."""
+        return value.split(self.sizes) if value.shape == (self.size,) else value
+
+    def loops(
+        self,
+        function: Callable[..., list[Tensor]],
+        inputs: Sequence[Tensor | torch.dtype],
+        targets: Sequence[int],
+        beyond: Sequence[torch.dtype] = (),
+    ) -> Kernels:
+        """The function as loops over the parameters and what lies beside them.
+
+        Args:
+            function: of vectors and numbers.
+            inputs: for each argument, a number, a vector in one piece, or the dtype of a vector in the memory
+                layout of the parameters.
+            targets: for each result, the place that it is written to: that of an argument, or beyond them.
+            beyond: the dtypes of the places beyond.
+
+        Raises:
+            UnsupportedError: when there is no such form.
+        """
+        kind, size = {p.dtype for p in self.params}, self.size
+        whole = [i for i in inputs if isinstance(i, Tensor) and i.shape == (size,)]
+        if len(kind) > 1 or size == 1 or not all(map(is_dense, self.params)):
+            raise UnsupportedError("parameters of several dtypes, with gaps, or a single number")
+        if whole and not all(p.is_contiguous() for p in self.params):
+            raise UnsupportedError("a vector in another memory layout")
+        device = self.params[0].device
+        if device.type not in ("cpu", "cuda") or torch.version.hip:
+            raise UnsupportedError(f"no loops for {device}")
+        examples = [i if isinstance(i, Tensor) else torch.empty(1, dtype=i, device=device).expand(size)
+                    for i in inputs]  # fmt: skip
+        dtypes = [*(example.dtype for example in examples), *beyond]
+        return Kernels(emit(function, examples, size, targets, dtypes), self.sizes, device)
+
 
 class GroupStep:
     """A rule on the vectors of one parameter group.
@@ -164,6 +206,7 @@ class GroupStep:
         self.output_is_query = all(vector.output_is_query for vector in self.vectors)
         self.compile = compile
         self.fast: dict[bool, Callable[..., Any]] = {}
+        self.loops: dict[bool, list[Kernels] | None] = {}
         self.delay = torch.zeros(1, dtype=torch.int64, device=device)
         self.last_delay = 0
 
@@ -171,6 +214,9 @@ class GroupStep:
         """The rule's first state, from the parameters as they are; they are moved to the first query."""
         scalars: Scalars = []
         for vector in self.vectors:
+            if self.compile and sum(vector.long) and (own := self._init_in_loops(vector, state)) is not None:
+                scalars.append(own)
+                continue
             start = [p.detach() for p in vector.params]
             x0 = vector.view(vector.gather(start)).to(vector.dtype)
             first = self.rule.init(x0)
@@ -184,6 +230,36 @@ class GroupStep:
                     vector.write(leaves.pop(name), vector.homes(name, state))
             vector.write(self.rule.query(first), vector.params)
         return scalars
+
+    def _init_in_loops(
+        self, vector: Vector, state: MutableMapping[Tensor, dict[str, Tensor]]
+    ) -> dict[str, Tensor] | None:
+        """The same without any memory but the state's; None when there is no such form."""
+
+        def first(*inputs: Tensor) -> list[Tensor]:
+            rest = iter(inputs)
+            rule = map_tensors(lambda _: next(rest), self.rule)
+            start = rule.init(next(rest).to(vector.dtype))
+            return [*tensors(start), rule.query(start)]
+
+        of_params = vector.params[0].dtype
+        inputs: list[Tensor | torch.dtype] = [*self.rule_tensors, of_params]
+        dtypes = [leaf.dtype for leaf in vector.leaves]
+        targets = [len(inputs) + i for i in range(len(dtypes))]
+        try:
+            kernels = vector.loops(first, inputs, [*targets, len(inputs) - 1], dtypes)
+        except Exception:  # the first update will tell
+            return None
+        vector.beside = None
+        long = dict(zip(vector.names, vector.long, strict=True))
+        leaves = dict(zip(vector.names, vector.leaves, strict=True))
+        for p in vector.params:
+            state[p] = {n: torch.empty_like(p, dtype=leaves[n].dtype) for n in vector.stored_names(p)}
+        own = {n: torch.empty_like(leaf, device=self.device) for n, leaf in leaves.items() if not long[n]}
+        homes = [vector.homes(n, state) if long[n] else own[n] for n in vector.names]
+        kernels([*(vector.place(t) for t in self.rule_tensors), vector.params, *homes])
+        torch.autograd.graph.increment_version(vector.params)
+        return own
 
     def project(self) -> None:
         """Move the parameters to the nearest point of the set."""
@@ -226,9 +302,11 @@ class GroupStep:
         if delay != self.last_delay:
             self.delay.fill_(delay)
             self.last_delay = delay
+        aligned = self._aligned(grads)
+        if self.compile and self._run_loops(state, scalars, aligned, tickets):
+            return
         inputs = [*self.rule_tensors, self.delay, *(tickets or [])]
         copies: list[tuple[Vector, list[Tensor], list[Tensor]]] = []
-        aligned = self._aligned(grads)
         first = 0
         for vector, own in zip(self.vectors, scalars, strict=True):
             for name, long in zip(vector.names, vector.long, strict=True):
@@ -250,6 +328,63 @@ class GroupStep:
         for vector, blocks, homes in copies:
             if vector.layout.packed[-1]:
                 vector.scatter(blocks, homes)
+
+    def _run_loops(self, state: State, scalars: Scalars, grads: list[Tensor], tickets: Sequence[Tensor] | None) -> bool:
+        """The update as loops over all tensors where they are; False when it has no such form."""
+        late = tickets is not None and needs_ticket(self.rule)
+        if late not in self.loops:
+            self.loops[late] = self._made_loops(tickets if late else None)
+        kernels = self.loops[late]
+        if kernels is None:
+            return False
+        first = 0
+        for number, (vector, own) in enumerate(zip(self.vectors, scalars, strict=True)):
+            places: list[Place] = [vector.place(t) for t in self.rule_tensors]
+            places.append(self.delay)
+            if late and tickets is not None:
+                places.append(vector.place(tickets[number]))
+            for name, long in zip(vector.names, vector.long, strict=True):
+                places.append(vector.homes(name, state) if long else own[name])
+            places.append(grads[first : first + len(vector.params)])
+            first += len(vector.params)
+            if any(vector.mirrored):
+                places.append(vector.params)
+            kernels[number](places)
+        torch.autograd.graph.increment_version(self.params)
+        return True
+
+    def _made_loops(self, tickets: Sequence[Tensor] | None) -> list[Kernels] | None:
+        try:
+            return [self._loops_of(v, None if tickets is None else tickets[i]) for i, v in enumerate(self.vectors)]
+        except UnsupportedError:
+            return None
+        except Exception as error:
+            _warn_of_no_compiler(error)
+            self.fast = {True: self._step(True), False: self._step(False)}
+            return None
+
+    def _loops_of(self, vector: Vector, ticket: Tensor | None) -> Kernels:
+        known = [*self.rule_tensors, self.delay, *([] if ticket is None else [ticket])]
+        leaves = [leaf.dtype if long else torch.empty_like(leaf, device=self.device)
+                  for leaf, long in zip(vector.leaves, vector.long, strict=True)]  # fmt: skip
+
+        def update(*inputs: Tensor) -> list[Tensor]:
+            rest = iter(inputs)
+            rule = map_tensors(lambda _: next(rest), self.rule)
+            delay = next(rest)
+            carried = None if ticket is None else next(rest)
+            state = map_tensors(lambda _: next(rest), vector.template)
+            grad = next(rest).to(vector.dtype)
+            carried = issue_ticket(rule, state) if carried is None else carried
+            fresh = apply_update(rule, state, -grad if self.maximize else grad, delay, carried)
+            return [*tensors(fresh), *([rule.query(fresh)] if any(vector.mirrored) else [])]
+
+        of_params = vector.params[0].dtype
+        inputs = [*known, *leaves, of_params]
+        targets = [len(known) + i for i in range(len(leaves))]
+        if not any(vector.mirrored):
+            return vector.loops(update, inputs, targets)
+        return vector.loops(update, inputs, [*targets, len(inputs)], [of_params])
 
     def outputs(self, state: State, scalars: Scalars) -> None:
         """Write the rule's output into the parameters."""
@@ -352,9 +487,13 @@ def _compiled(step: Callable[..., None], inputs: list[Tensor], block_entries: li
         fast: Callable[..., Any] = torch._inductor.compile(graph, list(inputs), options=options)
         return fast
     except Exception as error:
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        warnings.warn(f"the compiler does not work here, running eagerly: {reason}", stacklevel=2)
+        _warn_of_no_compiler(error)
         return step
+
+
+def _warn_of_no_compiler(error: Exception) -> None:
+    reason = (str(error).strip() or repr(error)).splitlines()[0]
+    warnings.warn(f"the compiler does not work here, running eagerly: {reason}", stacklevel=2)
 
 
 def _options(device: torch.device, block_entries: list[int]) -> dict[str, Any]:
