@@ -193,6 +193,7 @@ def ray_parameter_server(
                 begin, updates, measuring = now, 0, True
             elif measuring and now - begin > seconds:
                 break
+        ray.get(list(pending))  # raises if the actors did nothing but fail
         rate = updates / (now - begin)
         for actor in (*actors, server):
             ray.kill(actor)

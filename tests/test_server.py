@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lategrad as lg
-from lategrad.problems import Quadratic
+from lategrad.problems import ModuleProblem, Quadratic, load
 from lategrad.registry import RULES, build_rule
 from lategrad.rules.rule import apply_update, issue_ticket
 from lategrad.runs import tensors
 from lategrad.serve import Server
 from lategrad.serve.checkpoint import DamagedError, checkpoint_paths
+from lategrad.serve.server import identify
 
 PROBLEM = Quadratic(dim=4)
 ZERO = torch.zeros(4, dtype=torch.float64)
@@ -91,7 +92,7 @@ def test_what_cannot_be_applied_is_refused_counted_reported_and_leaves_the_state
     before, log = _bits(server), len(server.log)
     make, reason = BAD[bad]
     version, sequence, grad = make(job)
-    with pytest.warns(UserWarning, match=f"refused a gradient of worker 5: .*{reason}"):
+    with pytest.warns(UserWarning, match=f"refused a gradient of worker 5 at update 4: .*{reason}"):
         after = server.exchange(5, version, sequence, grad)
     assert _same(before, _bits(server))
     assert len(server.log) == log
@@ -191,7 +192,7 @@ def _two_checkpoints(folder):
     at_ten = _bits(server)
     _advance(server, 10)
     server.checkpoint()
-    return at_ten
+    return at_ten, _bits(server)
 
 
 _DAMAGES = [(suffix, damage) for suffix in (".json", ".safetensors") for damage in ("truncated", "flipped", "emptied")]
@@ -199,7 +200,7 @@ _DAMAGES = [(suffix, damage) for suffix in (".json", ".safetensors") for damage 
 
 @pytest.mark.parametrize(("suffix", "damage"), [*_DAMAGES, (".safetensors", "removed")])
 def test_of_a_damaged_checkpoint_the_one_before_is_used_and_that_is_said(tmp_path, suffix, damage):
-    at_ten = _two_checkpoints(tmp_path)
+    at_ten, _ = _two_checkpoints(tmp_path)
     victim = checkpoint_paths(tmp_path)[0].with_suffix(suffix)
     contents = bytearray(victim.read_bytes())
     if damage == "removed":
@@ -212,6 +213,9 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used_and_that_is_said(tmp_pat
         server.restore()
     assert server.version == 10
     assert _same(at_ten, _bits(server))
+    _advance(server, 3)
+    assert server.checkpoint()  # the damaged one does not take the place of a good one
+    assert [int(path.stem.split("-")[1]) for path in checkpoint_paths(tmp_path)] == [13, 10]
 
 
 @settings(max_examples=40)
@@ -220,7 +224,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used_and_that_is_said(tmp_pat
 )
 def test_any_flipped_bit_is_noticed_or_harmless(tmp_path_factory, position, bit, which):
     folder = tmp_path_factory.mktemp("flip")
-    at_ten = _two_checkpoints(folder)
+    at_ten, at_twenty = _two_checkpoints(folder)
     victim = checkpoint_paths(folder)[0].with_suffix(which)
     contents = bytearray(victim.read_bytes())
     contents[int(position * len(contents))] ^= 1 << bit
@@ -229,7 +233,7 @@ def test_any_flipped_bit_is_noticed_or_harmless(tmp_path_factory, position, bit,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         server.restore()
-    assert server.version == 20 or _same(at_ten, _bits(server))
+    assert _same({10: at_ten, 20: at_twenty}[server.version], _bits(server))
 
 
 def test_a_damaged_log_of_updates_is_noticed(tmp_path):
@@ -298,3 +302,57 @@ def test_as_many_checkpoints_are_kept_as_asked_for(tmp_path):
     _advance(server, 70)
     assert [int(path.stem.split("-")[1]) for path in checkpoint_paths(tmp_path)] == [70, 60, 50]
     assert len(list(tmp_path.glob("*.safetensors"))) == 3
+
+
+def test_an_update_that_was_broken_off_is_not_saved(tmp_path):
+    """As by a second Ctrl-C: some of the state's tensors belong to the next update already."""
+    server = _server(folder=tmp_path)
+    _advance(server, 5)
+    server.checkpoint()
+    job = server.issue(0)
+
+    def broken(state, *others):
+        tensors(state)[0].add_(1)
+        raise KeyboardInterrupt
+
+    server._update = broken
+    with pytest.raises(KeyboardInterrupt):
+        server.exchange(0, job.version, job.sequence, ZERO)
+    with pytest.warns(UserWarning, match="update 6 was broken off half-way"):
+        assert not server.checkpoint()
+    again = _server(folder=tmp_path)
+    again.restore()
+    assert again.version == 5
+
+
+def test_what_a_failed_or_killed_checkpoint_left_is_removed(tmp_path):
+    server = _server(folder=tmp_path)
+    _advance(server, 5)
+    assert server.checkpoint()
+    (tmp_path / ".checkpoint-000000000009.json.1234.part").write_text("of a process that was killed")
+    (tmp_path / "checkpoint-000000000009.safetensors").write_text("without its description")
+    _advance(server, 5)
+    assert server.checkpoint()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    stems = [f"checkpoint-{version:012d}" for version in (5, 10)]
+    assert names == [f"{stem}{suffix}" for stem in stems for suffix in (".json", ".safetensors")] + ["updates.bin"]
+
+
+def test_fewer_steps_than_were_made_are_refused(tmp_path):
+    server = _server(folder=tmp_path)
+    _advance(server, 5)
+    server.checkpoint()
+    with pytest.raises(ValueError, match="steps must be >= 5, the updates made already, got 3"):
+        _server(folder=tmp_path, steps=3).restore()
+
+
+def test_problems_are_told_apart_by_their_contents_and_by_no_address(tmp_path):
+    class Plain(Quadratic):
+        __repr__ = object.__repr__
+
+    assert identify(Plain())["problem"].endswith("Plain")
+    torch.manual_seed(0)
+    one, other = (ModuleProblem(torch.nn.Linear(64, 10), load("digits")) for _ in range(2))
+    assert identify(one)["problem"] == identify(other)["problem"]
+    assert identify(one)["contents"] != identify(other)["contents"]
+    assert identify(one) == identify(one.to("cpu"))

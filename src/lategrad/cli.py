@@ -26,7 +26,7 @@ from lategrad.problems.linear import MODELS
 from lategrad.registry import LEARNERS, RULES, SETS, build_rule, parse_set
 from lategrad.replay import replay as replay_trace
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.training import ENGINES, TrainingError, saved_settings
+from lategrad.serve.training import ENGINES, TrainingError, saved_config
 from lategrad.serve.training import resume as resume_training
 from lategrad.serve.training import train as run_training
 from lategrad.simulate import simulate as run_simulation
@@ -196,7 +196,8 @@ def train(
     runs/night --rule sgd --lr 0.1` shows what another rule would have done with the same delays and samples.
     """
     command = {
-        "problem": problem, "model": model, "preprocess": preprocess, "batch": batch, "sampling": sampling, "l2": l2,
+        "problem": str(Path(problem).resolve()) if Path(problem).is_file() else problem,  # from any folder later
+        "model": model, "preprocess": preprocess, "batch": batch, "sampling": sampling, "l2": l2,
         "rule": rule, "lr": lr, "domain": domain,
     }  # fmt: skip
     the_problem, the_rule = _problem_of(command), _rule_of(command)
@@ -218,7 +219,7 @@ def resume(
     changes: dict[str, Any] = {
         name: value for name, value in (("steps", steps), ("workers", workers)) if value is not None
     }
-    command = _command(saved_settings(folder).notes, folder)
+    command = _command(saved_config(folder)["settings"]["notes"], folder)
     trace = resume_training(folder, _problem_of(command), _rule_of(command), **changes)
     _finish_training(trace, folder)
 
@@ -286,11 +287,11 @@ def _pauses(specs: Sequence[str]) -> str | dict[int, str] | None:
 
 
 def _finish_training(trace: Trace, out: Path | None) -> None:
-    summary = trace.delay_summary()
-    typer.echo(
-        f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {_result(trace)}, "
-        f"delay mean {summary.mean:.1f} max {summary.max}"
-    )
+    delays = ""
+    if len(trace.delays):
+        summary = trace.delay_summary()
+        delays = f", delay mean {summary.mean:.1f} max {summary.max}"
+    typer.echo(f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {_result(trace)}{delays}")
     for what in ("refusals", "replaced"):
         if counts := trace.config[what]:
             typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
@@ -425,6 +426,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors of the user are one line on stderr and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
         sys.exit(_run(arguments))
 

@@ -17,6 +17,8 @@ from lategrad.torch_threads import torch_threads
 from lategrad.trace import Trace
 from lategrad.validation import require
 
+_NEIGHBOURS = 256  # as many as the simulator asks for at once
+
 
 class RecordedSamples:
     """A problem whose samples are those that the workers of a recorded run drew, in the order of its updates."""
@@ -36,13 +38,19 @@ class RecordedSamples:
         drawn: Tensor | None = None
         for number in worker.unique().tolist():
             mine = worker == number
-            low, high = int(sequence[mine].min()), int(sequence[mine].max())
-            stream = self._problem.samples(stream_seed(self._seed, number), low, high - low + 1)
+            used = self._of_stream(stream_seed(self._seed, number), sequence[mine])
             if drawn is None:
-                drawn = stream.new_empty(count, *stream.shape[1:])
-            drawn[mine] = stream[sequence[mine] - low]
+                drawn = used.new_empty(count, *used.shape[1:])
+            drawn[mine] = used
         assert drawn is not None
         return drawn
+
+    def _of_stream(self, seed: int, positions: Tensor) -> Tensor:
+        """Samples of one stream; those of a worker are mostly neighbours, and drawn together then."""
+        low, high = int(positions.min()), int(positions.max())
+        if high - low > 10 * _NEIGHBOURS:  # one that came very late
+            return torch.cat([self._problem.samples(seed, k, 1) for k in positions.tolist()])
+        return self._problem.samples(seed, low, high - low + 1)[positions - low]
 
     def to(self, device: torch.device | str) -> RecordedSamples:
         """The same with the problem's data on a device."""

@@ -49,6 +49,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     return tree
 
 
+def owned(tree: Tree) -> Tree:
+    """The same tree with memory of its own for every tensor."""
+    return map_tensors(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
+
+
 def runs_shape(tree: object) -> torch.Size:
     """The run dimensions that the tensors inside a rule, learner or set span together.
 

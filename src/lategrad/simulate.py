@@ -39,7 +39,7 @@ from lategrad.history import History, SlotPlan, plan_slots
 from lategrad.inplace import compiled, in_place
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule, issue_ticket
-from lategrad.runs import map_tensors
+from lategrad.runs import map_tensors, owned
 from lategrad.trace import Axis, Trace, describe
 from lategrad.validation import require, require_device
 
@@ -178,7 +178,7 @@ class Simulation:
         x0 = problem.start()
         inner = rule.query(rule.init(x0)).shape[:-1]  # the run dimensions of the rule and of the start
         start = rule.init(x0.expand(len(seeds), len(arrivals[0]), *inner, -1))
-        self.state = map_tensors(_own, start)  # every slot is written in place: none may share its memory
+        self.state = owned(start)  # every slot is written in place: none may share its memory
         query = rule.query(self.state)
         self.shape = query.shape
         self.sequences = len(seeds) * len(arrivals[0])
@@ -286,10 +286,6 @@ class _Chunk:
         for name, value in vars(loaded).items():
             getattr(self, name)[:count].copy_(value)
         return self
-
-
-def _own(leaf: Tensor) -> Tensor:
-    return leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _plans(arrivals: list[list[Arrivals]]) -> list[SlotPlan]:

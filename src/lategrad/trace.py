@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lategrad.delays import DelaySummary, summarise
+from lategrad.files import replacing
 from lategrad.validation import require
 
 if TYPE_CHECKING:
@@ -96,14 +98,8 @@ class Trace:
                    if (value := getattr(self, name)) is not None}  # fmt: skip
         axes = [{"name": axis.name, "values": list(axis.values)} for axis in self.axes]
         metadata = {"format": _FORMAT, "axes": json.dumps(axes), "config": json.dumps(self.config)}
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
+        with replacing(path) as part:
             save_file(tensors, part, metadata=metadata)
-            with open(part, "rb") as written:
-                os.fsync(written.fileno())
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
         return path
 
     @staticmethod
@@ -197,7 +193,10 @@ def describe(part: object) -> Any:
     {'type': 'SGD', 'lr': 0.5, 'domain': {'type': 'Ball', 'radius': [2.0], 'center': None}, 'average': 'none'}
     """
     if isinstance(part, Tensor):
-        return part.tolist() if part.numel() <= 4096 else f"tensor of shape {tuple(part.shape)}"
+        if part.numel() <= 4096:
+            return part.tolist()
+        contents = hashlib.sha256(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        return f"tensor of shape {tuple(part.shape)}, {contents[:16]}"
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         fields = {f.name: describe(getattr(part, f.name)) for f in dataclasses.fields(part)}
         return {"type": type(part).__name__, **fields}

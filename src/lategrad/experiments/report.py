@@ -11,7 +11,6 @@ import os
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from lategrad.experiments.results import Section, Verdict
+from lategrad.files import replacing
 from lategrad.trace import write_csv
 from lategrad.validation import require
 
@@ -51,17 +51,17 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
     drawings: dict[str, str] = {}
     for section in sections:
         if section.rows:
-            with _replacing(out / f"{section.name}.csv") as part:
+            with replacing(out / f"{section.name}.csv") as part:
                 write_csv(part, section.rows)
         for stem, figure in section.figures.items():
             label = section.captions.get(stem) or section.title
             svg, png = _drawn(figure, stem, label)
             for suffix, content in (("svg", svg), ("png", png)):
-                with _replacing(out / f"{stem}.{suffix}") as part:
+                with replacing(out / f"{stem}.{suffix}") as part:
                     part.write_bytes(content)
             drawings[stem] = _inline(svg, stem, label)
     page = out / "report.html"
-    with _replacing(page) as part:
+    with replacing(page) as part:
         part.write_text(_page(sections, drawings, about), encoding="utf-8")
     return page
 
@@ -92,17 +92,6 @@ def _check_stem(what: str, stem: str, taken: set[str]) -> None:
     require(what, stem, _STEM.fullmatch(stem) is not None, "letters, digits, '-' and '_', such as 'fig1'")
     require(what, stem, stem.lower() not in taken, "unique in the report, whatever its capitals")
     taken.add(stem.lower())
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write next to ``path`` that takes its place at the end, unless something was raised."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _drawn(figure: Figure, stem: str, title: str) -> tuple[bytes, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable
 
 import torch
@@ -67,6 +68,14 @@ class ModuleProblem:
         require("module", module, len(self.shapes) > 0, "a module with parameters to train")
         self.dim = sum(shape.numel() for shape in self.shapes.values())
         self.labels_on_cpu = data.y_train
+
+    def fingerprint(self) -> str:
+        """The data, the module with its first parameters and its buffers, and the name of the loss."""
+        contents = hashlib.sha256()
+        for part in (self.data.x_train, self.data.y_train, *self.module.state_dict().values()):
+            contents.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        loss = getattr(self.loss_of_batch, "__name__", type(self.loss_of_batch).__name__)
+        return f"{self.module} {loss} {contents.hexdigest()}"
 
     def start(self) -> Tensor:
         """The module's own parameters, as they were when the problem was made."""

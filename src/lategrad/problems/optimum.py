@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -25,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lategrad.files import replacing
 from lategrad.problems.data import cache_folder
 from lategrad.runs import tensors
 from lategrad.sets import Ball, Box, ConvexSet, WholeSpace
@@ -180,7 +180,6 @@ def _read(path: Path) -> Optimum | None:
 
 def _write(path: Path, best: Optimum) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     numbers = {name: torch.tensor(getattr(best, name), dtype=torch.float64) for name in ("value", "gap")}
-    save_file({"x": best.x, **numbers}, part)
-    os.replace(part, path)
+    with replacing(path) as part:
+        save_file({"x": best.x, **numbers}, part)

@@ -1,6 +1,6 @@
 """Real asynchronous training: a server, workers that come and go, checkpoints, and traces that can be replayed."""
 
 from lategrad.serve.server import Job, Server, Telemetry
-from lategrad.serve.training import Settings, Training, TrainingError, resume, saved_settings, train
+from lategrad.serve.training import Settings, Training, TrainingError, resume, saved_config, train
 
-__all__ = ["Job", "Server", "Settings", "Telemetry", "Training", "TrainingError", "resume", "saved_settings", "train"]
+__all__ = ["Job", "Server", "Settings", "Telemetry", "Training", "TrainingError", "resume", "saved_config", "train"]

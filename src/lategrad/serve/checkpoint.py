@@ -7,11 +7,12 @@ vector to evaluate and ship; ``state.N`` are the rule's own and of no use withou
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from typing import Any, TypeVar
 import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
+
+from lategrad.files import replacing
 
 FORMAT = "lategrad-checkpoint-1"
 Loaded = TypeVar("Loaded")
@@ -41,35 +44,31 @@ class Checkpoint:
 
 
 def write_atomically(path: Path, contents: bytes) -> None:
-    """Write, wait for the disk, rename: a reader sees the old file or the new one, never half of one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    """Write, wait for the disk, rename."""
+    with replacing(path) as part:
+        part.write_bytes(contents)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last, where folders can be opened."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
+@contextmanager
+def locked(folder: Path | None) -> Iterator[None]:
+    """Keep a run's folder to one process: two would overwrite each other's files."""
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as file:
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back when the process ends, however it ends
+        except BlockingIOError:
+            wait = "wait for its end, or choose another folder"
+            raise ValueError(f"a run is going on in {str(folder)!r}: {wait}") from None
+        yield
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write a checkpoint and drop the oldest, so that ``keep`` remain; returns its description's path."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a checkpoint and drop what it supersedes, so that ``keep`` remain; returns its description's path."""
     path = folder / f"checkpoint-{checkpoint.version:012d}.json"
     tensors = safetensors.torch.save({name: leaf.contiguous().cpu() for name, leaf in checkpoint.tensors.items()})
-    write_atomically(path.with_suffix(".safetensors"), tensors)
     description = {
         "format": FORMAT,
         "version": checkpoint.version,
@@ -79,11 +78,27 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     }
     text = json.dumps(description, indent=1)
     sealed = json.dumps({"checksum": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": text}, indent=1)
-    write_atomically(path, sealed.encode())
-    for old in checkpoint_paths(folder)[keep:]:
-        old.unlink()
-        old.with_suffix(".safetensors").unlink(missing_ok=True)
+    try:
+        write_atomically(path.with_suffix(".safetensors"), tensors)
+        write_atomically(path, sealed.encode())
+    except OSError:
+        if not path.exists():
+            path.with_suffix(".safetensors").unlink(missing_ok=True)  # where the disk is full, it must not fill it more
+        raise
+    drop_superseded(folder, checkpoint.version, keep)
     return path
+
+
+def drop_superseded(folder: Path, version: int, keep: int) -> None:
+    """Remove all but the last ``keep`` checkpoints up to ``version``, and what killed processes left.
+
+    A checkpoint above the version is one that was passed over because it is damaged.
+    """
+    kept = [path for path in checkpoint_paths(folder) if int(path.stem.partition("-")[2]) <= version][:keep]
+    stems = {path.stem for path in kept}
+    for path in [*folder.glob("checkpoint-*"), *folder.glob(".checkpoint-*.part")]:
+        if path.stem not in stems:
+            path.unlink(missing_ok=True)
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import warnings
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -13,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from lategrad.serve.server import Telemetry
-from lategrad.validation import require_choice
 
 LOGS = ("tensorboard",)
 
@@ -101,7 +101,6 @@ class Monitors(AbstractContextManager["Monitors"]):
     def __init__(self, progress: bool, steps: int, log: str | None, folder: Path | None) -> None:
         self._all: list[Monitor] = []
         if log is not None:
-            require_choice("log", log, LOGS)
             if folder is None:
                 raise ValueError(f"log={log!r} needs a folder to write to: give out=...")
             self._all.append(TensorBoard(folder / "tensorboard"))
@@ -110,11 +109,16 @@ class Monitors(AbstractContextManager["Monitors"]):
 
     def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
         """Show all of them."""
-        for monitor in self._all:
-            monitor.show(telemetry, alive, delays)
+        for monitor in list(self._all):
+            try:
+                monitor.show(telemetry, alive, delays)
+            except OSError as error:  # a full disk is no reason to end a run
+                self._all.remove(monitor)
+                warnings.warn(f"{type(monitor).__name__} is switched off: {error}", stacklevel=2)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         for monitor in self._all:
-            monitor.close()
+            with suppress(OSError):
+                monitor.close()

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from lategrad.inplace import compiled, overwrite
 from lategrad.problems.problem import Problem
-from lategrad.rules.rule import AnyRule, apply_update, issue_ticket
-from lategrad.runs import map_tensors, tensors
+from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
+from lategrad.runs import owned, tensors
 from lategrad.serve.checkpoint import Checkpoint, newest, save_checkpoint
 from lategrad.serve.updates import LogMark, UpdateLog
 from lategrad.trace import Trace, describe
@@ -73,7 +73,9 @@ class Telemetry(NamedTuple):
 def identify(problem: Problem) -> dict[str, str]:
     """What a problem says it is, and a checksum of what is in it, where it has one."""
     contents = getattr(problem, "fingerprint", lambda: "")()
-    return {"problem": repr(problem), "contents": hashlib.sha256(contents.encode()).hexdigest()}
+    silent = type(problem).__repr__ is object.__repr__  # it would give its address in memory
+    name = type(problem).__qualname__ if silent else repr(problem)
+    return {"problem": name, "contents": hashlib.sha256(contents.encode()).hexdigest()}
 
 
 def require_same(problem: Problem, saved: dict[str, Any], where: str) -> None:
@@ -112,6 +114,8 @@ class Server:
         keep: checkpoints to keep.
         max_refusals: refused gradients in a row after which a worker gets no more work; None for never.
         config: what else the trace and the checkpoints should say about the run; JSON values.
+        lend: whether :meth:`exchange` may hand out a query that is part of the state, which the next exchange
+            overwrites: for engines that have sent it off by then. Saves a pass over the vector.
 
     >>> import lategrad as lg
     >>> from lategrad.problems import Quadratic
@@ -120,7 +124,7 @@ class Server:
     >>> fast, slow = server.issue(worker=0), server.issue(worker=1)
     >>> while not server.done:  # worker 0 returns twice, then worker 1 once: two updates late
     ...     job = fast if server.version < 2 else slow
-    ...     fast = server.exchange(*job[:1], job.version, job.sequence, problem.gradient(job.query, torch.zeros(10)))
+    ...     fast = server.exchange(job.worker, job.version, job.sequence, problem.gradient(job.query, torch.zeros(10)))
     >>> server.trace().delays
     tensor([0, 0, 2], dtype=torch.int32)
     """
@@ -138,6 +142,7 @@ class Server:
         keep: int = 2,
         max_refusals: int | None = 10,
         config: dict[str, Any] | None = None,
+        lend: bool = False,
     ) -> None:
         for name, count in (("steps", steps), ("keep", keep)):
             require(name, count, isinstance(count, int) and count >= 1, "an integer >= 1")
@@ -148,10 +153,11 @@ class Server:
         self.record_every = record_every or max(1, steps // 10)
         self.checkpoint_every, self.keep, self.max_refusals = checkpoint_every, keep, max_refusals
         self.folder = folder
-        self.state = map_tensors(_own, rule.init(problem.start()))
+        self.state = owned(rule.init(problem.start()))
         query = rule.query(self.state)
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype = query.shape[-1], query.dtype
+        self._lends = lend and any(query is leaf for leaf in tensors(self.state))
         self.compiled = compile if compile is not None else steps * self.dim >= _COMPILE_FROM
         self.config = {
             **identify(problem), "rule": describe(rule), "steps": steps, "compiled": self.compiled,
@@ -166,14 +172,16 @@ class Server:
         self._next_sequence: Counter[int] = Counter()
         self._issued: dict[tuple[int, int], _Issued] = {}
         self._delay = torch.zeros((), dtype=torch.int64)
-        self._spare_query = torch.empty_like(query)
+        self._no_ticket = query[:0].clone()
         self._begin = time.monotonic()
         self._checkpointed_at = self._begin
         self._checkpointed_version = -1
+        self._whole = True  # False within an update: a state that was left there must not be saved
 
-        def update(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor, next_query: Tensor) -> None:
+        def update(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor, next_query: Tensor | None) -> None:
             fresh = apply_update(rule, state, grad, delay, ticket)
-            next_query.copy_(rule.query(fresh))
+            if next_query is not None:
+                next_query.copy_(rule.query(fresh))
             overwrite(state, fresh)
 
         self._update = compiled(update) if self.compiled else update
@@ -203,15 +211,15 @@ class Server:
         """
         if self.done or self.dropped(worker):
             return None
-        query = torch.empty_like(self._spare_query) if out is None else out
+        query = self._no_ticket.new_empty(self.dim) if out is None else out
         query.copy_(self.rule.query(self.state))
         return self._enter(worker, query)
 
     def _enter(self, worker: int, query: Tensor) -> Job:
         sequence = self._next_sequence[worker]
         self._next_sequence[worker] += 1
-        ticket = issue_ticket(self.rule, self.state)
-        self._issued[worker, sequence] = _Issued(self.version, ticket.clone() if len(ticket) else ticket)
+        ticket = issue_ticket(self.rule, self.state).clone() if needs_ticket(self.rule) else self._no_ticket
+        self._issued[worker, sequence] = _Issued(self.version, ticket)
         return Job(worker, sequence, self.version, query)
 
     def exchange(self, worker: int, version: int, sequence: int, grad: Tensor, out: Tensor | None = None) -> Job | None:
@@ -229,8 +237,12 @@ class Server:
             if objection is not None:
                 self.refuse(worker, sequence, objection)
                 return self.issue(worker, out)
-            query = torch.empty_like(self._spare_query) if out is None else out
-            self._apply(worker, sequence, grad, query)
+            if self._lends:
+                self._apply(worker, sequence, grad, None)
+                query = self.rule.query(self.state)
+            else:
+                query = self._no_ticket.new_empty(self.dim) if out is None else out
+                self._apply(worker, sequence, grad, query)
         self._refused_in_a_row.pop(worker, None)
         self._keep_records()
         return None if self.done else self._enter(worker, query)
@@ -249,19 +261,21 @@ class Server:
             return form
         return None if _is_finite(grad) else "not finite"
 
-    def _apply(self, worker: int, sequence: int, grad: Tensor, next_query: Tensor) -> None:
+    def _apply(self, worker: int, sequence: int, grad: Tensor, next_query: Tensor | None) -> None:
         """The one place where the state changes."""
         version, ticket = self._issued.pop((worker, sequence))
         delay = self.version - version
+        self._whole = False
         self._update(self.state, grad, self._delay.fill_(delay), ticket, next_query)
         self.log.append(worker, sequence, delay, self.seconds)
+        self._whole = True
 
     def refuse(self, worker: int, sequence: int, reason: str) -> None:
         """Count and report a gradient that was not applied; its job is over."""
         self._issued.pop((worker, sequence), None)
         self.refusals[f"worker {worker}"] += 1
         self._refused_in_a_row[worker] += 1
-        self.last_refusal = f"refused a gradient of worker {worker}: {reason}"
+        self.last_refusal = f"refused a gradient of worker {worker} at update {self.version + 1}: {reason}"
         warnings.warn(self.last_refusal, stacklevel=2)
         if self.dropped(worker):
             in_a_row = self._refused_in_a_row[worker]
@@ -320,7 +334,7 @@ class Server:
         )
 
     def trace(self) -> Trace:
-        """What has happened so far. The last record may be older than the last update."""
+        """What has happened so far, with a record of the present moment."""
         steps, loss, accuracy = (self.records[name] for name in ("steps", "loss", "accuracy"))
         if steps[-1] != self.version:
             self._record()
@@ -341,6 +355,9 @@ class Server:
         """Save all that is needed to go on; False, with a warning, if the disk would not take it."""
         assert self.folder is not None
         self._checkpointed_at = time.monotonic()
+        if not self._whole:
+            warnings.warn(f"no checkpoint: update {self.version + 1} was broken off half-way", stacklevel=2)
+            return False
         if self._checkpointed_version == self.version:
             return True
         try:
@@ -364,28 +381,35 @@ class Server:
         }
         return Checkpoint(self.version, {"output": self.output().clone(), **state}, description)
 
-    def restore(self) -> None:
-        """Go on from the newest whole checkpoint in the folder; jobs that were out then are void."""
-        assert self.folder is not None
-        newest(self.folder, self._restore)
+    def restore(self) -> dict[str, Any]:
+        """Go on from the newest whole checkpoint in the folder; jobs that were out then are void.
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+        Returns the configuration that it was made with.
+        """
+        assert self.folder is not None
+        return newest(self.folder, self._restore)
+
+    def _restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
         assert self.folder is not None
         saved = checkpoint.description
         require_same(self.problem, saved["config"], "of the checkpoint")
         ours, theirs = self.config["rule"], saved["config"]["rule"]
         require("rule", ours, ours == theirs, f"that of the checkpoint, {theirs!r}")
         log = UpdateLog.load(self.folder / "updates.bin", LogMark(**saved["log"]))
-        for i, leaf in enumerate(tensors(self.state)):
-            leaf.copy_(checkpoint.tensors[f"state.{i}"])
+        made = checkpoint.version
+        require("steps", self.steps, self.steps >= made, f">= {made}, the updates made already")
+        ours, saved_state = tensors(self.state), checkpoint.tensors.copy()
+        del saved_state["output"]
+        theirs = [saved_state[f"state.{i}"] for i in range(len(saved_state))]
+        forms = [[(leaf.shape, leaf.dtype) for leaf in leaves] for leaves in (ours, theirs)]
+        require("the form of the checkpoint's state", forms[1], forms[0] == forms[1], f"that of the rule's, {forms[0]}")
+        for mine, saved_leaf in zip(ours, theirs, strict=True):
+            mine.copy_(saved_leaf)
         self.log = log
         self.records = {name: list(values) for name, values in saved["records"].items()}
         self.refusals = Counter(saved["refusals"])
         self._next_sequence = Counter({int(worker): k for worker, k in saved["next_sequence"].items()})
         self._issued.clear()
         self._begin = time.monotonic() - saved["seconds"]
-        self._checkpointed_version = checkpoint.version
-
-
-def _own(leaf: Tensor) -> Tensor:
-    return leaf.clone(memory_format=torch.contiguous_format)
+        config: dict[str, Any] = saved["config"]
+        return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import sys
 import threading
@@ -10,7 +11,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,11 +22,11 @@ from lategrad.delay_specs import parse
 from lategrad.delays import Law
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.checkpoint import checkpoint_paths, newest
+from lategrad.serve.checkpoint import checkpoint_paths, locked, newest
 from lategrad.serve.engines.engine import Arrived, Engine, Event, Failed, Member, Ready
 from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.threads import Threads
-from lategrad.serve.monitor import Monitors
+from lategrad.serve.monitor import LOGS, Monitors
 from lategrad.serve.server import Job, Server
 from lategrad.serve.worker import Slowness
 from lategrad.torch_threads import torch_threads
@@ -39,7 +40,8 @@ ENGINES = ("processes", "threads", "ray")
 CONTROL_FILE = "workers"
 """In the run's folder: write a number into it and the run goes on with so many workers."""
 
-_TICK = 0.2  # seconds between two looks at deadlines, the control file and the display
+_TICK = 0.2  # seconds between two looks at deadlines and the control file
+_SHOW = 1.0  # seconds between two points of the display and of TensorBoard
 _START_DEADLINE = 120.0  # seconds a worker may take to start
 _FRUITLESS = 5  # deaths in a row before any gradient arrived, after which the run gives up
 _LONGEST_BACKOFF = 5.0
@@ -116,9 +118,10 @@ def train(
     settings = Settings(steps, workers, engine, seed, str(device), slow, threads, deadline, max_refusals,
                         record_every, compile, checkpoint_every, keep, log, notes or {}, address, shards)  # fmt: skip
     folder = None if out is None else Path(out)
-    if folder is not None and checkpoint_paths(folder):
-        raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
-    return _make_training(problem, rule, settings, folder, progress).run()
+    with locked(folder):
+        if folder is not None and checkpoint_paths(folder):
+            raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
+        return _make_training(problem, rule, settings, folder, progress).run()
 
 
 def resume(
@@ -131,15 +134,20 @@ def resume(
         problem: the same problem; another one is refused.
         rule: the same rule; another one is refused.
         progress: show a progress bar; by default on a terminal.
-        changes: arguments of :func:`train` that shall be others from now on, such as ``steps`` or ``workers``.
+        changes: arguments of :func:`train` that shall be others from now on, such as ``steps`` or ``workers``;
+            the seed stays, as the samples follow from it.
     """
     folder = Path(out)
-    settings = saved_settings(folder)
-    unknown = sorted(set(changes) - set(asdict(settings)))
-    require("changes", unknown, not unknown, f"among {', '.join(asdict(settings))}")
-    training = _make_training(problem, rule, replace(settings, **changes), folder, progress)
-    training.restore()
-    return training.run()
+    changeable = sorted({field.name for field in fields(Settings)} - {"seed"})
+    unknown = sorted(set(changes) - set(changeable))
+    require("changes", unknown, not unknown, f"among {', '.join(changeable)}")
+    saved_config(folder)  # an error before a folder that holds no run is made
+    with locked(folder):
+        saved = saved_config(folder)
+        settings = Settings(**{**saved["settings"], "compile": saved["compiled"], **changes})
+        training = _make_training(problem, rule, settings, folder, progress)
+        training.restore()
+        return training.run()
 
 
 def _make_training(
@@ -190,8 +198,15 @@ class Settings:
         require("address", self.address, on_ray or self.address is None, "None, unless engine='ray'")
         require("shards", self.shards, on_ray or self.shards == 1, "1, unless engine='ray'")
         require("seed", self.seed, isinstance(self.seed, int) and self.seed >= 0, "an integer >= 0")
-        require_device("device", self.device)
+        if not on_ray:  # the driver need not have the GPUs of its workers
+            require_device("device", self.device)
         require_number("deadline", self.deadline, low=0, strict=True)
+        if self.log is not None:
+            require_choice("log", self.log, LOGS)
+        try:
+            json.dumps(self.notes)
+        except TypeError as error:
+            raise ValueError(f"notes must be plain JSON values: {error}") from None
         self.slowness()
 
     def worker_range(self) -> tuple[int, int]:
@@ -210,9 +225,9 @@ class Settings:
         return Slowness(None, tuple((int(worker), _law(spec)) for worker, spec in self.slow.items()))
 
 
-def saved_settings(folder: Path) -> Settings:
-    """The settings that the newest whole checkpoint of a run was made with."""
-    return newest(folder, lambda checkpoint: Settings(**checkpoint.description["config"]["settings"]))
+def saved_config(folder: Path) -> dict[str, Any]:
+    """The configuration that the newest whole checkpoint of a run was made with."""
+    return newest(folder, lambda checkpoint: checkpoint.description["config"])
 
 
 def _law(spec: str) -> Law:
@@ -240,10 +255,15 @@ def requested_workers(folder: Path | None) -> int | None:
         return None
     path = folder / CONTROL_FILE
     try:
-        text = path.read_text().strip()
+        text = path.read_text(errors="replace").strip()
+        if not text:
+            return None  # whoever made it has not written yet
+        path.unlink()
     except FileNotFoundError:
         return None
-    path.unlink()
+    except OSError as error:
+        warnings.warn(f"the control file cannot be used: {error}", stacklevel=2)
+        return None
     if text.isdecimal() and int(text) >= 1:
         return int(text)
     warnings.warn(f"{str(path)!r} must hold an integer >= 1, got {text!r}: ignored", stacklevel=2)
@@ -309,11 +329,13 @@ class Training:
         )  # fmt: skip
         self._problem = problem
         self._wanted, _ = settings.worker_range()
+        self._numbers = self._wanted  # the workers that there ever were
         self.stopping: str | None = None
         self._duties: dict[Member, _Duty] = {}
         self._fruitless = 0
         self._not_before: dict[int, float] = {}
         self._replaced: Counter[str] = Counter()
+        self.server.config["replaced"] = self._replaced
         self._shown = 0
 
     @property
@@ -333,28 +355,28 @@ class Training:
 
     def restore(self) -> None:
         """Go on from the newest whole checkpoint in the folder."""
-        self.server.restore()
+        self._replaced.update(self.server.restore().get("replaced", {}))
+        self._shown = self.server.version
 
     def run(self) -> Trace:
         """Train until all updates are made, or until stopped."""
         settings, server = self.settings, self.server
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not server.checkpoint():
-                raise OSError(f"no checkpoint can be written to {str(self.folder)!r}: choose another folder")
         with (
             Monitors(self.progress, settings.steps, settings.log, self.folder) as monitors,
             stop_on_signals(self),
             torch_threads(settings.threads),
         ):
             self._engine = self._make_engine()
+            if self.folder is not None and not server.checkpoint():
+                raise OSError(f"no checkpoint can be written to {str(self.folder)!r}: choose another folder")
             try:
                 self._supervise(monitors)
             finally:
-                self._engine.close()
-                if self.folder is not None:
-                    server.checkpoint()
-        server.config["replaced"] = dict(self._replaced)
+                try:
+                    if self.folder is not None:
+                        server.checkpoint()
+                finally:
+                    self._engine.close()
         trace = server.trace()
         if self.folder is not None:
             try:
@@ -372,17 +394,19 @@ class Training:
         return Processes(self._problem, self.settings.seed, slowness, device, self.server.dim, self.server.dtype)
 
     def _supervise(self, monitors: Monitors) -> None:
-        server, next_tick = self.server, 0.0
+        server, next_tick, next_show = self.server, 0.0, 0.0
         while not server.done and self.stopping is None:
-            now = time.monotonic()
-            if now >= next_tick:
-                self._look_after_workers(now)
-                self._show(monitors)
-                next_tick = now + _TICK
-            for event in self._engine.wait(_TICK):
+            now = time.monotonic()  # before the events: what came while the server was busy is not late
+            for event in self._engine.wait(_TICK if self._duties else 0.0):
                 self._handle(event)
                 if server.done or self.stopping is not None:
                     break
+            if now >= next_tick:
+                self._look_after_workers(now)
+                next_tick = now + _TICK
+            if now >= next_show:
+                self._show(monitors)
+                next_show = now + _SHOW
         self._show(monitors)
 
     def _handle(self, event: Event) -> None:
@@ -423,10 +447,11 @@ class Training:
         if duty.dismissed:
             return
         self._replaced[f"worker {member.worker}"] += 1
-        warnings.warn(f"worker {member.worker} died ({reason}) and is replaced", stacklevel=2)
+        at = f"after update {self.server.version}"
+        warnings.warn(f"worker {member.worker} died {at} ({reason}) and is replaced", stacklevel=2)
         if not duty.delivered:
             self._fruitless += 1
-            backoff = min(_LONGEST_BACKOFF, 0.1 * 2**self._fruitless)
+            backoff = min(_LONGEST_BACKOFF, 0.1 * 2 ** min(self._fruitless, 10))
             self._not_before[member.worker] = time.monotonic() + backoff
         if self._fruitless >= _FRUITLESS * self._wanted:
             raise TrainingError(
@@ -437,20 +462,21 @@ class Training:
     def _look_after_workers(self, now: float) -> None:
         if wanted := requested_workers(self.folder):
             self.set_workers(wanted)
+        self._numbers = max(self._numbers, self._wanted)
         for member, duty in list(self._duties.items()):
             starting = duty.sequence is None
             allowed = max(_START_DEADLINE, self.settings.deadline) if starting else self.settings.deadline
             if now - duty.since > allowed:
                 self._replace_hung(member, duty, allowed)
         serving = {member.worker for member, duty in self._duties.items() if not duty.dismissed}
-        usable = [worker for worker in range(self._wanted) if not self.server.dropped(worker)]
+        usable = [worker for worker in range(self._numbers) if not self.server.dropped(worker)][: self._wanted]
         if not usable:
             raise TrainingError(f"all workers were dropped; the last refusal: {self.server.last_refusal}")
         for worker in usable:
             if worker not in serving and now >= self._not_before.get(worker, 0.0):
                 self._duties[self._engine.start(worker)] = _Duty(since=now)
         for member, duty in self._duties.items():
-            if member.worker >= self._wanted:
+            if member.worker not in usable:
                 duty.dismissed = True  # it leaves when it hands back the gradient it is at
 
     def _replace_hung(self, member: Member, duty: _Duty, allowed: float) -> None:
@@ -458,7 +484,8 @@ class Training:
             member.kill()
             return
         duty.dismissed = True
-        warnings.warn(f"worker {member.worker} has not answered for {allowed:g} s and is replaced", stacklevel=2)
+        at = f"at update {self.server.version}"
+        warnings.warn(f"worker {member.worker} has not answered for {allowed:g} s {at} and is replaced", stacklevel=2)
         self._replaced[f"worker {member.worker}"] += 1
         if not member.kill():
             del self._duties[member]

@@ -15,9 +15,7 @@ from lategrad.problems.problem import Problem
 from lategrad.serve.server import Job
 
 _STREAM, _PAUSES = 0x776F726B6572, 0x7061757365  # tags: streams of workers share no random numbers
-_BLOCK = 256  # samples and pauses drawn at once
-
-Gradient = Callable[[Job], Tensor]
+_BLOCK = 256  # samples drawn at once
 
 
 class Link(Protocol):

@@ -25,11 +25,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.multiprocessing  # tensors of a problem are shared between workers, not copied
+import torch.multiprocessing  # shared tensors travel by reference
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
 from lategrad.serve.engines.engine import Arrived, Event, Failed, Lost, Ready
+from lategrad.serve.packing import Packed
 from lategrad.serve.server import Job, malformed
 from lategrad.serve.worker import Oracle, Slowness, work
 
@@ -99,7 +100,7 @@ class Processes:
     """An engine of processes.
 
     They are forked from a server process that has imported this library but done nothing else, which takes
-    milliseconds and is safe with threads; the problem is pickled to them once, its tensors by reference.
+    milliseconds and is safe with threads; the problem is pickled once, and its tensors are shared by all.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Processes:
     ) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__])
-        self._parts = (problem, seed, slowness, device)
+        self._parts = (_packed(problem), seed, slowness, device)
         self._form = (dim, dtype)
         self._selector = selectors.DefaultSelector()
         self._members: set[_ProcessMember] = set()
@@ -120,16 +121,8 @@ class Processes:
         process = self._context.Process(
             target=_run, args=(worker, theirs, segment, *self._parts), name=f"lategrad-worker-{worker}", daemon=True
         )
-        try:
-            process.start()
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            ours.close()
-            raise ValueError(
-                f"the problem cannot be sent to worker processes ({error}): define it in a module, "
-                'or use engine="threads"'
-            ) from None
-        finally:
-            theirs.close()
+        process.start()
+        theirs.close()
         member = _ProcessMember(worker, process, ours, segment)
         self._members.add(member)
         self._selector.register(ours, selectors.EVENT_READ, member)
@@ -155,6 +148,14 @@ class Processes:
             member.end()
         self._members.clear()
         self._selector.close()
+
+
+def _packed(problem: Problem) -> Packed:
+    try:
+        return Packed(problem)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        remedy = 'define it in a module, or use engine="threads"'
+        raise ValueError(f"the problem cannot be sent to worker processes ({error}): {remedy}") from None
 
 
 class _ProcessLink:
@@ -189,7 +190,7 @@ def _run(
     worker: int,
     channel: socket.socket,
     segment: Tensor,
-    problem: Problem,
+    problem: Packed,
     seed: int,
     slowness: Slowness,
     device: torch.device,
@@ -199,7 +200,7 @@ def _run(
     torch.set_num_threads(1)  # the workers are the parallelism
     threading.Thread(target=_end_with_server, args=(channel.dup(),), daemon=True).start()
     try:
-        oracle = Oracle(problem, seed, slowness, device)
+        oracle = Oracle(problem.unpack(), seed, slowness, device)
         channel.send(_pack(_READY))
         work(oracle, _ProcessLink(worker, channel, segment), time.sleep)
     except (BrokenPipeError, ConnectionResetError):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
-from lategrad.serve.engines.engine import Arrived, Event, Failed, Ready
+from lategrad.serve.engines.engine import Arrived, Event, Failed, Lost, Ready
 from lategrad.serve.server import Job
 from lategrad.serve.worker import Oracle, Slowness, work
 
 
 class _ThreadMember:
-    """A worker thread with its inbox; it is both ends of the link."""
+    """A worker thread with its inbox, and what both ends of the link do with it."""
 
     def __init__(self, worker: int, events: queue.SimpleQueue[Event]) -> None:
         self.worker = worker
@@ -66,8 +67,14 @@ class Threads:
         member = _ThreadMember(worker, self._events)
 
         def run() -> None:
-            self._events.put(Ready(member))
-            work(Oracle(*self._parts), _ThreadLink(member), member.leaving.wait)
+            reason = "its work was over"
+            try:
+                oracle = Oracle(*self._parts)
+                self._events.put(Ready(member))
+                work(oracle, _ThreadLink(member), member.leaving.wait)
+            except BaseException as error:  # a thread must not die unnoticed
+                reason = f"{type(error).__name__}: {error}"
+            self._events.put(Lost(member, reason))
 
         thread = threading.Thread(target=run, name=f"lategrad-worker-{worker}", daemon=True)
         self._members.append((member, thread))
@@ -78,14 +85,15 @@ class Threads:
         """All events that are there."""
         try:
             yield self._events.get(timeout=timeout)
-            while True:
-                yield self._events.get_nowait()
         except queue.Empty:
             return
+        for _ in range(self._events.qsize()):  # not those that come while these are handled
+            yield self._events.get_nowait()
 
     def close(self) -> None:
         """Dismiss all and wait a moment for those that can end."""
         for member, _ in self._members:
             member.dismiss()
+        deadline = time.monotonic() + 1.0
         for _, thread in self._members:
-            thread.join(timeout=1.0)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
