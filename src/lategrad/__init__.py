@@ -1,6 +1,8 @@
 """Train from late gradients: server rules that adapt to unknown, changing delays."""
 
-from lategrad import clocks, delays, optim, problems, serve, theory
+from typing import TYPE_CHECKING, Any
+
+from lategrad import clocks, delays, problems, serve, theory
 from lategrad.inplace import in_place
 from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
 from lategrad.replay import replay
@@ -9,6 +11,9 @@ from lategrad.serve.training import resume, train
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
 from lategrad.simulate import simulate
 from lategrad.trace import Trace
+
+if TYPE_CHECKING:
+    from lategrad import optim
 
 __version__ = "0.1.0"
 
@@ -47,3 +52,11 @@ __all__ = [
     "theory",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "optim":  # imported when it is first used: it brings torch's compiler along, which takes a second
+        import lategrad.optim as optim
+
+        return optim
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
