@@ -166,10 +166,25 @@ class _DataWorker:
         return self.oracle.gradient(job).numpy()
 
 
-def ray_parameter_server(
+def processor_seconds() -> float:
+    """Processor time so far of this process and of all that descend from it."""
+    import psutil  # Ray brings it along
+
+    total, this = 0.0, psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def ray_parameter_server_and_cost(
     problem: Problem, *, lr: float = 1e-3, seconds: float = 5.0, warm_up: float = 1.0, workers: int = 2
-) -> float:
-    """Updates per second of Ray's asynchronous parameter-server pattern, with its driver loop."""
+) -> tuple[float, float]:
+    """Ray's asynchronous parameter-server pattern, with its driver loop.
+
+    Returns updates per second, and the processor seconds of all processes for an update.
+    """
     import ray
 
     with local_ray():
@@ -190,14 +205,22 @@ def ray_parameter_server(
             if begin is None:
                 begin = now if updates >= 2 * workers else None
             elif not measuring and now - begin > warm_up:
-                begin, updates, measuring = now, 0, True
+                before = processor_seconds()
+                begin, updates, measuring = time.perf_counter(), 0, True
             elif measuring and now - begin > seconds:
+                spent = processor_seconds() - before
                 break
         ray.get(list(pending))  # raises if the actors did nothing but fail
-        rate = updates / (now - begin)
+        rate = updates / (now - begin), spent / updates
         for actor in (*actors, server):
             ray.kill(actor)
         return rate
+
+
+def ray_parameter_server(problem: Problem, **options: float) -> float:
+    """Updates per second of Ray's pattern."""
+    rate, _ = ray_parameter_server_and_cost(problem, **options)
+    return rate
 
 
 if __name__ == "__main__":

@@ -569,7 +569,7 @@ def test_soak_ten_minutes_of_random_kills():
                 _kill(rng.choice(pids))
         training.stop()
 
-    run = _Run(problem, disturb=disturb, rule=rule, steps=10**9, workers=3, record_every=10**9)
+    run = _Run(problem, disturb=disturb, rule=rule, steps=10**9, workers=3, record_every=10**9, slow="constant:8")
     with pytest.warns(UserWarning, match="stopped"):
         trace = run()
     _audit(trace)

@@ -167,8 +167,14 @@ def train(
     lr: Annotated[float, typer.Option(help="The rule's step (or its one number, see list).")] = 0.1,
     domain: Domain = "whole",
     steps: Steps = 2000,
-    workers: Annotated[int, typer.Option(help="Worker processes; write a number to OUT/workers to change it.")] = 4,
+    workers: Annotated[
+        str, typer.Option(help="How many, on Ray also 2:8; write a number to OUT/workers to change it.")
+    ] = "4",
     engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "processes",
+    address: Annotated[
+        str | None, typer.Option(help="A running Ray cluster: auto, HOST:PORT; without it, Ray on this machine.")
+    ] = None,
+    shards: Annotated[int, typer.Option(help="Server actors that the parameters are split over, on Ray.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the workers' streams of samples.")] = 0,
     device: Device = "cpu",
     slow: Annotated[
@@ -202,7 +208,8 @@ def train(
     }  # fmt: skip
     the_problem, the_rule = _problem_of(command), _rule_of(command)
     trace = run_training(
-        the_problem, the_rule, steps=steps, workers=workers, engine=engine, seed=seed, device=device,
+        the_problem, the_rule, steps=steps, workers=workers, engine=engine, address=address, shards=shards,
+        seed=seed, device=device,
         slow=_pauses(slow or []), deadline=deadline, record_every=record_every, out=out,
         checkpoint_every=checkpoint_every, log=log, notes={"command": command},
     )  # fmt: skip
@@ -213,7 +220,7 @@ def train(
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder that was given to train as --out.")],
     steps: Annotated[int | None, typer.Option(help="Updates in all; by default as first asked for.")] = None,
-    workers: Annotated[int | None, typer.Option(help="By default as before.")] = None,
+    workers: Annotated[str | None, typer.Option(help="By default as before.")] = None,
 ) -> None:
     """Go on with an interrupted training from its last checkpoint."""
     changes: dict[str, Any] = {
@@ -439,7 +446,7 @@ def _run(arguments: Sequence[str]) -> Any:
         if message := error.format_message():  # type: ignore[attr-defined]
             typer.echo(f"error: {message}", err=True)  # no message: the help has been printed instead
         result = 2
-    except (ValueError, OSError, MemoryError, torch.OutOfMemoryError, TrainingError) as error:
+    except (ValueError, OSError, MemoryError, torch.OutOfMemoryError, TrainingError, ImportError) as error:
         typer.echo(f"error: {error}", err=True)
         result = 2
     except (KeyboardInterrupt, typer.Abort):
