@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -95,15 +95,43 @@ def _hogwild_worker(worker: int, problem: Problem, lr: float, x: Tensor, made: T
         made[worker] = k
 
 
+def _autograd_worker(worker: int, problem: SoftmaxRegression, lr: float, x: Tensor, made: Tensor, stop: Tensor) -> None:
+    """The same as a PyTorch user writes it: a module in shared memory, a loss, ``backward`` and an optimizer."""
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(problem.train.shape[-1], problem.outputs, bias=False)  # the rows end with a one
+    model.weight = torch.nn.Parameter(x.view_as(model.weight))
+    optimizer, k = torch.optim.SGD(model.parameters(), lr), 0
+    while not stop.item():
+        if k % 256 == 0:
+            batches = problem.samples(worker, k, 256)
+        rows = batches[k % 256]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(problem.train[rows]), problem.y_train[rows]).backward()
+        optimizer.step()
+        k += 1
+        made[worker] = k
+
+
+def hogwild_by_autograd(problem: SoftmaxRegression, **options: float) -> float:
+    """Updates per second of lock-free SGD with autograd and ``torch.optim``."""
+    return hogwild(problem, worker_loop=_autograd_worker, **options)
+
+
 def hogwild(
-    problem: Problem, *, lr: float = 1e-3, seconds: float = 5.0, warm_up: float = 1.0, workers: int = 2
+    problem: Problem,
+    *,
+    worker_loop: Callable[..., None] = _hogwild_worker,
+    lr: float = 1e-3,
+    seconds: float = 5.0,
+    warm_up: float = 1.0,
+    workers: int = 2,
 ) -> float:
     """Updates per second of processes that update a shared vector without any lock."""
     x = problem.start().share_memory_()
     made, stop = torch.zeros(workers, dtype=torch.int64).share_memory_(), torch.zeros(1).share_memory_()
     context = torch.multiprocessing.get_context("forkserver")
     processes = [
-        context.Process(target=_hogwild_worker, args=(worker, problem, lr, x, made, stop), daemon=True)
+        context.Process(target=worker_loop, args=(worker, problem, lr, x, made, stop), daemon=True)
         for worker in range(workers)
     ]
     for process in processes:

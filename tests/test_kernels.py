@@ -6,8 +6,8 @@ from torch import nn
 
 import lategrad as lg
 from lategrad.optim import AnytimeSGD, Delayed, FromRule, group_step
-from lategrad.optim.c_source import CHUNK, UnsupportedError, emit
-from lategrad.optim.kernels import Kernels
+from lategrad.loops.c_source import CHUNK, UnsupportedError, emit
+from lategrad.loops.kernels import Kernels
 from lategrad.registry import RULES, build_rule
 from test_optim import flat, parameters, pure_run, set_grads
 

@@ -1,7 +1,7 @@
 """One parameter group as the host of a rule: its state lies beside the parameters, one step overwrites both.
 
 The rule's pure ``update`` is traced once and compiled into loops that read and write every tensor where it is
-(:mod:`lategrad.optim.c_source`). What has no such form (sorting, for one) goes through torch's own compiler, on
+(:mod:`lategrad.loops.c_source`). What has no such form (sorting, for one) goes through torch's own compiler, on
 the group's tensors one by one. The parameters hold the query. Where the query is a part of the rule's state, as
 the average of ``Anytime`` is, and the parameter has its dtype, the parameter is the only copy.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from lategrad.inplace import overwrite
-from lategrad.optim.c_source import UnsupportedError, emit
-from lategrad.optim.kernels import Kernels, Place
+from lategrad.loops.c_source import UnsupportedError, emit
+from lategrad.loops.kernels import Kernels, Place
 from lategrad.optim.pieces import Layout, Pieces, blocks_of, is_dense, joined
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
 from lategrad.runs import map_tensors, tensors

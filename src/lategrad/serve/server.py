@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.inplace import compiled, overwrite
 from lategrad.problems.problem import Problem
-from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
+from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
 from lategrad.runs import owned, tensors
 from lategrad.serve.checkpoint import Checkpoint, newest, save_checkpoint
+from lategrad.serve.update import update_of
 from lategrad.serve.updates import LogMark, UpdateLog
 from lategrad.trace import Trace, describe
 from lategrad.validation import require
@@ -171,20 +171,14 @@ class Server:
         self.last_refusal: str | None = None
         self._next_sequence: Counter[int] = Counter()
         self._issued: dict[tuple[int, int], _Issued] = {}
-        self._delay = torch.zeros((), dtype=torch.int64)
+        self._delay = torch.zeros(1, dtype=torch.int64)
         self._no_ticket = query[:0].clone()
         self._begin = time.monotonic()
         self._checkpointed_at = self._begin
         self._checkpointed_version = -1
         self._whole = True  # False within an update: a state that was left there must not be saved
 
-        def update(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor, next_query: Tensor | None) -> None:
-            fresh = apply_update(rule, state, grad, delay, ticket)
-            if next_query is not None:
-                next_query.copy_(rule.query(fresh))
-            overwrite(state, fresh)
-
-        self._update = compiled(update) if self.compiled else update
+        self._update = update_of(rule, self.state, compile=self.compiled)
         self._record()
 
     @property

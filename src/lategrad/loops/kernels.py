@@ -1,4 +1,4 @@
-"""Compiled C loops on vectors that lie in many tensors; see :mod:`lategrad.optim.c_source`."""
+"""Compiled C loops on vectors that lie in many tensors; see :mod:`lategrad.loops.c_source`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lategrad.optim.c_source import CHUNK, THREADS, Source
+from lategrad.loops.c_source import CHUNK, THREADS, Source
 
 _NUMBER_THREADS = 1024
 

@@ -1,0 +1,87 @@
+"""A rule's update as the server makes it: the state is overwritten and the next query written, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lategrad.inplace import compiled, overwrite
+from lategrad.loops.c_source import UnsupportedError, emit
+from lategrad.loops.kernels import Kernels, Place
+from lategrad.rules.rule import AnyRule, apply_update, needs_ticket
+from lategrad.runs import map_tensors, tensors
+
+Update = Callable[[Any, Tensor, Tensor, Tensor, Tensor | None], None]
+"""Of state, gradient, delay, ticket, and where to write the next query (None: nowhere)."""
+
+
+def update_of(rule: AnyRule[Any], state: Any, *, compile: bool) -> Update:
+    """The rule's update on a state of that form.
+
+    Args:
+        rule: for one run.
+        state: an example.
+        compile: as C loops where the rule has such a form, else through ``torch.compile``.
+    """
+
+    def update(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor, next_query: Tensor | None) -> None:
+        fresh = apply_update(rule, state, grad, delay, ticket)
+        if next_query is not None:
+            next_query.copy_(rule.query(fresh))
+        overwrite(state, fresh)
+
+    if not compile:
+        return update
+    try:
+        return _Loops(rule, state)
+    except Exception:  # the rule has no such form, or there is no compiler: torch's own then says so
+        return compiled(update)
+
+
+class _Loops:
+    """The update as C loops; calling them costs microseconds, where a function compiled by torch checks its guards."""
+
+    def __init__(self, rule: AnyRule[Any], state: Any) -> None:
+        query = rule.query(state)
+        if query.device.type != "cpu" or len(query) == 1:
+            raise UnsupportedError("not on the CPU, or a single number")
+        self._rule, self._rule_tensors = rule, tensors(rule)
+        ticket = [rule.ticket(state)] if needs_ticket(rule) else []
+        known = [*self._rule_tensors, torch.zeros(1, dtype=torch.int64), *ticket]
+        inputs = [*known, *tensors(state), query]
+        targets = [*range(len(known), len(inputs) - 1), len(inputs)]
+        dtypes = [*(one.dtype for one in inputs), query.dtype]
+        self._form, self._needs_ticket = state, bool(ticket)
+        self._is_vector = [one.shape == query.shape for one in (*inputs, query)]
+        self._kernels = {
+            writes_query: Kernels(
+                emit(
+                    partial(self._results, writes_query), inputs, len(query),
+                    targets if writes_query else targets[:-1],
+                    dtypes if writes_query else dtypes[:-1],
+                ),
+                [len(query)],
+                query.device,
+            )
+            for writes_query in (True, False)
+        }  # fmt: skip
+
+    def _results(self, writes_query: bool, *inputs: Tensor) -> list[Tensor]:
+        """The update as a function of all tensors that it reads."""
+        rest = iter(inputs)
+        rule = map_tensors(lambda _: next(rest), self._rule)
+        delay = next(rest)
+        ticket = next(rest) if self._needs_ticket else delay[:0]
+        state = map_tensors(lambda _: next(rest), self._form)
+        fresh = apply_update(rule, state, next(rest), delay, ticket)
+        return [*tensors(fresh), *([rule.query(fresh)] if writes_query else [])]
+
+    def __call__(self, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor, next_query: Tensor | None) -> None:
+        values = [*self._rule_tensors, delay, *([ticket] if self._needs_ticket else []), *tensors(state)]
+        values += [grad.contiguous(), *([] if next_query is None else [next_query])]
+        places: list[Place] = [[one] if vector else one for one, vector in zip(values, self._is_vector, strict=False)]
+        self._kernels[next_query is not None](places)
