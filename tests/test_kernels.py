@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import lategrad as lg
-from lategrad.optim import AnytimeSGD, Delayed, FromRule, group_step
 from lategrad.loops.c_source import CHUNK, UnsupportedError, emit
 from lategrad.loops.kernels import Kernels
+from lategrad.optim import AnytimeSGD, Delayed, FromRule, group_step
 from lategrad.registry import RULES, build_rule
 from test_optim import flat, parameters, pure_run, set_grads
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import lategrad as lg
 from lategrad.problems import ModuleProblem, Quadratic, load
-from lategrad.registry import RULES, build_rule
+from lategrad.registry import RULES, build_rule, parse_set
 from lategrad.rules.rule import apply_update, issue_ticket
 from lategrad.runs import tensors
 from lategrad.serve import Server
@@ -63,6 +63,28 @@ def test_every_order_of_arrivals_is_the_rule_applied_in_that_order(name, order, 
     assert trace.worker.tolist() == order
     assert len(set(zip(order, trace.sequence.tolist(), strict=True))) == len(order)
     assert torch.equal(trace.version, torch.arange(len(order)) - torch.tensor(delays))
+
+
+@pytest.mark.parametrize("domain", ["whole", "ball:1", "simplex"])
+@pytest.mark.parametrize("name", RULES)
+def test_the_compiled_update_is_the_rules_own(name, domain):
+    """As C loops, or, for a simplex, as torch compiles it; with a tensor as lr and with none."""
+    if domain == "simplex" and name != "anytime-sgd":
+        pytest.skip("one rule is enough for a compiler that takes seconds")
+    value = 0.3 if domain == "whole" else torch.tensor([0.3], dtype=torch.float64)
+    rule = build_rule(name, value, parse_set(domain))
+    plain, fast = _server(rule, compile=False), _server(rule, compile=True)
+    generator = torch.Generator().manual_seed(0)
+    held = {worker: (plain.issue(worker), fast.issue(worker)) for worker in range(3)}
+    for step in range(30):
+        worker = step * step % 3
+        a, b = held[worker]
+        torch.testing.assert_close(b.query, a.query, rtol=1e-9, atol=1e-9)
+        grad = PROBLEM.gradient(a.query, torch.randn(4, generator=generator, dtype=torch.float64))
+        held[worker] = tuple(
+            server.exchange(worker, job.version, job.sequence, grad) for server, job in ((plain, a), (fast, b))
+        )
+    torch.testing.assert_close(fast.output(), plain.output(), rtol=1e-9, atol=1e-9)
 
 
 BAD = {

@@ -86,14 +86,16 @@ def _audit(trace):
     assert bool((trace.time.diff() >= 0).all())
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_training_reaches_what_simulation_reaches_and_replays_bit_for_bit(engine):
+def test_training_reaches_what_simulation_reaches_and_replays_bit_for_bit(engine, ahead):
     problem = SoftmaxRegression(load("digits"), batch=32)
-    trace = lg.train(problem, RULE, steps=1500, workers=3, engine=engine)
+    trace = lg.train(problem, RULE, steps=1500, workers=3, engine=engine, ahead=ahead)
+    assert trace.delays.double().mean() == pytest.approx(3 * (1 + ahead) - 1, rel=0.05)
     _audit(trace)
     assert trace.complete
     assert set(trace.worker.tolist()) == {0, 1, 2}
-    simulated = lg.simulate(problem, RULE, 2, 1500)
+    simulated = lg.simulate(problem, RULE, 3 * (1 + ahead) - 1, 1500)
     assert trace.accuracy[-1] == pytest.approx(simulated.accuracy[-1].item(), abs=0.03)
     again = lg.replay(trace, problem, RULE)
     assert torch.equal(again.output, trace.output)
@@ -184,7 +186,8 @@ def _kill(pid):
 
 
 @pytest.mark.filterwarnings("ignore:worker .* died")
-def test_workers_killed_at_any_moment_tear_no_gradient_and_are_replaced():
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_workers_killed_at_any_moment_tear_no_gradient_and_are_replaced(ahead):
     kills = 15
     rng = random.Random(0)
 
@@ -196,7 +199,8 @@ def test_workers_killed_at_any_moment_tear_no_gradient_and_are_replaced():
             _kill(rng.choice(list(training.workers.values())))
         training.stop()
 
-    run = _Run(Marked(2_000_000), disturb=disturb, rule=lg.SGD(lr=1.0), steps=10**6, workers=2, record_every=10**6)
+    run = _Run(Marked(2_000_000), disturb=disturb, rule=lg.SGD(lr=1.0), steps=10**6, workers=2, ahead=ahead,
+               record_every=10**6)  # fmt: skip
     with pytest.warns(UserWarning, match="stopped"):
         trace = run()
     _audit(trace)
@@ -299,7 +303,7 @@ def test_workers_join_and_leave_while_it_runs(engine, tmp_path):
 
     with pytest.warns(UserWarning, match="stopped"):
         trace = _Run(Quadratic(), disturb=disturb, folder=tmp_path, steps=10**6, workers=2, engine=engine,
-                     slow="constant:3")()  # fmt: skip
+                     slow="constant:3", ahead=1)()  # fmt: skip
     _audit(trace)
     assert set(trace.worker.tolist()) == {0, 1, 2, 3}
     assert set(trace.worker[-30:].tolist()) == {0}

@@ -181,6 +181,9 @@ def train(
         list[str] | None,
         typer.Option(help="Milliseconds to hold gradients back: lognormal:3,1, or 2=constant:100 for worker 2 alone."),
     ] = None,
+    ahead: Annotated[
+        int, typer.Option(help="Jobs a worker holds beside the one it is at: faster for short gradients, more delay.")
+    ] = 0,
     deadline: Annotated[float, typer.Option(help="Seconds until a silent worker is taken for hung.")] = 300.0,
     record_every: RecordEvery = None,
     out: Annotated[
@@ -210,7 +213,7 @@ def train(
     trace = run_training(
         the_problem, the_rule, steps=steps, workers=workers, engine=engine, address=address, shards=shards,
         seed=seed, device=device,
-        slow=_pauses(slow or []), deadline=deadline, record_every=record_every, out=out,
+        slow=_pauses(slow or []), ahead=ahead, deadline=deadline, record_every=record_every, out=out,
         checkpoint_every=checkpoint_every, log=log, notes={"command": command},
     )  # fmt: skip
     _finish_training(trace, out)

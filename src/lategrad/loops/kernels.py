@@ -43,10 +43,18 @@ class Kernels:
 
     def __call__(self, places: Sequence[Place]) -> None:
         """Run on what lies at each place now."""
+        self.run(self.addresses_of(places))
+
+    def addresses_of(self, places: Sequence[Place]) -> list[int]:
+        """Where that is in memory."""
         none = [0] * self.tensors
         addresses = [place.data_ptr() if isinstance(place, Tensor) else 0 for place in places]
         for place in places:
             addresses += none if isinstance(place, Tensor) else [tensor.data_ptr() for tensor in place]
+        return addresses
+
+    def run(self, addresses: list[int]) -> None:
+        """Run on what lies at addresses that are known already."""
         if addresses != self.addresses:
             self.table.copy_(torch.tensor(addresses), non_blocking=True)
             self.addresses = addresses
@@ -57,14 +65,11 @@ def _launcher(source: Source, kernels: Kernels) -> Any:
     if kernels.device.type == "cpu":
         run = _cpu_library(source.cpu).run
         run.restype = None
-
-        def launch() -> None:
-            tables = [kernels.numbers, kernels.vectors, kernels.where, kernels.sizes, kernels.kept, kernels.sums]
-            numbers, vectors, where, sizes, kept, sums = (ctypes.c_void_p(t.data_ptr()) for t in tables)
-            run(numbers, vectors, ctypes.c_longlong(kernels.tensors), where, sizes,
-                ctypes.c_longlong(kernels.chunks), kept, sums, ctypes.c_longlong(torch.get_num_threads()))  # fmt: skip
-
-        return launch
+        tables = [kernels.numbers, kernels.vectors, kernels.where, kernels.sizes, kernels.kept, kernels.sums]
+        numbers, vectors, where, sizes, kept, sums = (ctypes.c_void_p(t.data_ptr()) for t in tables)
+        counts = ctypes.c_longlong(kernels.tensors), ctypes.c_longlong(kernels.chunks)
+        arguments = (numbers, vectors, counts[0], where, sizes, counts[1], kept, sums)
+        return lambda: run(*arguments, ctypes.c_longlong(torch.get_num_threads()))
     return _CudaLauncher(source, kernels)
 
 

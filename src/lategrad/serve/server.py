@@ -279,10 +279,9 @@ class Server:
         """Whether a worker gets no more work because too many of its gradients in a row were refused."""
         return self.max_refusals is not None and self._refused_in_a_row[worker] >= self.max_refusals
 
-    def forget(self, worker: int, sequence: int | None) -> None:
-        """Give up a job whose gradient will not arrive; no job is meant by None."""
-        if sequence is not None:
-            self._issued.pop((worker, sequence), None)
+    def forget(self, worker: int, sequence: int) -> None:
+        """Give up a job whose gradient will not arrive."""
+        self._issued.pop((worker, sequence), None)
 
     def output(self) -> Tensor:
         """What to evaluate and ship."""

@@ -45,6 +45,7 @@ _SHOW = 1.0  # seconds between two points of the display and of TensorBoard
 _START_DEADLINE = 120.0  # seconds a worker may take to start
 _FRUITLESS = 5  # deaths in a row before any gradient arrived, after which the run gives up
 _LONGEST_BACKOFF = 5.0
+_MOST_AHEAD = 100
 
 Slow = str | dict[int, str] | None
 
@@ -62,6 +63,7 @@ def train(
     device: torch.device | str = "cpu",
     slow: Slow = None,
     threads: int = 1,
+    ahead: int = 0,
     deadline: float = 300.0,
     max_refusals: int | None = 10,
     record_every: int | None = None,
@@ -92,6 +94,9 @@ def train(
         slow: make workers late on purpose: a specification such as ``"lognormal:3,1"`` of the milliseconds
             by which each gradient is held back, or one for each of some workers, ``{0: "constant:100"}``.
         threads: of torch in the server; each worker process has one.
+        ahead: jobs that a worker holds beside the one it is at, so that it need not wait for the server: faster
+            where gradients take less than a few milliseconds, at the price of longer delays (each worker counts
+            1 + ahead times). Not on Ray.
         deadline: seconds after which a worker that still has not returned its gradient is taken for hung and
             replaced. Slow is not hung: late work is used.
         max_refusals: gradients in a row that must be refused (not finite, wrong shape, ...) for a worker to
@@ -115,8 +120,8 @@ def train(
     >>> trace.complete, bool(trace.loss[-1] < trace.loss[0] / 10)
     (True, True)
     """
-    settings = Settings(steps, workers, engine, seed, str(device), slow, threads, deadline, max_refusals,
-                        record_every, compile, checkpoint_every, keep, log, notes or {}, address, shards)  # fmt: skip
+    settings = Settings(steps, workers, engine, seed, str(device), slow, threads, deadline, max_refusals, record_every,
+                        compile, checkpoint_every, keep, log, notes or {}, address, shards, ahead)  # fmt: skip
     folder = None if out is None else Path(out)
     with locked(folder):
         if folder is not None and checkpoint_paths(folder):
@@ -187,6 +192,7 @@ class Settings:
     notes: dict[str, Any] = field(default_factory=dict)
     address: str | None = None
     shards: int = 1
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         for name, count in (("threads", self.threads), ("shards", self.shards)):
@@ -197,6 +203,8 @@ class Settings:
         require("workers", self.workers, on_ray or low == high, "a number: only engine='ray' takes a range")
         require("address", self.address, on_ray or self.address is None, "None, unless engine='ray'")
         require("shards", self.shards, on_ray or self.shards == 1, "1, unless engine='ray'")
+        valid_ahead = isinstance(self.ahead, int) and 0 <= self.ahead <= (0 if on_ray else _MOST_AHEAD)
+        require("ahead", self.ahead, valid_ahead, "0 with engine='ray'" if on_ray else f"in 0..{_MOST_AHEAD}")
         require("seed", self.seed, isinstance(self.seed, int) and self.seed >= 0, "an integer >= 0")
         if not on_ray:  # the driver need not have the GPUs of its workers
             require_device("device", self.device)
@@ -242,9 +250,10 @@ class _Duty:
     """What the supervisor knows of a member."""
 
     since: float
-    """When it was started, or got its present job."""
-    sequence: int | None = None
-    """The number of its present job; None before the first."""
+    """When it was started, or last heard of."""
+    jobs: set[int] = field(default_factory=set)
+    """The numbers of its present jobs."""
+    started: bool = False
     delivered: bool = False
     dismissed: bool = False
 
@@ -389,9 +398,10 @@ class Training:
 
     def _make_engine(self) -> Engine:
         device, slowness = torch.device(self.settings.device), self.settings.slowness()
+        parts = (self._problem, self.settings.seed, slowness, device, 1 + self.settings.ahead)
         if self.settings.engine == "threads":
-            return Threads(self._problem, self.settings.seed, slowness, device)
-        return Processes(self._problem, self.settings.seed, slowness, device, self.server.dim, self.server.dtype)
+            return Threads(*parts)
+        return Processes(*parts, self.server.dim, self.server.dtype)
 
     def _supervise(self, monitors: Monitors) -> None:
         server, next_tick, next_show = self.server, 0.0, 0.0
@@ -413,37 +423,44 @@ class Training:
         member, server = event.member, self.server
         duty = self._duties.get(member)
         if isinstance(event, Arrived):
-            job = server.exchange(member.worker, event.version, event.sequence, event.grad, member.query)
+            job = server.exchange(member.worker, event.version, event.sequence, event.grad, event.query)
             self._fruitless = 0
             if duty is not None:
                 duty.delivered = True
+                duty.jobs.discard(event.sequence)
             self._assign(member, duty, job)
         elif isinstance(event, Ready):
-            self._assign(member, duty, server.issue(member.worker, member.query))
+            for query in event.queries:
+                self._assign(member, duty, server.issue(member.worker, query))
         elif isinstance(event, Failed):
             server.refuse(member.worker, event.sequence, event.reason)
-            self._assign(member, duty, server.issue(member.worker, member.query))
+            if duty is not None:
+                duty.jobs.discard(event.sequence)
+            self._assign(member, duty, server.issue(member.worker, event.query))
         else:
             self._bury(member, event.reason)
 
     def _assign(self, member: Member, duty: _Duty | None, job: Job | None) -> None:
-        """Send a member its next job, or let it go."""
-        if duty is not None and job is not None and not duty.dismissed:
-            duty.since, duty.sequence = time.monotonic(), job.sequence
-            member.send(job)
-            return
+        """Send a member its next job, or let it go once it has none left."""
+        if duty is not None:
+            duty.since, duty.started = time.monotonic(), True
+            if job is not None and not duty.dismissed:
+                duty.jobs.add(job.sequence)
+                member.send(job)
+                return
+            duty.dismissed = True
         if job is not None:
             self.server.forget(member.worker, job.sequence)
-        if duty is not None:
-            duty.dismissed = True
-        member.dismiss()
+        if duty is None or not duty.jobs:
+            member.dismiss()
 
     def _bury(self, member: Member, reason: str) -> None:
         """A member is dead: its jobs are given up, and unless it was let go, it will be replaced."""
         duty = self._duties.pop(member, None)
         if duty is None:
             return
-        self.server.forget(member.worker, duty.sequence)
+        for sequence in duty.jobs:
+            self.server.forget(member.worker, sequence)
         if duty.dismissed:
             return
         self._replaced[f"worker {member.worker}"] += 1
@@ -464,8 +481,7 @@ class Training:
             self.set_workers(wanted)
         self._numbers = max(self._numbers, self._wanted)
         for member, duty in list(self._duties.items()):
-            starting = duty.sequence is None
-            allowed = max(_START_DEADLINE, self.settings.deadline) if starting else self.settings.deadline
+            allowed = self.settings.deadline if duty.started else max(_START_DEADLINE, self.settings.deadline)
             if now - duty.since > allowed:
                 self._replace_hung(member, duty, allowed)
         serving = {member.worker for member, duty in self._duties.items() if not duty.dismissed}

@@ -15,6 +15,8 @@ from lategrad.loops.kernels import Kernels, Place
 from lategrad.rules.rule import AnyRule, apply_update, needs_ticket
 from lategrad.runs import map_tensors, tensors
 
+_MOST_KNOWN = 1024  # sets of addresses that are remembered
+
 Update = Callable[[Any, Tensor, Tensor, Tensor, Tensor | None], None]
 """Of state, gradient, delay, ticket, and where to write the next query (None: nowhere)."""
 
@@ -43,19 +45,24 @@ def update_of(rule: AnyRule[Any], state: Any, *, compile: bool) -> Update:
 
 
 class _Loops:
-    """The update as C loops; calling them costs microseconds, where a function compiled by torch checks its guards."""
+    """The update as C loops; calling them costs microseconds, where a function compiled by torch checks its guards.
+
+    State and delay must be the same tensors in every call.
+    """
 
     def __init__(self, rule: AnyRule[Any], state: Any) -> None:
         query = rule.query(state)
         if query.device.type != "cpu" or len(query) == 1:
             raise UnsupportedError("not on the CPU, or a single number")
         self._rule, self._rule_tensors = rule, tensors(rule)
-        ticket = [rule.ticket(state)] if needs_ticket(rule) else []
+        # A tensor must not be two inputs: query and ticket may be parts of the state, gradients have the query's form.
+        ticket = [rule.ticket(state).clone()] if needs_ticket(rule) else []
         known = [*self._rule_tensors, torch.zeros(1, dtype=torch.int64), *ticket]
-        inputs = [*known, *tensors(state), query]
+        inputs = [*known, *tensors(state), query.clone()]
         targets = [*range(len(known), len(inputs) - 1), len(inputs)]
         dtypes = [*(one.dtype for one in inputs), query.dtype]
         self._form, self._needs_ticket = state, bool(ticket)
+        self._known: dict[tuple[int, ...], list[int]] = {}
         self._is_vector = [one.shape == query.shape for one in (*inputs, query)]
         self._kernels = {
             writes_query: Kernels(
@@ -81,7 +88,16 @@ class _Loops:
         return [*tensors(fresh), *([rule.query(fresh)] if writes_query else [])]
 
     def __call__(self, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor, next_query: Tensor | None) -> None:
-        values = [*self._rule_tensors, delay, *([ticket] if self._needs_ticket else []), *tensors(state)]
-        values += [grad.contiguous(), *([] if next_query is None else [next_query])]
-        places: list[Place] = [[one] if vector else one for one, vector in zip(values, self._is_vector, strict=False)]
-        self._kernels[next_query is not None](places)
+        grad = grad.contiguous()
+        kernels = self._kernels[next_query is not None]
+        changing = [grad, *([ticket] if self._needs_ticket else []), *([] if next_query is None else [next_query])]
+        key = tuple(one.data_ptr() for one in changing)
+        addresses = self._known.get(key)
+        if addresses is None:  # a worker's vectors stay where they are, so that this is rare
+            values = [*self._rule_tensors, delay, *([ticket] if self._needs_ticket else []), *tensors(state), grad]
+            values += [] if next_query is None else [next_query]
+            places: list[Place] = [[one] if long else one for one, long in zip(values, self._is_vector, strict=False)]
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            addresses = self._known[key] = kernels.addresses_of(places)
+        kernels.run(addresses)

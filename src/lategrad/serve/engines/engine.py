@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -23,13 +23,8 @@ class Member(Protocol):
         """Of its process, if it has one of its own."""
         ...
 
-    @property
-    def query(self) -> Tensor | None:
-        """Where the server is to write the query of its next job; None for fresh memory."""
-        ...
-
     def send(self, job: Job) -> None:
-        """Give it work; if it is dead by now, that is noticed elsewhere."""
+        """Give it a job, whose query lies where the event before it said; if it is dead by now, that is noticed."""
         ...
 
     def dismiss(self) -> None:
@@ -42,9 +37,11 @@ class Member(Protocol):
 
 
 class Ready(NamedTuple):
-    """A worker has started and waits for its first job."""
+    """A worker has started and waits for its first jobs."""
 
     member: Member
+    queries: Sequence[Tensor | None]
+    """Where the queries of its first jobs are to be written, one for each; None for fresh memory."""
 
 
 class Arrived(NamedTuple):
@@ -54,6 +51,8 @@ class Arrived(NamedTuple):
     version: int
     sequence: int
     grad: Tensor
+    query: Tensor | None
+    """Where the query of its next job is to be written; None for fresh memory."""
 
 
 class Failed(NamedTuple):
@@ -62,6 +61,8 @@ class Failed(NamedTuple):
     member: Member
     sequence: int
     reason: str
+    query: Tensor | None
+    """Where the query of its next job is to be written; None for fresh memory."""
 
 
 class Lost(NamedTuple):

@@ -1,10 +1,10 @@
 """Workers as processes of this machine; vectors travel through shared memory, a few bytes through a socket.
 
-Each worker has a segment of its own with two vectors: the server writes the query and the worker reads it,
-the worker writes the gradient and the server reads it. Whose turn it is follows from messages on a socket
-pair: the gradient's message is sent after the gradient is written, so that a worker that dies while it writes
-has sent nothing, and no torn gradient can be applied. A replacement gets a new segment. Segments have no
-name (they are unlinked as soon as they are made), so that nothing is left behind however a process ends, and
+Each worker has a segment of its own with two vectors for each job that it may hold: the server writes the query
+and the worker reads it, the worker writes the gradient and the server reads it. Whose turn it is follows from
+messages on a socket pair: the gradient's message is sent after the gradient is written, so that a worker that dies
+while it writes has sent nothing, and no torn gradient can be applied. A replacement gets a new segment. Segments have
+no name (they are unlinked as soon as they are made), so that nothing is left behind however a process ends, and
 nobody else can open them. Nothing listens on a network.
 """
 
@@ -34,19 +34,19 @@ from lategrad.serve.packing import Packed
 from lategrad.serve.server import Job, malformed
 from lategrad.serve.worker import Oracle, Slowness, work
 
-_MESSAGE = struct.Struct("<Bqq")  # kind, sequence, version; text may follow
+_MESSAGE = struct.Struct("<BBqq")  # kind, slot, sequence, version; text may follow
 _READY, _ARRIVED, _FAILED, _JOB, _END = range(5)
 _LARGEST = 16_384  # bytes of a message; longer texts are cut
 _QUERY, _GRAD = 0, 1
 
 
-def _pack(kind: int, sequence: int = 0, version: int = 0, text: str = "") -> bytes:
-    return (_MESSAGE.pack(kind, sequence, version) + text.encode())[:_LARGEST]
+def _pack(kind: int, slot: int = 0, sequence: int = 0, version: int = 0, text: str = "") -> bytes:
+    return (_MESSAGE.pack(kind, slot, sequence, version) + text.encode())[:_LARGEST]
 
 
-def _unpack(message: bytes) -> tuple[int, int, int, str]:
-    kind, sequence, version = _MESSAGE.unpack_from(message)
-    return kind, sequence, version, message[_MESSAGE.size :].decode(errors="replace")
+def _unpack(message: bytes) -> tuple[int, int, int, int, str]:
+    kind, slot, sequence, version = _MESSAGE.unpack_from(message)
+    return kind, slot, sequence, version, message[_MESSAGE.size :].decode(errors="replace")
 
 
 class _ProcessMember:
@@ -55,10 +55,11 @@ class _ProcessMember:
     def __init__(self, worker: int, process: Any, channel: socket.socket, segment: Tensor) -> None:
         self.worker = worker
         self.process, self.channel, self.pid = process, channel, process.pid
-        self.query, self.grad = segment[_QUERY], segment[_GRAD]
+        self.queries, self.grads = segment[_QUERY].unbind(), segment[_GRAD].unbind()
+        self._slots = {query.data_ptr(): slot for slot, query in enumerate(self.queries)}
 
     def send(self, job: Job) -> None:
-        self._tell(_pack(_JOB, job.sequence, job.version))
+        self._tell(_pack(_JOB, self._slots[job.query.data_ptr()], job.sequence, job.version))
 
     def dismiss(self) -> None:
         self._tell(_pack(_END))
@@ -79,10 +80,13 @@ class _ProcessMember:
             return None
         if not message:
             return None
-        kind, sequence, version, text = _unpack(message)
+        kind, slot, sequence, version, text = _unpack(message)
+        if kind == _READY:
+            return Ready(self, self.queries)
+        query = self.queries[slot]
         if kind == _ARRIVED:
-            return Arrived(self, version, sequence, self.grad)
-        return Failed(self, sequence, text) if kind == _FAILED else Ready(self)
+            return Arrived(self, version, sequence, self.grads[slot], query)
+        return Failed(self, sequence, text, query)
 
     def end(self) -> str:
         """Give back what the worker held; returns how it ended."""
@@ -104,19 +108,26 @@ class Processes:
     """
 
     def __init__(
-        self, problem: Problem, seed: int, slowness: Slowness, device: torch.device, dim: int, dtype: torch.dtype
+        self,
+        problem: Problem,
+        seed: int,
+        slowness: Slowness,
+        device: torch.device,
+        jobs: int,
+        dim: int,
+        dtype: torch.dtype,
     ) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__])
         self._parts = (_packed(problem), seed, slowness, device)
-        self._form = (dim, dtype)
+        self._form = (2, jobs, dim), dtype
         self._selector = selectors.DefaultSelector()
         self._members: set[_ProcessMember] = set()
 
     def start(self, worker: int) -> _ProcessMember:
         """Fork a worker with a new segment."""
-        dim, dtype = self._form
-        segment = torch.empty(2, dim, dtype=dtype).share_memory_()
+        shape, dtype = self._form
+        segment = torch.empty(shape, dtype=dtype).share_memory_()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         process = self._context.Process(
             target=_run, args=(worker, theirs, segment, *self._parts), name=f"lategrad-worker-{worker}", daemon=True
@@ -162,28 +173,29 @@ class _ProcessLink:
     """The worker's end."""
 
     def __init__(self, worker: int, channel: socket.socket, segment: Tensor) -> None:
-        self.worker, self.channel = worker, channel
-        self.query, self.grad = segment[_QUERY], segment[_GRAD]
+        self.worker, self.channel, self.slot = worker, channel, 0
+        self.queries, self.grads = segment[_QUERY].unbind(), segment[_GRAD].unbind()
 
     def receive(self) -> Job | None:
         message = self.channel.recv(_LARGEST)
         if not message:
             return None
-        kind, sequence, version, _ = _unpack(message)
-        return Job(self.worker, sequence, version, self.query) if kind == _JOB else None
+        kind, self.slot, sequence, version, _ = _unpack(message)
+        return Job(self.worker, sequence, version, self.queries[self.slot]) if kind == _JOB else None
 
     def send(self, job: Job, grad: Tensor) -> None:
-        if form := malformed(grad, len(self.grad), self.grad.dtype):
+        target = self.grads[self.slot]
+        if form := malformed(grad, len(target), target.dtype):
             self._fail(job, form)
             return
-        self.grad.copy_(grad)
-        self.channel.send(_pack(_ARRIVED, job.sequence, job.version))
+        target.copy_(grad)
+        self.channel.send(_pack(_ARRIVED, self.slot, job.sequence, job.version))
 
     def fail(self, job: Job, error: Exception) -> None:
         self._fail(job, f"{type(error).__name__}: {error}")
 
     def _fail(self, job: Job, reason: str) -> None:
-        self.channel.send(_pack(_FAILED, job.sequence, job.version, reason))
+        self.channel.send(_pack(_FAILED, self.slot, job.sequence, job.version, reason))
 
 
 def _run(

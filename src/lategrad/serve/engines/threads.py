@@ -21,7 +21,7 @@ class _ThreadMember:
 
     def __init__(self, worker: int, events: queue.SimpleQueue[Event]) -> None:
         self.worker = worker
-        self.pid = self.query = None
+        self.pid = None
         self._events = events
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.leaving = threading.Event()
@@ -41,10 +41,10 @@ class _ThreadMember:
         return self._inbox.get()
 
     def deliver(self, job: Job, grad: Tensor) -> None:
-        self._events.put(Arrived(self, job.version, job.sequence, grad))
+        self._events.put(Arrived(self, job.version, job.sequence, grad, None))
 
     def fail(self, job: Job, error: Exception) -> None:
-        self._events.put(Failed(self, job.sequence, f"{type(error).__name__}: {error}"))
+        self._events.put(Failed(self, job.sequence, f"{type(error).__name__}: {error}", None))
 
 
 class _ThreadLink:
@@ -57,7 +57,8 @@ class _ThreadLink:
 class Threads:
     """An engine of threads; they share the problem, and torch's threads."""
 
-    def __init__(self, problem: Problem, seed: int, slowness: Slowness, device: torch.device) -> None:
+    def __init__(self, problem: Problem, seed: int, slowness: Slowness, device: torch.device, jobs: int) -> None:
+        self._jobs = jobs
         self._parts = (problem, seed, slowness, device)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._members: list[tuple[_ThreadMember, threading.Thread]] = []
@@ -70,7 +71,7 @@ class Threads:
             reason = "its work was over"
             try:
                 oracle = Oracle(*self._parts)
-                self._events.put(Ready(member))
+                self._events.put(Ready(member, [None] * self._jobs))
                 work(oracle, _ThreadLink(member), member.leaving.wait)
             except BaseException as error:  # a thread must not die unnoticed
                 reason = f"{type(error).__name__}: {error}"
