@@ -95,6 +95,11 @@ def malformed(grad: Tensor, dim: int, dtype: torch.dtype) -> str | None:
     return None
 
 
+def unusable(grad: Tensor, dim: int, dtype: torch.dtype) -> str | None:
+    """What is wrong with a gradient, if anything: its form, or what is in it."""
+    return malformed(grad, dim, dtype) or (None if _is_finite(grad) else "not finite")
+
+
 def _is_finite(grad: Tensor) -> bool:
     # A sum is one pass without memory of its own; it can overflow where the entries do not, so ask again then.
     return math.isfinite(grad.sum().item()) or bool(torch.isfinite(grad).all())
@@ -216,7 +221,16 @@ class Server:
         self._issued[worker, sequence] = _Issued(self.version, ticket)
         return Job(worker, sequence, self.version, query)
 
-    def exchange(self, worker: int, version: int, sequence: int, grad: Tensor, out: Tensor | None = None) -> Job | None:
+    def exchange(
+        self,
+        worker: int,
+        version: int,
+        sequence: int,
+        grad: Tensor,
+        out: Tensor | None = None,
+        *,
+        checked: bool = False,
+    ) -> Job | None:
         """Take a gradient in, apply or refuse it, and hand out the worker's next job as :meth:`issue` does.
 
         Args:
@@ -225,9 +239,10 @@ class Server:
             sequence: of the job that it answers.
             grad: the gradient; read before this returns, and not kept.
             out: where to write the next query.
+            checked: whether the gradient has been found :func:`usable <unusable>` already, where it was made.
         """
         with torch.no_grad():
-            objection = self._objection(worker, version, sequence, grad)
+            objection = self._objection(worker, version, sequence, grad, checked)
             if objection is not None:
                 self.refuse(worker, sequence, objection)
                 return self.issue(worker, out)
@@ -241,7 +256,7 @@ class Server:
         self._keep_records()
         return None if self.done else self._enter(worker, query)
 
-    def _objection(self, worker: int, version: int, sequence: int, grad: Tensor) -> str | None:
+    def _objection(self, worker: int, version: int, sequence: int, grad: Tensor, checked: bool) -> str | None:
         """Why a gradient cannot be applied, if so."""
         if version > self.version:
             return f"version {version} is from the future: the server is at {self.version}"
@@ -251,9 +266,7 @@ class Server:
             return f"sequence number {sequence} {used}"
         if version != issued.version:
             return f"version {version} instead of {issued.version}, which job {sequence} was handed out with"
-        if form := malformed(grad, self.dim, self.dtype):
-            return form
-        return None if _is_finite(grad) else "not finite"
+        return None if checked else unusable(grad, self.dim, self.dtype)
 
     def _apply(self, worker: int, sequence: int, grad: Tensor, next_query: Tensor | None) -> None:
         """The one place where the state changes."""

@@ -423,7 +423,9 @@ class Training:
         member, server = event.member, self.server
         duty = self._duties.get(member)
         if isinstance(event, Arrived):
-            job = server.exchange(member.worker, event.version, event.sequence, event.grad, event.query)
+            job = server.exchange(
+                member.worker, event.version, event.sequence, event.grad, event.query, checked=event.checked
+            )
             self._fruitless = 0
             if duty is not None:
                 duty.delivered = True

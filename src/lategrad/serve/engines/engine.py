@@ -53,6 +53,8 @@ class Arrived(NamedTuple):
     grad: Tensor
     query: Tensor | None
     """Where the query of its next job is to be written; None for fresh memory."""
+    checked: bool
+    """Whether the worker has found it usable; the worker's own core is the better place for that."""
 
 
 class Failed(NamedTuple):

@@ -31,7 +31,7 @@ from torch import Tensor
 from lategrad.problems.problem import Problem
 from lategrad.serve.engines.engine import Arrived, Event, Failed, Lost, Ready
 from lategrad.serve.packing import Packed
-from lategrad.serve.server import Job, malformed
+from lategrad.serve.server import Job, unusable
 from lategrad.serve.worker import Oracle, Slowness, work
 
 _MESSAGE = struct.Struct("<BBqq")  # kind, slot, sequence, version; text may follow
@@ -85,7 +85,7 @@ class _ProcessMember:
             return Ready(self, self.queries)
         query = self.queries[slot]
         if kind == _ARRIVED:
-            return Arrived(self, version, sequence, self.grads[slot], query)
+            return Arrived(self, version, sequence, self.grads[slot], query, checked=True)
         return Failed(self, sequence, text, query)
 
     def end(self) -> str:
@@ -185,8 +185,8 @@ class _ProcessLink:
 
     def send(self, job: Job, grad: Tensor) -> None:
         target = self.grads[self.slot]
-        if form := malformed(grad, len(target), target.dtype):
-            self._fail(job, form)
+        if objection := unusable(grad, len(target), target.dtype):
+            self._fail(job, objection)
             return
         target.copy_(grad)
         self.channel.send(_pack(_ARRIVED, self.slot, job.sequence, job.version))
