@@ -10,7 +10,9 @@ import torch
 
 from lategrad.delays import Constant
 from lategrad.experiments import theorems
-from lategrad.experiments.theorems import (
+from lategrad.experiments.theorems import measuring, reading, setup, verdicts
+from lategrad.experiments.theorems.measuring import Pattern, Point, Run
+from lategrad.experiments.theorems.setup import (
     ANYTIME,
     CONSTANT,
     ONE_IN_TEN,
@@ -19,9 +21,6 @@ from lategrad.experiments.theorems import (
     STRONGLY_CONVEX,
     Config,
     D,
-    Pattern,
-    Point,
-    Run,
 )
 from lategrad.simulate import simulate
 
@@ -78,20 +77,20 @@ def test_figures_can_be_drawn(section, tmp_path):
 
 def test_threads_are_given_back(section):
     before = torch.get_num_threads()
-    theorems.run(replace(TINY, quadratic_horizons=(16,), least_squares_horizons=(16,), noise_horizons=(16,)))
+    measuring.run(replace(TINY, quadratic_horizons=(16,), least_squares_horizons=(16,), noise_horizons=(16,)))
     assert torch.get_num_threads() == before
 
 
 def test_a_horizon_of_a_long_run_is_a_run_of_its_own():
     """The T-th record of a simulation with many delays and noises is that of T updates with one of each."""
-    setting = theorems.quadratic([(1.0, 0.1), (10.0, 1.0)])
+    setting = setup.quadratic([(1.0, 0.1), (10.0, 1.0)])
     patterns = [Pattern(CONSTANT, 0), Pattern(CONSTANT, 8)]
     for name in (ANYTIME, OPTIMISTIC):
-        rule = theorems.rule_for(name, setting.constants)
-        points = theorems.measure("delay", setting, name, rule, patterns, [32, 64, 128], Run(3, "cpu", False))
-        (point,) = theorems.select(points, T=64, delay=8, sigma=1.0)
-        alone = theorems.quadratic([(10.0, 1.0)])
-        rule = theorems.rule_for(name, alone.constants)
+        rule = setup.rule_for(name, setting.constants)
+        points = measuring.measure("delay", setting, name, rule, patterns, [32, 64, 128], Run(3, "cpu", False))
+        (point,) = reading.select(points, T=64, delay=8, sigma=1.0)
+        alone = setup.quadratic([(10.0, 1.0)])
+        rule = setup.rule_for(name, alone.constants)
         trace = simulate(alone.problem, rule, Constant(8), 64, seed=[0, 1, 2], progress=False)
         assert point.L == 10.0
         assert point.excess == pytest.approx(trace.loss[-1].mean().item(), rel=1e-9)
@@ -104,7 +103,7 @@ def test_one_in_ten_has_the_mean_of_a_constant_delay():
     assert delays.max() == 160
 
 
-@pytest.mark.parametrize("scale", theorems.SCALES)
+@pytest.mark.parametrize("scale", setup.SCALES)
 def test_scales_fit_together(scale):
     config = Config.of(scale)
     assert 1.0 in config.scales
@@ -113,7 +112,7 @@ def test_scales_fit_together(scale):
         assert all(T % horizons[0] == 0 for T in horizons)
         assert math.isqrt(horizons[-1]) ** 2 == horizons[-1]
     longest = min(config.quadratic_horizons[-1], config.least_squares_horizons[-1])
-    assert longest >= (24 * theorems.L_OVER_H) ** 2  # else Theorem 4's threshold cannot be judged
+    assert longest >= (24 * setup.L_OVER_H) ** 2  # else Theorem 4's threshold cannot be judged
 
 
 def test_unknown_scale_is_refused():
@@ -126,28 +125,28 @@ def test_unknown_scale_is_refused():
 
 @pytest.mark.parametrize("strongly_convex", [False, True])
 def test_least_squares_constants_hold_all_over_the_ball(strongly_convex):
-    setting = theorems.least_squares(strongly_convex)
+    setting = setup.least_squares(strongly_convex)
     (c,), problem = setting.constants, setting.problem
     if strongly_convex:
-        assert pytest.approx(theorems.L_OVER_H) == c.L / c.H
+        assert pytest.approx(setup.L_OVER_H) == c.L / c.H
     rows, targets = problem.train, problem.targets[:, 0]
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(50, problem.dim, generator=generator, dtype=torch.float64)
     _, vectors = torch.linalg.eigh(rows.mT @ rows)
     for x in torch.cat([directions, vectors[:, -1:].mT, -vectors[:, -1:].mT]):  # the steepest ones too
-        x = theorems.RADIUS * x / x.norm()
+        x = setup.RADIUS * x / x.norm()
         value, gradient = problem.value_and_gradient(x)
         each = (rows @ x - targets).unsqueeze(-1) * rows
-        variance = (each.square().sum(-1).mean() - each.mean(0).square().sum()) / theorems.BATCH
+        variance = (each.square().sum(-1).mean() - each.mean(0).square().sum()) / setup.BATCH
         assert gradient.norm() <= c.G
         assert variance <= c.sigma**2
         assert value >= setting.best
 
 
 def test_quadratic_constants():
-    setting = theorems.quadratic([(1.0, 0.5), (4.0, 2.0)])
-    x = -setting.problem.optimum / setting.problem.optimum.norm() * theorems.RADIUS  # the far end of the ball
-    silent = setting.problem.gradient(x.expand(1, 2, -1), torch.zeros(1, theorems.DIM, dtype=torch.float64))[0]
+    setting = setup.quadratic([(1.0, 0.5), (4.0, 2.0)])
+    x = -setting.problem.optimum / setting.problem.optimum.norm() * setup.RADIUS  # the far end of the ball
+    silent = setting.problem.gradient(x.expand(1, 2, -1), torch.zeros(1, setup.DIM, dtype=torch.float64))[0]
     for c, gradient, curvatures in zip(setting.constants, silent, setting.problem.curvatures, strict=True):
         assert gradient.norm() <= c.G
         assert (curvatures.max().item(), curvatures.min().item()) == (c.L, c.H)
@@ -165,7 +164,7 @@ def late_points(rule, excess):
     points = []
     for T in HORIZONS:
         for delay in [0, *(2**k for k in range(int(math.log2(T))))]:
-            theorem = theorems.theorem_for("delay", rule, delay)
+            theorem = setup.theorem_for("delay", rule, delay)
             points.append(replace(FLAT, rule=rule, theorem=theorem, T=T, delay=delay, mean_delay=float(delay),
                                   excess=excess(T, delay)))  # fmt: skip
         root = math.isqrt(T)
@@ -175,22 +174,22 @@ def late_points(rule, excess):
 
 
 def test_bound_verdict_both_ways():
-    assert theorems.bound_verdict([FLAT], 1).reproduced
-    assert not theorems.bound_verdict([FLAT, replace(FLAT, excess=11.0)], 1).reproduced
-    assert not theorems.bound_verdict([replace(FLAT, excess=9.0, spread=4.0)], 1).reproduced  # 9 + 2 * 4/4 > 10
+    assert verdicts.bound_verdict([FLAT], 1).reproduced
+    assert not verdicts.bound_verdict([FLAT, replace(FLAT, excess=11.0)], 1).reproduced
+    assert not verdicts.bound_verdict([replace(FLAT, excess=9.0, spread=4.0)], 1).reproduced  # 9 + 2 * 4/4 > 10
 
 
 @pytest.mark.parametrize("theorem", [1, 2, 3, 4])
 @pytest.mark.parametrize(("off", "reproduced"), [(-0.3, True), (0.05, True), (0.2, False)])
 def test_rate_verdict_both_ways(theorem, off, reproduced):
     rule = {1: ANYTIME, 2: OPTIMISTIC, 3: STRONGLY_CONVEX, 4: STRONGLY_CONVEX}[theorem]
-    power = theorems.PROMISED[theorem] + off
-    verdict = theorems.rate_verdict(late_points(rule, lambda T, delay: T**power), theorem)
+    power = setup.PROMISED[theorem] + off
+    verdict = verdicts.rate_verdict(late_points(rule, lambda T, delay: T**power), theorem)
     assert verdict.reproduced is reproduced
     assert f"{power:.2f}" in verdict.measured
 
 
-@pytest.mark.parametrize("rule", theorems.RULES)
+@pytest.mark.parametrize("rule", setup.RULES)
 @pytest.mark.parametrize(
     ("price", "reproduced"),
     [
@@ -203,32 +202,32 @@ def test_rate_verdict_both_ways(theorem, off, reproduced):
 )
 def test_threshold_verdict_both_ways(rule, price, reproduced):
     points = late_points(rule, lambda T, delay: price(T, delay) / math.sqrt(T))
-    assert theorems.threshold_verdict(points, rule).reproduced is reproduced
+    assert verdicts.threshold_verdict(points, rule).reproduced is reproduced
 
 
 def test_algorithm_4_is_judged_past_its_start_only():
     def price(T, delay):
-        return 1 + delay / math.sqrt(T) * (100 if T < (24 * theorems.L_OVER_H) ** 2 else 1)
+        return 1 + delay / math.sqrt(T) * (100 if T < (24 * setup.L_OVER_H) ** 2 else 1)
 
-    assert theorems.threshold_verdict(late_points(STRONGLY_CONVEX, price), STRONGLY_CONVEX).reproduced
-    assert not theorems.threshold_verdict(late_points(ANYTIME, price), ANYTIME).reproduced
+    assert verdicts.threshold_verdict(late_points(STRONGLY_CONVEX, price), STRONGLY_CONVEX).reproduced
+    assert not verdicts.threshold_verdict(late_points(ANYTIME, price), ANYTIME).reproduced
     short = [point for point in late_points(STRONGLY_CONVEX, price) if point.T <= 1024]
-    verdict = theorems.threshold_verdict(short, STRONGLY_CONVEX)
+    verdict = verdicts.threshold_verdict(short, STRONGLY_CONVEX)
     assert not verdict.reproduced
     assert "no horizon long enough" in verdict.measured
 
 
 def test_doubling_delay_is_interpolated():
     points = [replace(FLAT, delay=k, mean_delay=float(k), excess=1 + k / 10) for k in (0, 4, 8, 16)]
-    assert theorems.doubling_delay(points) == pytest.approx(10)
-    assert theorems.doubling_delay(points[:3]) == 8  # never reached: the largest
+    assert reading.doubling_delay(points) == pytest.approx(10)
+    assert reading.doubling_delay(points[:3]) == 8  # never reached: the largest
 
 
 @pytest.mark.parametrize(("bursts", "reproduced"), [(1.2, True), (1.8, False)])
 def test_average_delay_verdict_both_ways(bursts, reproduced):
     points = late_points(ANYTIME, lambda T, delay: 1.0)
     points = [replace(point, excess=bursts) if point.delays == ONE_IN_TEN else point for point in points]
-    assert theorems.average_delay_verdict(points).reproduced is reproduced
+    assert verdicts.average_delay_verdict(points).reproduced is reproduced
 
 
 @pytest.mark.parametrize("theorem", [2, 3])
@@ -239,14 +238,14 @@ def test_noise_verdict_both_ways(theorem, power, share, reproduced):
     for T in HORIZONS:
         for sigma in (0.0, 0.1, 1.0):
             point = replace(FLAT, panel="noise", rule=rule, T=T, sigma=sigma)
-            points.append(replace(point, excess=float(T) ** power + share * theorems.noise_term(point)))
-    assert theorems.noise_verdict(points, theorem).reproduced is reproduced
+            points.append(replace(point, excess=float(T) ** power + share * reading.noise_term(point)))
+    assert verdicts.noise_verdict(points, theorem).reproduced is reproduced
 
 
 def test_fall_without_noise_ends_at_rounding():
     points = [replace(FLAT, T=T, sigma=0.0, excess=max(T**-5.0, 0.0) if T < 1024 else 0.0) for T in HORIZONS]
-    assert theorems.fall_without_noise(points) < -4
-    assert theorems.fall_without_noise(points[-2:]) == -math.inf
+    assert reading.fall_without_noise(points) < -4
+    assert reading.fall_without_noise(points[-2:]) == -math.inf
 
 
 def constants_points(rule, ratio):
@@ -255,7 +254,7 @@ def constants_points(rule, ratio):
     for delay in (0, 32):
         for L in (0.1, 1.0, 10.0):
             for sigma in (0.1, 1.0, 10.0):
-                size = theorems.order(1024, delay, L, sigma)
+                size = setup.order(1024, delay, L, sigma)
                 points.append(replace(FLAT, panel="constants", rule=rule, T=1024, delay=delay, mean_delay=float(delay),
                                       L=L, sigma=sigma, excess=ratio(L, sigma) * size))  # fmt: skip
     return points
@@ -272,15 +271,13 @@ def test_independence_verdict_both_ways(ours, theirs, reproduced):
             rule, lambda L, sigma, worst=worst: 0.1 * (worst if (L, sigma) == (10, 0.1) else 1)
         )
     ]
-    verdict = theorems.independence_verdict(points)
+    verdict = verdicts.independence_verdict(points)
     assert verdict.reproduced is reproduced
     assert "2 decades" in verdict.criterion
 
 
 def test_order_of_the_bound():
-    assert theorems.order(T=100, mu=5.0, L=2.0, sigma=3.0) == pytest.approx(
-        2 * D**2 / 1000 + 2 * D**2 * 0.05 + 3 * D / 10
-    )
+    assert setup.order(T=100, mu=5.0, L=2.0, sigma=3.0) == pytest.approx(2 * D**2 / 1000 + 2 * D**2 * 0.05 + 3 * D / 10)
 
 
 def test_rows_are_plain(section):

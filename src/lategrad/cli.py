@@ -26,7 +26,8 @@ from lategrad.problems.linear import MODELS
 from lategrad.registry import LEARNERS, RULES, SETS, build_rule, parse_set
 from lategrad.replay import replay as replay_trace
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.training import ENGINES, TrainingError, saved_config
+from lategrad.serve.settings import ENGINES
+from lategrad.serve.training import TrainingError, saved_config
 from lategrad.serve.training import resume as resume_training
 from lategrad.serve.training import train as run_training
 from lategrad.simulate import simulate as run_simulation

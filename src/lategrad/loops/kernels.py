@@ -98,7 +98,7 @@ class _CudaLauncher:
         from torch.cuda._utils import _get_gpu_runtime_library
 
         self.kernels = kernels
-        self.library = _get_gpu_runtime_library()
+        self.driver = _get_gpu_runtime_library()
         names = tuple(name for name, _ in source.cuda_kernels)
         functions = _cuda_functions(source.cuda, names, kernels.device.index or 0)
         self.plan = [
@@ -118,7 +118,7 @@ class _CudaLauncher:
         with torch.cuda.device(k.device):
             stream = torch.cuda.current_stream()._as_parameter_
             for function, blocks, threads in self.plan:
-                error = self.library.cuLaunchKernel(
+                error = self.driver.cuLaunchKernel(
                     function.func, blocks, 1, 1, threads, 1, 1, 0, stream, self.arguments, None
                 )
                 if error:

@@ -25,12 +25,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
+from lategrad.serve.control import requested_workers, stop_on_signals
 from lategrad.serve.engines.ray import Place, ServerActor, Status, WorkerActor
 from lategrad.serve.engines.ray_sharded import ShardedServerActor, ShardedWorkerActor
 from lategrad.serve.mirror import Files, read_checkpoint, write_checkpoint
 from lategrad.serve.monitor import Monitors
+from lategrad.serve.settings import Settings
 from lategrad.serve.sharding import require_splittable
-from lategrad.serve.training import Settings, TrainingError, requested_workers, stop_on_signals
+from lategrad.serve.training import TrainingError
 from lategrad.trace import Trace
 from lategrad.validation import require
 

@@ -35,7 +35,8 @@ from lategrad.trace import Trace, describe
 from lategrad.validation import require
 
 _RECENT = 1000  # updates that the reported delays and rates are taken over
-_COMPILE_FROM = 2e9  # steps times entries from which compiling (seconds) pays
+COMPILE_FROM = 2e9
+"""Steps times entries from which compiling (seconds) pays."""
 _CHECKPOINT_SECONDS = 60.0
 
 
@@ -163,7 +164,7 @@ class Server:
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype = query.shape[-1], query.dtype
         self._lends = lend and any(query is leaf for leaf in tensors(self.state))
-        self.compiled = compile if compile is not None else steps * self.dim >= _COMPILE_FROM
+        self.compiled = compile if compile is not None else steps * self.dim >= COMPILE_FROM
         self.config = {
             **identify(problem), "rule": describe(rule), "steps": steps, "compiled": self.compiled,
             "torch": torch.__version__, **(config or {}),
@@ -180,10 +181,10 @@ class Server:
         self._no_ticket = query[:0].clone()
         self._begin = time.monotonic()
         self._checkpointed_at = self._begin
-        self._checkpointed_version = -1
+        self.checkpointed_version = -1
         self._whole = True  # False within an update: a state that was left there must not be saved
 
-        self._update = update_of(rule, self.state, compile=self.compiled)
+        self._update = update_of(rule, self.state, writes_query=not self._lends, compile=self.compiled)
         self._record()
 
     @property
@@ -364,7 +365,7 @@ class Server:
         if not self._whole:
             warnings.warn(f"no checkpoint: update {self.version + 1} was broken off half-way", stacklevel=2)
             return False
-        if self._checkpointed_version == self.version:
+        if self.checkpointed_version == self.version:
             return True
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -372,7 +373,7 @@ class Server:
         except OSError as error:
             warnings.warn(f"checkpoint at update {self.version} failed, training goes on: {error}", stacklevel=2)
             return False
-        self._checkpointed_version = self.version
+        self.checkpointed_version = self.version
         return True
 
     def _as_checkpoint(self, mark: LogMark) -> Checkpoint:

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lategrad.inplace import compiled, overwrite
 from lategrad.rules.rule import AnyRule, Rule, needs_ticket
-from lategrad.runs import map_tensors, tensors
+from lategrad.runs import map_tensors, owned, tensors
+from lategrad.serve.update import update_of
 from lategrad.sets import Ball, Box, ConvexSet, Product, WholeSpace, summed_norms
 from lategrad.validation import require
 
@@ -124,20 +124,16 @@ class Shard:
         rule: for this part (:func:`split_rule`).
         start: this part of the first point.
         total: how norms are added over the parts.
-        compile: the update through ``torch.compile``; only for rules that need no norms.
+        compile: the update; only for rules that need no norms.
     """
 
     def __init__(self, rule: Rule[Any], start: Tensor, total: Total, compile: bool = False) -> None:
         self._rule, self._total = rule, total
         with summed_norms(total), torch.no_grad():
-            self.state = map_tensors(torch.clone, rule.init(start))
+            self.state = owned(rule.init(start))
         self._staged: dict[int, tuple[int, Tensor]] = {}
-        self._delay = torch.zeros((), dtype=torch.int64)
-
-        def update(state: Any, grad: Tensor, delay: Tensor) -> None:
-            overwrite(state, rule.update(state, grad, delay))
-
-        self._update = compiled(update) if compile else update
+        self._delay, self._no_ticket = torch.zeros(1, dtype=torch.int64), start[:0]
+        self._update = update_of(rule, self.state, writes_query=False, compile=compile)
 
     def stage(self, member: int, sequence: int, grad: Tensor) -> bool:
         """Keep a member's gradient until it is committed; whether it is finite."""
@@ -154,7 +150,7 @@ class Shard:
         if staged != sequence:
             raise RuntimeError(f"gradient {sequence} of member {member} is not here, but {staged}")
         with summed_norms(self._total), torch.no_grad():
-            self._update(self.state, grad, self._delay.fill_(delay))
+            self._update(self.state, grad, self._delay.fill_(delay), self._no_ticket, None)
         return self.query()
 
     def query(self) -> Tensor:

@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import signal
 import sys
-import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 
-from lategrad.delay_specs import parse
-from lategrad.delays import Law
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.checkpoint import checkpoint_paths, locked, newest
+from lategrad.serve.control import requested_workers, stop_on_signals
 from lategrad.serve.engines.engine import Arrived, Engine, Event, Failed, Member, Ready
 from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.threads import Threads
-from lategrad.serve.monitor import LOGS, Monitors
+from lategrad.serve.monitor import Monitors
 from lategrad.serve.server import Job, Server
-from lategrad.serve.worker import Slowness
+from lategrad.serve.settings import Settings, Slow
 from lategrad.torch_threads import torch_threads
 from lategrad.trace import Trace
-from lategrad.validation import require, require_choice, require_device, require_number
+from lategrad.validation import require
 
 if TYPE_CHECKING:
     from lategrad.serve.cluster import ClusterTraining
-
-ENGINES = ("processes", "threads", "ray")
-CONTROL_FILE = "workers"
-"""In the run's folder: write a number into it and the run goes on with so many workers."""
 
 _TICK = 0.2  # seconds between two looks at deadlines and the control file
 _SHOW = 1.0  # seconds between two points of the display and of TensorBoard
 _START_DEADLINE = 120.0  # seconds a worker may take to start
 _FRUITLESS = 5  # deaths in a row before any gradient arrived, after which the run gives up
 _LONGEST_BACKOFF = 5.0
-_MOST_AHEAD = 100
-
-Slow = str | dict[int, str] | None
 
 
 def train(
@@ -146,7 +133,8 @@ def resume(
     changeable = sorted({field.name for field in fields(Settings)} - {"seed"})
     unknown = sorted(set(changes) - set(changeable))
     require("changes", unknown, not unknown, f"among {', '.join(changeable)}")
-    saved_config(folder)  # an error before a folder that holds no run is made
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no checkpoint in {str(folder)!r}: there is no such folder")
     with locked(folder):
         saved = saved_config(folder)
         settings = Settings(**{**saved["settings"], "compile": saved["compiled"], **changes})
@@ -171,78 +159,9 @@ class TrainingError(RuntimeError):
     """A run that cannot go on; its last checkpoint has been made."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The arguments of :func:`train` that a run is resumed with."""
-
-    steps: int
-    workers: int | str = 4
-    engine: str = "processes"
-    seed: int = 0
-    device: str = "cpu"
-    slow: Slow = None
-    threads: int = 1
-    deadline: float = 300.0
-    max_refusals: int | None = 10
-    record_every: int | None = None
-    compile: bool | None = None
-    checkpoint_every: int | None = None
-    keep: int = 2
-    log: str | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
-    address: str | None = None
-    shards: int = 1
-    ahead: int = 0
-
-    def __post_init__(self) -> None:
-        for name, count in (("threads", self.threads), ("shards", self.shards)):
-            require(name, count, isinstance(count, int) and count >= 1, "an integer >= 1")
-        require_choice("engine", self.engine, ENGINES)
-        low, high = self.worker_range()
-        on_ray = self.engine == "ray"
-        require("workers", self.workers, on_ray or low == high, "a number: only engine='ray' takes a range")
-        require("address", self.address, on_ray or self.address is None, "None, unless engine='ray'")
-        require("shards", self.shards, on_ray or self.shards == 1, "1, unless engine='ray'")
-        valid_ahead = isinstance(self.ahead, int) and 0 <= self.ahead <= (0 if on_ray else _MOST_AHEAD)
-        require("ahead", self.ahead, valid_ahead, "0 with engine='ray'" if on_ray else f"in 0..{_MOST_AHEAD}")
-        require("seed", self.seed, isinstance(self.seed, int) and self.seed >= 0, "an integer >= 0")
-        if not on_ray:  # the driver need not have the GPUs of its workers
-            require_device("device", self.device)
-        require_number("deadline", self.deadline, low=0, strict=True)
-        if self.log is not None:
-            require_choice("log", self.log, LOGS)
-        try:
-            json.dumps(self.notes)
-        except TypeError as error:
-            raise ValueError(f"notes must be plain JSON values: {error}") from None
-        self.slowness()
-
-    def worker_range(self) -> tuple[int, int]:
-        """The fewest and the most workers: ``"2:8"`` is (2, 8) and 4 is (4, 4)."""
-        parts = str(self.workers).split(":")
-        low_high = [int(part) for part in parts if part.isdecimal()]
-        is_range = len(low_high) == len(parts) <= 2 and 1 <= low_high[0] <= low_high[-1]
-        valid = "an integer >= 1, or a range such as '2:8'"
-        require("workers", self.workers, is_range and not isinstance(self.workers, bool), valid)
-        return low_high[0], low_high[-1]
-
-    def slowness(self) -> Slowness:
-        """The pauses that ``slow`` describes."""
-        if self.slow is None or isinstance(self.slow, str):
-            return Slowness(None if self.slow is None else _law(self.slow))
-        return Slowness(None, tuple((int(worker), _law(spec)) for worker, spec in self.slow.items()))
-
-
 def saved_config(folder: Path) -> dict[str, Any]:
     """The configuration that the newest whole checkpoint of a run was made with."""
     return newest(folder, lambda checkpoint: checkpoint.description["config"])
-
-
-def _law(spec: str) -> Law:
-    model = parse(spec)
-    if not isinstance(model, Law):
-        raise ValueError(f"slow must be a law of single pauses such as constant:100 or lognormal:3,1, got {spec!r}")
-    return model
 
 
 @dataclass
@@ -256,58 +175,6 @@ class _Duty:
     started: bool = False
     delivered: bool = False
     dismissed: bool = False
-
-
-def requested_workers(folder: Path | None) -> int | None:
-    """The number in the control file, which is taken away; None if there is none."""
-    if folder is None:
-        return None
-    path = folder / CONTROL_FILE
-    try:
-        text = path.read_text(errors="replace").strip()
-        if not text:
-            return None  # whoever made it has not written yet
-        path.unlink()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        warnings.warn(f"the control file cannot be used: {error}", stacklevel=2)
-        return None
-    if text.isdecimal() and int(text) >= 1:
-        return int(text)
-    warnings.warn(f"{str(path)!r} must hold an integer >= 1, got {text!r}: ignored", stacklevel=2)
-    return None
-
-
-class Stoppable(Protocol):
-    """A run that signals end."""
-
-    stopping: str | None
-    """Why it is to end, if it is."""
-
-    def stop(self, reason: str) -> None:
-        """End the run soon."""
-        ...
-
-
-@contextlib.contextmanager
-def stop_on_signals(run: Stoppable) -> Iterator[None]:
-    """SIGINT and SIGTERM stop the run in an orderly way; a second one is not waited for."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def on_signal(number: int, frame: object) -> None:
-        if run.stopping is not None:
-            raise KeyboardInterrupt
-        run.stop("interrupted" if number == signal.SIGINT else "terminated")
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Training:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +20,13 @@ Update = Callable[[Any, Tensor, Tensor, Tensor, Tensor | None], None]
 """Of state, gradient, delay, ticket, and where to write the next query (None: nowhere)."""
 
 
-def update_of(rule: AnyRule[Any], state: Any, *, compile: bool) -> Update:
+def update_of(rule: AnyRule[Any], state: Any, *, writes_query: bool, compile: bool) -> Update:
     """The rule's update on a state of that form.
 
     Args:
         rule: for one run.
-        state: an example.
+        state: an example; compiled, the one and only.
+        writes_query: whether the calls will say where to write the next query.
         compile: as C loops where the rule has such a form, else through ``torch.compile``.
     """
 
@@ -39,7 +39,7 @@ def update_of(rule: AnyRule[Any], state: Any, *, compile: bool) -> Update:
     if not compile:
         return update
     try:
-        return _Loops(rule, state)
+        return _Loops(rule, state, writes_query)
     except Exception:  # the rule has no such form, or there is no compiler: torch's own then says so
         return compiled(update)
 
@@ -50,34 +50,25 @@ class _Loops:
     State and delay must be the same tensors in every call.
     """
 
-    def __init__(self, rule: AnyRule[Any], state: Any) -> None:
+    def __init__(self, rule: AnyRule[Any], state: Any, writes_query: bool) -> None:
         query = rule.query(state)
         if query.device.type != "cpu" or len(query) == 1:
             raise UnsupportedError("not on the CPU, or a single number")
-        self._rule, self._rule_tensors = rule, tensors(rule)
+        self._rule, self._rule_tensors, self._writes_query = rule, tensors(rule), writes_query
         # A tensor must not be two inputs: query and ticket may be parts of the state, gradients have the query's form.
         ticket = [rule.ticket(state).clone()] if needs_ticket(rule) else []
         known = [*self._rule_tensors, torch.zeros(1, dtype=torch.int64), *ticket]
         inputs = [*known, *tensors(state), query.clone()]
-        targets = [*range(len(known), len(inputs) - 1), len(inputs)]
-        dtypes = [*(one.dtype for one in inputs), query.dtype]
+        targets, dtypes = [*range(len(known), len(inputs) - 1)], [one.dtype for one in inputs]
+        if writes_query:
+            targets, dtypes = [*targets, len(inputs)], [*dtypes, query.dtype]
         self._form, self._needs_ticket = state, bool(ticket)
         self._known: dict[tuple[int, ...], list[int]] = {}
         self._is_vector = [one.shape == query.shape for one in (*inputs, query)]
-        self._kernels = {
-            writes_query: Kernels(
-                emit(
-                    partial(self._results, writes_query), inputs, len(query),
-                    targets if writes_query else targets[:-1],
-                    dtypes if writes_query else dtypes[:-1],
-                ),
-                [len(query)],
-                query.device,
-            )
-            for writes_query in (True, False)
-        }  # fmt: skip
+        source = emit(self._results, inputs, len(query), targets, dtypes)
+        self._kernels = Kernels(source, [len(query)], query.device)
 
-    def _results(self, writes_query: bool, *inputs: Tensor) -> list[Tensor]:
+    def _results(self, *inputs: Tensor) -> list[Tensor]:
         """The update as a function of all tensors that it reads."""
         rest = iter(inputs)
         rule = map_tensors(lambda _: next(rest), self._rule)
@@ -85,11 +76,10 @@ class _Loops:
         ticket = next(rest) if self._needs_ticket else delay[:0]
         state = map_tensors(lambda _: next(rest), self._form)
         fresh = apply_update(rule, state, next(rest), delay, ticket)
-        return [*tensors(fresh), *([rule.query(fresh)] if writes_query else [])]
+        return [*tensors(fresh), *([rule.query(fresh)] if self._writes_query else [])]
 
     def __call__(self, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor, next_query: Tensor | None) -> None:
         grad = grad.contiguous()
-        kernels = self._kernels[next_query is not None]
         changing = [grad, *([ticket] if self._needs_ticket else []), *([] if next_query is None else [next_query])]
         key = tuple(one.data_ptr() for one in changing)
         addresses = self._known.get(key)
@@ -99,5 +89,5 @@ class _Loops:
             places: list[Place] = [[one] if long else one for one, long in zip(values, self._is_vector, strict=False)]
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            addresses = self._known[key] = kernels.addresses_of(places)
-        kernels.run(addresses)
+            addresses = self._known[key] = self._kernels.addresses_of(places)
+        self._kernels.run(addresses)

@@ -37,7 +37,7 @@ from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.mirror import Files, read_checkpoint, write_checkpoint
 from lategrad.serve.server import Job, Server, Telemetry, malformed
-from lategrad.serve.training import Settings
+from lategrad.serve.settings import Settings
 from lategrad.serve.worker import Oracle, work
 from lategrad.trace import Trace
 
@@ -257,7 +257,7 @@ class ServerActor:
             done=server.done,
             telemetry=telemetry,
             delays=delays,
-            checkpointed=server._checkpointed_version,
+            checkpointed=server.checkpointed_version,
             at_work={member: (self._places[member], now - duty.since) for member, duty in self._duties.items()},
             dropped=[int(name.split()[1]) for name in server.refusals if server.dropped(int(name.split()[1]))],
             last_refusal=server.last_refusal,

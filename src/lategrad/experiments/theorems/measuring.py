@@ -1,0 +1,201 @@
+"""Simulations of the theorems' settings: one point for every rule, problem, delay and horizon."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from lategrad.delays import Constant, Cyclic, DelayModel
+from lategrad.experiments.theorems.setup import (
+    ANYTIME,
+    CONSTANT,
+    DOMAIN,
+    ONE_IN_TEN,
+    OPTIMISTIC,
+    RULES,
+    SGD_AVERAGE,
+    STEPS_TO_TUNE,
+    STRONGLY_CONVEX,
+    Config,
+    D,
+    Report,
+    Setting,
+    bound,
+    least_squares,
+    quadratic,
+    rule_for,
+    theorem_for,
+    theorem_step,
+)
+from lategrad.learners import OGD, OptimisticOGD
+from lategrad.problems import LeastSquares
+from lategrad.rules import SGD, AnyRule, Anytime
+from lategrad.simulate import simulate
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured number and all that it depends on; a row of the CSV."""
+
+    panel: str
+    problem: str
+    rule: str
+    theorem: int | None
+    T: int
+    """Updates."""
+    delays: str
+    """"constant", or "one in ten": every tenth gradient is ten times as late, the others are not."""
+    delay: int
+    mean_delay: float
+    L: float
+    H: float
+    G: float
+    sigma: float
+    seeds: int
+    excess: float
+    """Mean over the seeds."""
+    spread: float
+    """Standard deviation over the seeds."""
+    bound: float | None
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return self.spread / math.sqrt(self.seeds)
+
+
+class Pattern(NamedTuple):
+    """A sequence of delays with mean ``delay``, but for its start."""
+
+    kind: str
+    delay: int
+
+    def model(self) -> DelayModel:
+        """What the simulator takes."""
+        return Constant(self.delay) if self.kind == CONSTANT else Cyclic((0,) * 9 + (10 * self.delay,))
+
+
+class Run(NamedTuple):
+    """How a simulation is run."""
+
+    seeds: int
+    device: str
+    compile: bool
+
+
+def measure(
+    panel: str,
+    setting: Setting,
+    name: str,
+    rule: AnyRule[Any],
+    patterns: Sequence[Pattern],
+    horizons: Sequence[int],
+    run: Run,
+) -> list[Point]:
+    """One simulation; a point for every horizon, delay and noise, up to delays of half the horizon."""
+    gc.collect()  # the last simulation, gigabytes of delays with its history, is a cycle of references
+    steps, every = max(horizons), min(horizons)
+    trace = simulate(
+        setting.problem, rule, [pattern.model() for pattern in patterns], steps,
+        seed=list(range(run.seeds)), record_every=every, device=run.device, compile=run.compile, progress=False,
+    )  # fmt: skip
+    if not trace.complete:
+        raise KeyboardInterrupt
+    excess = (trace.loss - setting.best).reshape(-1, run.seeds, len(patterns), len(setting.constants))
+    sequences = [pattern.model().draw(steps + 1, seed=0).delays for pattern in patterns]
+    points = []
+    for T in horizons:
+        for j, pattern in enumerate(patterns):
+            if pattern.delay > T // 2 or (pattern.kind == ONE_IN_TEN and pattern.delay != math.isqrt(T)):
+                continue
+            theorem = theorem_for(panel, name, pattern.delay)
+            for i, c in enumerate(setting.constants):
+                values = excess[T // every, :, j, i]
+                points.append(
+                    Point(panel, setting.name, name, theorem, T, pattern.kind, pattern.delay,
+                          mean_delay=sequences[j][:T].double().mean().item(), L=c.L, H=c.H, G=c.G, sigma=c.sigma,
+                          seeds=run.seeds, excess=values.mean().item(), spread=values.std(correction=1).item(),
+                          bound=None if theorem is None else bound(theorem, T, c, sequences[j]))
+                )  # fmt: skip
+    return points
+
+
+def compared(horizons: Sequence[int]) -> tuple[int, ...]:
+    """The horizons whose curves over the delay are laid on top of each other: the longest, T/4 and T/16."""
+    return tuple(horizons[::-2][:3][::-1])
+
+
+def _patterns(horizons: Sequence[int]) -> list[Pattern]:
+    """No delay, the root of every horizon, powers of two up to half the longest; and some with one in ten late."""
+    delays = {0, *(math.isqrt(T) for T in horizons), *(2**k for k in range(max(horizons).bit_length() - 1))}
+    bursts = [Pattern(ONE_IN_TEN, math.isqrt(T)) for T in compared(horizons)]
+    return [*(Pattern(CONSTANT, delay) for delay in sorted(delays)), *bursts]
+
+
+def run_delays(config: Config, device: str, report: Report) -> list[Point]:
+    """Every rule over all horizons and delays, on both problems."""
+    points = []
+    for rule in RULES:
+        for setting in (quadratic(), least_squares(strongly_convex=rule == STRONGLY_CONVEX)):
+            on_data = isinstance(setting.problem, LeastSquares)
+            horizons = config.least_squares_horizons if on_data else config.quadratic_horizons
+            seeds = config.least_squares_seeds if on_data else config.seeds
+            report(f"theorems: {rule} on the {setting.name}, T up to {max(horizons)}")
+            points += measure("delay", setting, rule, rule_for(rule, setting.constants), _patterns(horizons), horizons,
+                              Run(seeds, device, config.compile))  # fmt: skip
+    return points
+
+
+def run_noise(config: Config, device: str, report: Report) -> list[Point]:
+    """Every rule over the noise, at no delay and at the root of the longest horizon."""
+    setting = quadratic([(1.0, sigma) for sigma in config.sigmas])
+    patterns = [Pattern(CONSTANT, 0), Pattern(CONSTANT, math.isqrt(max(config.noise_horizons)))]
+    points = []
+    for rule in RULES:
+        report(f"theorems: {rule} over the noise")
+        points += measure("noise", setting, rule, rule_for(rule, setting.constants), patterns, config.noise_horizons,
+                          Run(config.seeds, device, config.compile))  # fmt: skip
+    return points
+
+
+def run_constants(config: Config, device: str, report: Report) -> list[Point]:
+    """Algorithm 2, and steps chosen at L = sigma = 1 and left alone, over L and sigma."""
+    T, run = config.constants_horizon, Run(config.seeds, device, config.compile)
+    patterns = [Pattern(CONSTANT, 0), Pattern(CONSTANT, math.isqrt(T))]
+    setting = quadratic([(L, sigma) for L in config.scales for sigma in config.scales])
+    report("theorems: L and sigma over decades")
+    chosen = Anytime(OGD(theorem_step(quadratic().constants).item(), DOMAIN))
+    return [
+        *measure("constants", setting, OPTIMISTIC, Anytime(OptimisticOGD(D, DOMAIN)), patterns, [T], run),
+        *measure("constants", setting, ANYTIME, chosen, patterns, [T], run),
+        *(
+            point
+            for pattern in patterns
+            for point in measure("constants", setting, SGD_AVERAGE, tuned_sgd(pattern, T, run), [pattern], [T], run)
+        ),
+    ]
+
+
+def tuned_sgd(pattern: Pattern, T: int, run: Run) -> SGD:
+    """SGD with the step of a grid that is best at L = sigma = 1 with this delay; it outputs its average."""
+    lr = torch.tensor(STEPS_TO_TUNE, dtype=torch.float64).reshape(-1, 1, 1)
+    trace = simulate(quadratic().problem, SGD(lr, DOMAIN, average="linear"), pattern.model(), T, record_every=T,
+                     seed=list(range(run.seeds)), device=run.device, compile=run.compile, progress=False)  # fmt: skip
+    best = int(trace.loss[-1].mean(0).flatten().argmin())
+    return SGD(STEPS_TO_TUNE[best], DOMAIN, average="linear")
+
+
+def run(config: Config, device: str = "cpu", progress: Report | None = None) -> list[Point]:
+    """All measurements."""
+    report: Report = progress or (lambda message: None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are small: a second thread would only be waited for
+    try:
+        return [point for panel in (run_delays, run_noise, run_constants) for point in panel(config, device, report)]
+    finally:
+        torch.set_num_threads(threads)
