@@ -180,3 +180,11 @@ def test_arithmetic_is_torchs(function):
     target = torch.zeros(50)
     Kernels(traced(function, x, s), [20, 30], x.device)([x.split([20, 30]), s, target.split([20, 30])])
     torch.testing.assert_close(target, function(x, s).float(), rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_a_written_tensor_must_not_be_two_inputs():
+    """The trace would take one for the other, and compute something else without a word."""
+    x = torch.zeros(5)
+    with pytest.raises(UnsupportedError, match="is two inputs"):
+        emit(lambda a, b: [a + b], [x, x], 5, [0], [x.dtype] * 2)
+    emit(lambda a, b: [a + b], [x, x.clone()], 5, [0], [x.dtype] * 2)

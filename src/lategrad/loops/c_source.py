@@ -528,8 +528,12 @@ def emit(
         dtypes: of what lies at each place.
 
     Raises:
-        UnsupportedError: when it does something else than arithmetic and sums over a vector.
+        UnsupportedError: when it does something else than arithmetic and sums over a vector, or when an input that is
+            written is another input, too: a trace cannot tell the two apart.
     """
+    written = [inputs[place] for place in targets if place is not None and place < len(inputs)]
+    if any(sum(one is other for other in inputs) > 1 for one in written):
+        raise UnsupportedError("a tensor that is written is two inputs")
     from torch.fx.experimental.proxy_tensor import make_fx
 
     graph = make_fx(function, tracing_mode="fake")(*inputs)
