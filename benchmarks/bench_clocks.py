@@ -2,7 +2,7 @@
 
 import time
 
-from lategrad.clocks import Cluster, LogNormalTime, Worker
+from lategrad.delays.clocks import Cluster, LogNormalTime, Worker
 from timing import verdict
 
 WORKERS, UPDATES = 10_000, 100_000

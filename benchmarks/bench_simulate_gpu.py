@@ -8,8 +8,8 @@ import torch
 import lategrad as lg
 from lategrad.delays import Constant
 from lategrad.problems import Dataset, SoftmaxRegression
-from lategrad.runs import map_tensors
 from lategrad.simulate import Simulation
+from lategrad.support.runs import map_tensors
 from timing import verdict
 
 RUNS, DELAY, STEPS = 256, 500, 4000

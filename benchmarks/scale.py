@@ -22,7 +22,7 @@ import torch
 
 import lategrad as lg
 from async_baselines import FreeGradient, local_ray
-from lategrad.clocks import Cluster, LogNormalTime, Worker
+from lategrad.delays.clocks import Cluster, LogNormalTime, Worker
 from timing import verdict
 
 INLINE = 65_536  # bytes of a vector that travels inside the call

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from lategrad import cli
-from lategrad.delay_specs import FORMS
+from lategrad.delays.specs import FORMS
 from lategrad.registry import RULES
 from lategrad.trace import Trace
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lategrad import clocks
-from lategrad.clocks import (
+from lategrad.delays import clocks
+from lategrad.delays.clocks import (
     Cluster,
     ComputeTime,
     ConstantTime,

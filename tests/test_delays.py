@@ -8,17 +8,6 @@ import pytest
 import torch
 from scipy import stats
 
-from lategrad.clocks import (
-    Cluster,
-    ConstantTime,
-    ExponentialTime,
-    LinearDrift,
-    LogNormalTime,
-    ParetoTime,
-    SineDrift,
-    Worker,
-)
-from lategrad.delay_specs import FORMS, parse
 from lategrad.delays import (
     ByClass,
     Constant,
@@ -34,6 +23,17 @@ from lategrad.delays import (
     cap,
     summarise,
 )
+from lategrad.delays.clocks import (
+    Cluster,
+    ConstantTime,
+    ExponentialTime,
+    LinearDrift,
+    LogNormalTime,
+    ParetoTime,
+    SineDrift,
+    Worker,
+)
+from lategrad.delays.specs import FORMS, parse
 
 SAMPLES = 200_000
 WARM_UP = 100_000  # the cap cannot matter for light tails after so many updates

@@ -11,7 +11,7 @@ import lategrad as lg
 from lategrad.inplace import overwrite
 from lategrad.registry import RULES, build_rule
 from lategrad.rules import apply_update, issue_ticket
-from lategrad.runs import map_tensors, tensors
+from lategrad.support.runs import map_tensors, tensors
 
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])

@@ -12,7 +12,7 @@ from lategrad import rivals
 from lategrad.learners import Linear
 from lategrad.registry import RULES, build_rule
 from lategrad.rules import apply_update, issue_ticket
-from lategrad.runs import map_tensors, tensors
+from lategrad.support.runs import map_tensors, tensors
 
 STEPS, DIM = 60, 4
 gradients = st.lists(st.lists(st.floats(-10, 10), min_size=DIM, max_size=DIM), min_size=2, max_size=40).map(

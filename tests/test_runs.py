@@ -6,7 +6,7 @@ import torch
 import lategrad as lg
 from lategrad.registry import RULES, SETS, build_rule, parse_set
 from lategrad.rules import apply_update, issue_ticket
-from lategrad.runs import map_tensors, runs_shape, tensors
+from lategrad.support.runs import map_tensors, runs_shape, tensors
 
 VALUES = [0.1, 0.5, 2.0]
 

@@ -13,10 +13,10 @@ import lategrad as lg
 from lategrad.problems import ModuleProblem, Quadratic, load
 from lategrad.registry import RULES, build_rule, parse_set
 from lategrad.rules.rule import apply_update, issue_ticket
-from lategrad.runs import tensors
 from lategrad.serve import Server
 from lategrad.serve.checkpoint import DamagedError, checkpoint_paths
 from lategrad.serve.server import identify
+from lategrad.support.runs import tensors
 
 PROBLEM = Quadratic(dim=4)
 ZERO = torch.zeros(4, dtype=torch.float64)

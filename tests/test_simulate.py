@@ -14,12 +14,12 @@ from torch import nn
 
 import lategrad as lg
 from lategrad import delays as d
-from lategrad.clocks import Cluster, Worker
-from lategrad.history import plan_slots
+from lategrad.delays.clocks import Cluster, Worker
 from lategrad.problems import ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.registry import RULES, build_rule
 from lategrad.rules.rule import apply_update, issue_ticket
 from lategrad.simulate import Simulation
+from lategrad.simulate.history import plan_slots
 from lategrad.trace import Axis, Trace
 
 STEPS = 60

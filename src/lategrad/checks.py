@@ -19,9 +19,9 @@ from torch import Tensor
 from lategrad.inplace import compiled, overwrite
 from lategrad.learners.learner import Learner, Linear
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket
-from lategrad.runs import map_tensors, runs_shape, tensors
 from lategrad.sets import ConvexSet, norm
-from lategrad.validation import require
+from lategrad.support.runs import map_tensors, runs_shape, tensors
+from lategrad.support.validation import require
 
 __all__ = ["check_learner", "check_rule", "check_set"]
 

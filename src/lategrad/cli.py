@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lategrad import delay_specs
+from lategrad.delays import specs as delay_specs
 from lategrad.experiments.reproduce import PARTS
 from lategrad.experiments.reproduce import reproduce as run_reproduction
 from lategrad.problems import Dataset, Problem, Quadratic, load
@@ -31,8 +31,8 @@ from lategrad.serve.training import TrainingError, saved_config
 from lategrad.serve.training import resume as resume_training
 from lategrad.serve.training import train as run_training
 from lategrad.simulate import simulate as run_simulation
+from lategrad.support.validation import require_choice
 from lategrad.trace import Axis, Trace, write_csv
-from lategrad.validation import require_choice
 
 app = typer.Typer(
     name="lategrad",

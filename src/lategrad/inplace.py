@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import AnyRule, apply_update, needs_ticket
-from lategrad.runs import tensors
-from lategrad.validation import require
+from lategrad.support.runs import tensors
+from lategrad.support.validation import require
 
 
 class Step(Protocol):

@@ -20,7 +20,7 @@ from lategrad.learners import (
 )
 from lategrad.rules import SGD, AnyRule, Anytime, Steady, StronglyConvexOGD, rivals
 from lategrad.sets import Ball, Box, ConvexSet, L1Ball, Simplex, WholeSpace
-from lategrad.validation import Scalar
+from lategrad.support.validation import Scalar
 
 Built = TypeVar("Built", covariant=True)
 

@@ -13,9 +13,9 @@ from lategrad.rules.rule import AnyRule
 from lategrad.serve.server import require_same
 from lategrad.serve.worker import stream_seed
 from lategrad.simulate import simulate
-from lategrad.torch_threads import torch_threads
+from lategrad.support.threads import torch_threads
+from lategrad.support.validation import require
 from lategrad.trace import Trace
-from lategrad.validation import require
 
 _NEIGHBOURS = 256  # as many as the simulator asks for at once
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lategrad.validation import Scalar, require, require_number
+from lategrad.support.validation import Scalar, require, require_number
 
 __all__ = ["Ball", "Box", "ConvexSet", "HalfSpace", "L1Ball", "Product", "Simplex", "WholeSpace"]
 

@@ -29,7 +29,7 @@ from lategrad.rules.rule import AnyRule
 from lategrad.serve import train
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.simulate import simulate
-from lategrad.validation import require, require_choice
+from lategrad.support.validation import require, require_choice
 
 __all__ = ["LateClassifier", "LateRegressor"]
 

@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lategrad.delays import DelaySummary, summarise
-from lategrad.files import replacing
-from lategrad.validation import require
+from lategrad.support.files import replacing
+from lategrad.support.validation import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,9 +19,9 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from lategrad.experiments.results import Section, Verdict
-from lategrad.files import replacing
+from lategrad.support.files import replacing
+from lategrad.support.validation import require
 from lategrad.trace import write_csv
-from lategrad.validation import require
 
 _PAPER = "Learning Under Delayed Feedback: Implicitly Adapting to Gradient Delays"
 _AUTHORS = "Aviv, Hakimi, Schuster, Levy, ICML 2021"

@@ -16,7 +16,7 @@ from lategrad.experiments import fig1, fig2, fig3, fig4, rivals, step_range, the
 from lategrad.experiments.report import write_report
 from lategrad.experiments.results import Section
 from lategrad.experiments.sweep import REGIMES, SCALES, Say, SweepConfig, sweep
-from lategrad.validation import require_choice, require_device
+from lategrad.support.validation import require_choice, require_device
 
 PARTS = ("fig1", "fig2", "fig3", "fig4", "theorems", "rivals")
 

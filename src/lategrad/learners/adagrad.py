@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.validation import Scalar, require_number
+from lategrad.support.validation import Scalar, require_number
 
 
 class AdaGradState(NamedTuple):

@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio, squared_norm
-from lategrad.runs import per_run
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.validation import Scalar, require_number
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require_number
 
 
 class AdaGradNormState(NamedTuple):

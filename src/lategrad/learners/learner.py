@@ -12,8 +12,8 @@ from typing import ClassVar, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from lategrad.runs import per_run, spread
 from lategrad.sets import ConvexSet, norm
+from lategrad.support.runs import per_run, spread
 
 State = TypeVar("State")
 

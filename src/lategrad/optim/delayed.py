@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from lategrad.delay_specs import parse
-from lategrad.delays import Constant, Cyclic, DelayModel, Recorded, Regimes, Uniform, require_count
+from lategrad.delays import Constant, Cyclic, DelayModel, Recorded, Regimes, Uniform
+from lategrad.delays.model import require_count
+from lategrad.delays.specs import parse
 from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
-from lategrad.validation import require
+from lategrad.support.validation import require
 
 _FIRST_DRAW = 1024
 
@@ -100,7 +101,7 @@ class Delayed(Optimizer):
 
     Args:
         optimizer: any optimizer that takes one gradient for each step (not LBFGS).
-        delays: an integer, a delay model, or a text such as ``"uniform:0,16"`` (see ``lategrad.delay_specs``).
+        delays: an integer, a delay model, or a text such as ``"uniform:0,16"`` (see ``lategrad.delays.specs``).
         max_delay: longer delays are cut to it. Needed when the model has no bound of its own.
         seed: of the delays.
         steps: how many updates there will be at most; needed only for models that depend on the length of

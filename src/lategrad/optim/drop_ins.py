@@ -12,7 +12,7 @@ from lategrad.optim.rule_optimizer import RuleOptimizer, check_lr, invalid, is_n
 from lategrad.rules import Anytime, StronglyConvexOGD
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.validation import Scalar
+from lategrad.support.validation import Scalar
 
 _NO_CONSTRAINT = WholeSpace()
 

@@ -22,7 +22,7 @@ from lategrad.loops.c_source import UnsupportedError, emit
 from lategrad.loops.kernels import Kernels, Place
 from lategrad.optim.pieces import Layout, Pieces, blocks_of, is_dense, joined
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
-from lategrad.runs import map_tensors, tensors
+from lategrad.support.runs import map_tensors, tensors
 
 MOST_BLOCKS = {"cpu": 24, "cuda": 64}
 """Through torch's compiler, how many tensors are updated where they are, at most: each costs compilation time. The

@@ -14,9 +14,9 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from lategrad.optim.group_step import GroupStep, same_objects
 from lategrad.rules.rule import AnyRule
-from lategrad.runs import map_tensors, runs_shape
 from lategrad.sets import WholeSpace
-from lategrad.validation import Scalar
+from lategrad.support.runs import map_tensors, runs_shape
+from lategrad.support.validation import Scalar
 
 COMPILE_FROM = 2**18
 """With ``compile=None``, the number of entries from which a group's step is compiled (takes seconds)."""

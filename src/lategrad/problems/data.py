@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lategrad.validation import require, require_choice
+from lategrad.support.validation import require, require_choice
 
 __all__ = [
     "FASHION_MNIST_SHA256",

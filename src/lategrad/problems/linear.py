@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lategrad.problems.data import Dataset
 from lategrad.problems.minibatches import Minibatches
-from lategrad.validation import require, require_number
+from lategrad.support.validation import require, require_number
 
 _CHUNK = 4_000_000
 """Scores held at once when the whole data set is evaluated: 16 MB in float32, kept near the caches."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lategrad.validation import require, require_choice
+from lategrad.support.validation import require, require_choice
 
 _BLOCK = 256  # samples drawn from one generator: a stream can be entered anywhere at the cost of one block
 _IID, _EPOCHS, _NOISE = 1, 2, 3  # kinds of streams, so that two kinds with one seed share no numbers

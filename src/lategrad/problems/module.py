@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 from lategrad.problems.data import Dataset
 from lategrad.problems.minibatches import Minibatches
-from lategrad.validation import require
+from lategrad.support.validation import require
 
 _CHUNK = 4096
 

@@ -24,11 +24,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lategrad.files import replacing
 from lategrad.problems.data import cache_folder
-from lategrad.runs import tensors
 from lategrad.sets import Ball, Box, ConvexSet, WholeSpace
-from lategrad.validation import require
+from lategrad.support.files import replacing
+from lategrad.support.runs import tensors
+from lategrad.support.validation import require
 
 _ITERATIONS = 3000
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lategrad.problems import minibatches
-from lategrad.validation import Scalar, require, require_number
+from lategrad.support.validation import Scalar, require, require_number
 
 
 class Quadratic:

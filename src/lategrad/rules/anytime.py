@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lategrad.learners.learner import Learner, Linear
 from lategrad.rules.rule import average_in
-from lategrad.runs import per_run, spread
 from lategrad.sets import ConvexSet
-from lategrad.validation import Scalar, require, require_number
+from lategrad.support.runs import per_run, spread
+from lategrad.support.validation import Scalar, require, require_number
 
 
 class AnytimeState(NamedTuple):

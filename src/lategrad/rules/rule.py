@@ -23,9 +23,9 @@ from typing import Protocol, TypeGuard, TypeVar, cast
 
 from torch import Tensor
 
-from lategrad.runs import spread
 from lategrad.sets import ConvexSet
-from lategrad.validation import Scalar
+from lategrad.support.runs import spread
+from lategrad.support.validation import Scalar
 
 State = TypeVar("State")
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lategrad.learners.learner import safe_ratio, squared_norm
 from lategrad.rules.rule import average_in, first_query
-from lategrad.runs import per_run
 from lategrad.sets import Box, ConvexSet, Product, WholeSpace, norm
-from lategrad.validation import Scalar, require, require_number
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require, require_number
 
 _STEPS, _WIDTHS = 2.0, 0.1  # how far the iterate may go during a delay: 2 lr, and a tenth of the set
 

@@ -21,7 +21,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from lategrad.files import replacing
+from lategrad.support.files import replacing
 
 FORMAT = "lategrad-checkpoint-1"
 Loaded = TypeVar("Loaded")

@@ -33,8 +33,8 @@ from lategrad.serve.monitor import Monitors
 from lategrad.serve.settings import Settings
 from lategrad.serve.sharding import require_splittable
 from lategrad.serve.training import TrainingError
+from lategrad.support.validation import require
 from lategrad.trace import Trace
-from lategrad.validation import require
 
 _TICK = 0.2  # seconds between two looks at the server
 _LOOK_AROUND = 1.0  # seconds between two looks at the cluster's CPUs and the control file

@@ -27,12 +27,12 @@ from torch import Tensor
 
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
-from lategrad.runs import owned, tensors
 from lategrad.serve.checkpoint import Checkpoint, newest, save_checkpoint
 from lategrad.serve.update import update_of
 from lategrad.serve.updates import LogMark, UpdateLog
+from lategrad.support.runs import owned, tensors
+from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
-from lategrad.validation import require
 
 _RECENT = 1000  # updates that the reported delays and rates are taken over
 COMPILE_FROM = 2e9

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from lategrad.delay_specs import parse
 from lategrad.delays import Law
+from lategrad.delays.specs import parse
 from lategrad.serve.monitor import LOGS
 from lategrad.serve.worker import Slowness
-from lategrad.validation import require, require_choice, require_device, require_number
+from lategrad.support.validation import require, require_choice, require_device, require_number
 
 ENGINES = ("processes", "threads", "ray")
 _MOST_AHEAD = 100

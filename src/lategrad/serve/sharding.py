@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import AnyRule, Rule, needs_ticket
-from lategrad.runs import map_tensors, owned, tensors
 from lategrad.serve.update import update_of
 from lategrad.sets import Ball, Box, ConvexSet, Product, WholeSpace, summed_norms
-from lategrad.validation import require
+from lategrad.support.runs import map_tensors, owned, tensors
+from lategrad.support.validation import require
 
 Total = Callable[[Tensor], Tensor]
 """From a part's share of a sum, the sum over all parts; all parts call it in the same order."""

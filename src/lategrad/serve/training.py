@@ -23,9 +23,9 @@ from lategrad.serve.engines.threads import Threads
 from lategrad.serve.monitor import Monitors
 from lategrad.serve.server import Job, Server
 from lategrad.serve.settings import Settings, Slow
-from lategrad.torch_threads import torch_threads
+from lategrad.support.threads import torch_threads
+from lategrad.support.validation import require
 from lategrad.trace import Trace
-from lategrad.validation import require
 
 if TYPE_CHECKING:
     from lategrad.serve.cluster import ClusterTraining

@@ -12,7 +12,7 @@ from lategrad.inplace import compiled, overwrite
 from lategrad.loops.c_source import UnsupportedError, emit
 from lategrad.loops.kernels import Kernels, Place
 from lategrad.rules.rule import AnyRule, apply_update, needs_ticket
-from lategrad.runs import map_tensors, tensors
+from lategrad.support.runs import map_tensors, tensors
 
 _MOST_KNOWN = 1024  # sets of addresses that are remembered
 

@@ -28,7 +28,7 @@ from lategrad.learners import OGD, OptimisticOGD
 from lategrad.problems import LeastSquares, Quadratic, load, minimum
 from lategrad.rules import AnyRule, Anytime, StronglyConvexOGD
 from lategrad.sets import Ball
-from lategrad.validation import require_choice
+from lategrad.support.validation import require_choice
 
 RADIUS = 1.0
 DOMAIN = Ball(RADIUS)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.rules.rule import average_in, first_query
-from lategrad.runs import per_run
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.validation import Scalar, require_number
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require_number
 
 
 class AdaDelayState(NamedTuple):

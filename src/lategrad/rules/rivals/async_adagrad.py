@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import AVERAGES, first_query, next_mean, start_mean
-from lategrad.runs import per_run
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.validation import Scalar, require_choice, require_number
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require_choice, require_number
 
 
 class AsyncAdaGradState(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lategrad.rules.rule import as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.validation import Scalar, require, require_number
+from lategrad.support.validation import Scalar, require, require_number
 
 
 class DCASGDState(NamedTuple):

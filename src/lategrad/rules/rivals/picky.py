@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.rules.rule import as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, norm
-from lategrad.validation import Scalar, require_number
+from lategrad.support.validation import Scalar, require_number
 
 
 class PickyState(NamedTuple):

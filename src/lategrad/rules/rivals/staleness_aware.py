@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lategrad.rules.rule import first_query
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.validation import Scalar, require_number
+from lategrad.support.validation import Scalar, require_number
 
 
 class StalenessAwareState(NamedTuple):

@@ -16,32 +16,28 @@ t = 4  2          x_2, sample z_4  the query becomes x_5
 
 from __future__ import annotations
 
-import math
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 from torch import Tensor
 
-from lategrad.delay_specs import parse
 from lategrad.delays import Arrivals, Constant, DelayModel
-from lategrad.history import History, SlotPlan, plan_slots
+from lategrad.delays.specs import parse
 from lategrad.inplace import compiled, in_place
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule, issue_ticket
-from lategrad.runs import map_tensors, owned
+from lategrad.simulate.history import History, SlotPlan, plan_slots
+from lategrad.simulate.progress import progress_bar
+from lategrad.simulate.recorder import Recorder
+from lategrad.support.runs import map_tensors, owned
+from lategrad.support.validation import require, require_device
 from lategrad.trace import Axis, Trace, describe
-from lategrad.validation import require, require_device
 
 _CHUNK = 256  # updates whose samples and slots are loaded at once
 _COMPILE_FROM = 2_000  # updates from which compiling (seconds) pays on the CPU
@@ -119,12 +115,12 @@ def simulate(
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
     }
-    recorder = _Recorder(simulation, axes, single, config, save_to)
+    recorder = Recorder(simulation, axes, single, config, save_to)
     every = record_every or max(1, steps // 10)
     show = sys.stderr.isatty() if progress is None else progress
     recorder.record(0)
     try:
-        with _progress(show, steps) as advance:
+        with progress_bar(show, steps) as advance:
             for t in range(0, steps, every):
                 until = min(t + every, steps)
                 simulation.run(t, until, advance)
@@ -342,87 +338,3 @@ def _named_tensors(part: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, value
         else:
             yield from _named_tensors(value)
-
-
-class _Recorder:
-    """Collects the records of a simulation and makes a trace of them at any time."""
-
-    def __init__(
-        self,
-        simulation: Simulation,
-        axes: list[Axis],
-        single: tuple[bool, bool],
-        config: dict[str, Any],
-        save_to: str | Path | None,
-    ) -> None:
-        self.simulation, self.config, self.save_to = simulation, config, save_to
-        self.single = single
-        self.axes = tuple(axis for axis, dropped in zip(axes, [*single, *[False] * len(axes)], strict=False)
-                          if not dropped)  # fmt: skip
-        self.steps: list[int] = []
-        self.losses: list[Tensor] = []
-        self.accuracies: list[Tensor] = []
-        self.begin = time.monotonic()
-
-    def record(self, step: int) -> None:
-        """Evaluate the rule's output now."""
-        rule, state, problem = self.simulation.rule, self.simulation.state, self.simulation.problem
-        output = rule.output(state)
-        accuracy = problem.accuracy(output)
-        self.losses.append(problem.loss(output).squeeze(-1).cpu())
-        if accuracy is not None:
-            self.accuracies.append(accuracy.squeeze(-1).cpu())
-        self.output, self.query = output.cpu().clone(), rule.query(state).cpu().clone()
-        self.steps.append(step)
-        if self.save_to is not None:
-            self.trace().save(self.save_to)
-
-    def trace(self) -> Trace:
-        """What has been recorded so far."""
-        updates, elapsed = self.steps[-1], time.monotonic() - self.begin
-        runs = math.prod(self.simulation.shape[:-1])
-        arrivals = self.simulation.arrivals
-        return Trace(
-            steps=torch.tensor(self.steps),
-            loss=self._drop(torch.stack(self.losses), before=1),
-            accuracy=self._drop(torch.stack(self.accuracies), before=1) if self.accuracies else None,
-            delays=self._drop(self.simulation.delays[:updates].int(), before=1),
-            output=self._drop(self.output, before=0),
-            query=self._drop(self.query, before=0),
-            axes=self.axes,
-            config={**self.config, "seconds": elapsed, "run_steps_per_second": updates * runs / elapsed},
-            time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
-            worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
-        )
-
-    def _drop(self, value: Tensor, before: int) -> Tensor:
-        """Without the dimensions of a single seed and a single delay."""
-        for position in (1, 0):
-            if self.single[position]:
-                value = value.squeeze(before + position)
-        return value
-
-    def _arrivals(self, values: list[list[Tensor | None]], updates: int) -> Tensor | None:
-        if any(value is None for row in values for value in row):
-            return None
-        stacked = torch.stack([torch.stack(row, dim=-1) for row in values], dim=1)  # type: ignore[arg-type]
-        return self._drop(stacked[:updates], before=1)
-
-
-class _Rate(ProgressColumn):
-    """Updates per second, once there are some."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.0f} updates/s" if task.speed else "")
-
-
-@contextmanager
-def _progress(show: bool, total: int) -> Iterator[Any]:
-    """A bar with the rate and the time left; yields a function that takes the number of updates done."""
-    if not show:
-        yield lambda done: None
-        return
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done: bar.update(task, completed=done)

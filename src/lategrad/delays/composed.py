@@ -1,97 +1,20 @@
-r"""Delay models: how late each gradient is when the server applies it.
-
-At update t = 1..T the server receives the gradient of the past query :math:`x_{t - \tau_t}`. A model's
-``draw(steps, seed, labels)`` gives :math:`\tau_1, \dots, \tau_T`, never more than t - 1 (:func:`cap`), and
-depends on nothing but its arguments. A longer draw starts with the shorter one, unless a model says not.
-"""
+"""Delay models made from something else: a function, a record, other models in turn or by class."""
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.validation import require, require_choice, require_number
+from lategrad.delays.laws import Constant
+from lategrad.delays.model import Arrivals, DelayModel, cap, check_draw, generator, require_count, require_integers
+from lategrad.support.validation import require, require_choice
 
-__all__ = ["Arrivals", "ByClass", "Constant", "Cyclic", "DelayModel", "DelaySummary", "FromFunction",
-           "Geometric", "Histogram", "Law", "LogNormal", "Pareto", "Recorded", "Regimes", "Uniform", "cap",
-           "summarise"]  # fmt: skip
-
-_DELAYS, _PARTS = 0x64656C6179, 0x7061727473  # tags: delays share no random numbers with other draws
-_HISTOGRAM_BINS = 50
-
-
-class Arrivals(NamedTuple):
-    """What the server receives, one entry for every update t = 1..T."""
-
-    delays: Tensor
-    r"""int64 ``(T,)``: :math:`\tau_t \le t - 1`."""
-    time: Tensor | None = None
-    """float64 ``(T,)``: virtual seconds at which update t was applied."""
-    worker: Tensor | None = None
-    """int64 ``(T,)``: who sent the gradient."""
-
-
-@runtime_checkable
-class DelayModel(Protocol):
-    """Where delays come from."""
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether ``draw`` must be given the class labels of every update's samples."""
-        ...
-
-    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """The arrivals of ``steps`` updates; labels are integers of shape ``(steps, batch)``."""
-        ...
-
-
-def cap(raw: NDArray[Any]) -> Tensor:
-    r"""Integer delays that exist: :math:`\tau_t = \min(\lfloor \mathrm{raw}_t \rfloor, t - 1)`, t from 1.
-
-    >>> cap(np.array([2.5, 2.5, 2.5, 2.5, np.inf]))
-    tensor([0, 1, 2, 2, 4])
-    """
-    return torch.from_numpy(np.minimum(raw, np.arange(len(raw))).astype(np.int64))
-
-
-def require_count(name: str, value: int, low: int = 0) -> None:
-    """Require an integer >= ``low``."""
-    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    require(name, value, is_int and value >= low, f"an integer >= {low}")
-
-
-def check_draw(steps: int, seed: int) -> None:
-    """Require a number of updates and a seed."""
-    require_count("steps", steps, low=1)
-    require_count("seed", seed)
-
-
-def generator(*key: int) -> np.random.Generator:
-    """Random numbers that depend on ``key`` alone."""
-    return np.random.default_rng(np.random.SeedSequence(key))
-
-
-class Law(ABC):
-    """A delay model whose values depend on nothing but their position: also a law for pauses, uncapped."""
-
-    needs_labels: ClassVar[bool] = False
-
-    @abstractmethod
-    def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """``steps`` values >= 0, before they are capped at t - 1 and rounded down."""
-
-    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """The values as delays: rounded down, and at most t - 1."""
-        check_draw(steps, seed)
-        return Arrivals(cap(self.raw(steps, seed)))
+_PARTS = 0x7061727473  # tag: the models inside a model share no random numbers
 
 
 def _own_seed(seed: int, part: int) -> int:
@@ -106,136 +29,6 @@ def _as_model(name: str, value: DelayModel | int) -> DelayModel:
     is_int = isinstance(value, int) and not isinstance(value, bool)
     require(name, value, is_int, "a delay model, or an integer for a constant delay")
     return Constant(value)
-
-
-@dataclass(frozen=True, eq=False)
-class Constant(Law):
-    r"""The same delay at every update, :math:`\tau_t = \min(\mathrm{delay}, t - 1)`.
-
-    >>> Constant(2).draw(steps=5, seed=0).delays
-    tensor([0, 1, 2, 2, 2])
-    """
-
-    delay: int
-
-    def __post_init__(self) -> None:
-        require_count("delay", self.delay)
-
-    def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """Nothing is random."""
-        return np.full(steps, self.delay)
-
-
-@dataclass(frozen=True, eq=False)
-class Uniform(Law):
-    r"""Independent delays, uniform on the integers low, ..., high (both included).
-
-    >>> Uniform(2, 3).draw(steps=1000, seed=0).delays[3:].unique()
-    tensor([2, 3])
-    """
-
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        require_count("low", self.low)
-        require_count("high", self.high)
-        require("low", self.low, self.low <= self.high, f"<= high = {self.high!r}")
-
-    def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """One integer for each update."""
-        return generator(seed, _DELAYS).integers(self.low, self.high, steps, endpoint=True)
-
-
-@dataclass(frozen=True, eq=False)
-class Geometric(Law):
-    r"""Independent geometric delays, :math:`P(\tau = k) = p(1-p)^k` for k = 0, 1, ..., with mean m = 1/p - 1.
-
-    The standard deviation is :math:`\sqrt{m(m+1)}`, a little more than the mean.
-
-    >>> Geometric(0.0).draw(steps=4, seed=0).delays
-    tensor([0, 0, 0, 0])
-    """
-
-    mean: float
-
-    def __post_init__(self) -> None:
-        require_number("mean", self.mean, low=0)
-
-    def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """Failures before the first success, one count for each update."""
-        return generator(seed, _DELAYS).geometric(1 / (1 + self.mean), steps) - 1
-
-
-@dataclass(frozen=True, eq=False)
-class LogNormal(Law):
-    r"""Independent delays :math:`\lfloor e^z \rfloor` with :math:`z \sim N(\mu, \sigma^2)`.
-
-    Up to the floor and the cap, the median is :math:`e^\mu` and the mean :math:`e^{\mu + \sigma^2/2}`:
-    ``LogNormal(7, 0.4)`` has median 1097, mean 1188, standard deviation 495 and 99th percentile 2781.
-
-    >>> LogNormal(1.0, 0.0).draw(steps=5, seed=0).delays
-    tensor([0, 1, 2, 2, 2])
-    """
-
-    mu: float
-    sigma: float
-
-    def __post_init__(self) -> None:
-        is_number = isinstance(self.mu, int | float) and not isinstance(self.mu, bool)
-        require("mu", self.mu, is_number and math.isfinite(self.mu), "a finite number")
-        require_number("sigma", self.sigma, low=0)
-
-    def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """One exponential of a normal for each update."""
-        z = generator(seed, _DELAYS).standard_normal(steps)
-        with np.errstate(over="ignore"):  # inf is a delay like any other: it is capped
-            return np.exp(self.mu + self.sigma * z)
-
-
-@dataclass(frozen=True, eq=False)
-class Pareto(Law):
-    r"""Independent heavy-tailed delays :math:`\lfloor \mathrm{scale} \cdot U^{-1/\mathrm{shape}} \rfloor`.
-
-    :math:`P(\tau \ge k) = (k / \mathrm{scale})^{-\mathrm{shape}}` for integers k >= scale. Before the cap
-    the mean is infinite for shape <= 1 and the variance for shape <= 2.
-
-    >>> Pareto(shape=1.5, scale=3.0).draw(steps=1000, seed=0).delays[3:].min()
-    tensor(3)
-    """
-
-    shape: float
-    scale: float
-
-    def __post_init__(self) -> None:
-        require_number("shape", self.shape, low=0, strict=True)
-        require_number("scale", self.scale, low=0, strict=True)
-
-    def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """One power of a uniform number for each update."""
-        u = 1 - generator(seed, _DELAYS).random(steps)  # in (0, 1]
-        with np.errstate(over="ignore"):
-            return self.scale * u ** (-1 / self.shape)
-
-
-@dataclass(frozen=True, eq=False)
-class Cyclic(Law):
-    r"""A sequence repeated for ever: :math:`\tau_t` = sequence[(t - 1) mod its length].
-
-    >>> Cyclic((0, 1, 4)).draw(steps=7, seed=0).delays
-    tensor([0, 1, 2, 0, 1, 4, 0])
-    """
-
-    sequence: Sequence[int]
-
-    def __post_init__(self) -> None:
-        require("sequence", self.sequence, len(self.sequence) > 0, "at least one delay")
-        for delay in self.sequence:
-            require_count("each delay of sequence", delay)
-
-    def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """Nothing is random."""
-        return np.resize(self.sequence, steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +78,7 @@ class Recorded:
     needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _require_integers("delays", self.delays)
+        require_integers("delays", self.delays)
         require("delays", tuple(self.delays.shape), self.delays.dim() == 1, "of shape (T,)")
         most = torch.arange(len(self.delays), device=self.delays.device)
         for i in _first((self.delays < 0) | (self.delays > most)):
@@ -301,7 +94,7 @@ class Recorded:
             for i in _first(~steady):
                 require(f"time[{i}]", float(self.time[i]), False, "finite and no earlier than the one before")
         if self.worker is not None:
-            _require_integers("worker", self.worker)
+            require_integers("worker", self.worker)
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
         """The first ``steps`` updates of the trace."""
@@ -312,12 +105,6 @@ class Recorded:
             time=None if self.time is None else _copy(self.time, steps, torch.float64),
             worker=None if self.worker is None else _copy(self.worker, steps, torch.int64),
         )
-
-
-def _require_integers(name: str, value: Tensor) -> None:
-    require(name, value, isinstance(value, Tensor), "a tensor of integers")
-    no_integers = value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
-    require(name, value.dtype, not no_integers, "a tensor of integers")
 
 
 def _first(mask: Tensor) -> list[int]:
@@ -342,6 +129,7 @@ class Regimes:
             last part lasts to the end whatever its length, which may be None. A model may be an integer,
             for a constant delay. Only with integer lengths does a longer draw start with the shorter one.
 
+    >>> from lategrad.delays import Cyclic
     >>> Regimes(((4, 0), (0.2, 3), (None, Cyclic((1, 2))))).draw(steps=10, seed=0).delays
     tensor([0, 0, 0, 0, 3, 3, 1, 2, 1, 2])
     """
@@ -434,7 +222,7 @@ class ByClass:
         valid = f"integers of shape (steps = {steps}, batch), the class of every sample of every update"
         if labels is None:
             raise ValueError(f"labels must be {valid}, got None")
-        _require_integers("labels", labels)
+        require_integers("labels", labels)
         shape = tuple(labels.shape)
         require("labels", shape, len(shape) == 2 and shape[0] == steps and shape[1] > 0, valid)
         models, labels = self._models(), labels.cpu()
@@ -446,54 +234,3 @@ class ByClass:
             of_class = models[k].draw(steps, _own_seed(seed, k), labels).delays
             late = torch.where(labels == k, of_class[:, None], late)
         return Arrivals(late.amax(1) if self.reduce == "max" else late.sum(1) // shape[1])
-
-
-class Histogram(NamedTuple):
-    """How many delays are in each bin [edges[i], edges[i + 1])."""
-
-    counts: Tensor
-    """int64 ``(bins,)``."""
-    edges: Tensor
-    """int64 ``(bins + 1,)``: 0, then equally spaced integers, the last one above every delay."""
-
-
-class DelaySummary(NamedTuple):
-    """What :func:`summarise` says of a run's delays."""
-
-    mean: float
-    std: float
-    """Of the population: the root of the mean squared deviation."""
-    median: float
-    p95: float
-    p99: float
-    max: int
-    histogram: Histogram
-
-
-def summarise(delays: Tensor) -> DelaySummary:
-    r"""The moments, percentiles (interpolated between neighbours) and histogram of the delays of a run.
-
-    The theory sees the mean :math:`\mu_\tau` and the standard deviation :math:`\sigma_\tau` only.
-
-    >>> summarise(torch.tensor([0, 1, 2, 5]))[:3]
-    (2.0, 1.8708286933869707, 1.5)
-    >>> summarise(torch.tensor([0, 1, 2, 2])).histogram.counts
-    tensor([1, 1, 2])
-    """
-    _require_integers("delays", delays)
-    require("delays", tuple(delays.shape), delays.numel() > 0, "at least one delay")
-    values = delays.cpu().numpy().ravel()
-    require("delays", int(values.min()), int(values.min()) >= 0, ">= 0")
-    median, p95, p99 = np.percentile(values, [50, 95, 99]).tolist()
-    largest = int(values.max())
-    width = largest // _HISTOGRAM_BINS + 1
-    counts = np.bincount(values // width)
-    return DelaySummary(
-        mean=float(values.mean()),
-        std=float(values.std()),
-        median=median,
-        p95=p95,
-        p99=p99,
-        max=largest,
-        histogram=Histogram(torch.from_numpy(counts), torch.arange(len(counts) + 1) * width),
-    )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from lategrad.clocks import (
+from lategrad.delays.clocks import (
     Cluster,
     ComputeTime,
     ConstantTime,
@@ -17,8 +17,10 @@ from lategrad.clocks import (
     SineDrift,
     Worker,
 )
-from lategrad.delays import Constant, Cyclic, DelayModel, Geometric, LogNormal, Pareto, Regimes, Uniform
-from lategrad.validation import require, require_choice
+from lategrad.delays.composed import Regimes
+from lategrad.delays.laws import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
+from lategrad.delays.model import DelayModel
+from lategrad.support.validation import require, require_choice
 
 __all__ = ["FORMS", "parse"]
 
@@ -138,7 +140,7 @@ def parse(spec: str) -> DelayModel:
     ``cyclic:0,10,100``                          :class:`~lategrad.delays.Cyclic`
     ``regimes:0.33*10;500*uniform:0,9;10``       :class:`~lategrad.delays.Regimes`: length * any other
                                                  spec, a fraction of the run where the length has a point
-    ``cluster:workers=50,option=value,...``      :class:`~lategrad.clocks.Cluster`
+    ``cluster:workers=50,option=value,...``      :class:`~lategrad.delays.clocks.Cluster`
     ===========================================  ========================================================
 
     The options of a cluster, whose workers take 1 virtual second for a gradient on average:

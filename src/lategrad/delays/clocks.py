@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.delays import Arrivals, check_draw, generator
-from lategrad.validation import require, require_number
+from lategrad.delays.model import Arrivals, check_draw, generator
+from lategrad.support.validation import require, require_number
 
 __all__ = ["Cluster", "ComputeTime", "ConstantTime", "ExponentialTime", "LinearDrift", "LogNormalTime",
            "ParetoTime", "SineDrift", "Worker"]  # fmt: skip

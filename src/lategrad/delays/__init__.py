@@ -1,0 +1,12 @@
+"""Delay models: how late each gradient is when the server applies it; see :mod:`lategrad.delays.model`."""
+
+from lategrad.delays import clocks
+from lategrad.delays.composed import ByClass, FromFunction, Recorded, Regimes
+from lategrad.delays.laws import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
+from lategrad.delays.model import Arrivals, DelayModel, Law, cap
+from lategrad.delays.specs import parse
+from lategrad.delays.summary import DelaySummary, Histogram, summarise
+
+__all__ = ["Arrivals", "ByClass", "Constant", "Cyclic", "DelayModel", "DelaySummary", "FromFunction",
+           "Geometric", "Histogram", "Law", "LogNormal", "Pareto", "Recorded", "Regimes", "Uniform", "cap",
+           "clocks", "parse", "summarise"]  # fmt: skip
