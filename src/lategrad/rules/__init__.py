@@ -2,6 +2,7 @@
 
 from lategrad.rules import rivals
 from lategrad.rules.anytime import Anytime
+from lategrad.rules.blocks import Block, Blocks
 from lategrad.rules.rule import AnyRule, Rule, TicketRule, apply_update, issue_ticket, needs_ticket
 from lategrad.rules.sgd import SGD
 from lategrad.rules.steady import Steady
@@ -11,6 +12,8 @@ __all__ = [
     "SGD",
     "AnyRule",
     "Anytime",
+    "Block",
+    "Blocks",
     "Rule",
     "Steady",
     "StronglyConvexOGD",
