@@ -323,7 +323,8 @@ def _with_axes(trace: Trace) -> Trace:
     """A single run on single delays as one of a seed and a delay, as the tables expect."""
     accuracy = None if trace.accuracy is None else trace.accuracy[:, None, None]
     axes = (Axis("seed", (0,)), Axis("delay", ("recorded",)), *trace.axes)
-    return replace(trace, axes=axes, loss=trace.loss[:, None, None], accuracy=accuracy)
+    test_loss = None if trace.test_loss is None else trace.test_loss[:, None, None]
+    return replace(trace, axes=axes, loss=trace.loss[:, None, None], accuracy=accuracy, test_loss=test_loss)
 
 
 @app.command()
