@@ -36,6 +36,7 @@ class ModuleProblem:
         data: the data set.
         batch: rows in a minibatch.
         sampling: "iid" or "epochs".
+        evaluate: how many training rows the reported loss is the mean over, the first ones; by default all.
         micro_batch: rows whose gradient is taken at once; a larger minibatch is cut into pieces, one after another,
             so that it needs no more memory. The loss must be a mean over rows.
 
@@ -60,10 +61,12 @@ class ModuleProblem:
         *,
         batch: int = 64,
         sampling: str = "iid",
+        evaluate: int | None = None,
         micro_batch: int | None = None,
     ) -> None:
-        pieces = micro_batch is None or (isinstance(micro_batch, int) and micro_batch >= 1)
-        require("micro_batch", micro_batch, pieces, "an integer >= 1, or None")
+        for name, value in (("evaluate", evaluate), ("micro_batch", micro_batch)):
+            valid = value is None or (isinstance(value, int) and value >= 1)
+            require(name, value, valid, "an integer >= 1, or None")
         buffers = [name for name, _ in module.named_buffers() if "running" in name or "num_batches" in name]
         require("module", buffers, not buffers, "without running statistics (track_running_stats=False)")
         self.module = copy.deepcopy(module)
@@ -71,6 +74,7 @@ class ModuleProblem:
         self.data = data
         self.minibatches = Minibatches(len(data.x_train), batch, sampling)
         self.loss_of_batch = loss or (_cross_entropy if data.classes is not None else _half_mse)
+        self.evaluate = evaluate
         self.micro_batch = micro_batch or batch
         self.evaluation_rows = _EVALUATION_ROWS
         self.blocks = Blocks.of_module(module)
@@ -148,8 +152,9 @@ class ModuleProblem:
         return (total / len(rows)).reshape(*x.shape[:-1], 1)
 
     def loss(self, x: Tensor) -> Tensor:
-        """The mean training loss."""
-        return self._mean_over_rows(x, self.data.x_train, self.data.y_train, self.loss_of_batch)
+        """The mean training loss, over all rows or the first ``evaluate`` ones."""
+        rows, targets = self.data.x_train[: self.evaluate], self.data.y_train[: self.evaluate]
+        return self._mean_over_rows(x, rows, targets, self.loss_of_batch)
 
     def test_loss(self, x: Tensor) -> Tensor:
         """The mean loss on the test data, float64, ``(*runs, 1)``."""
