@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.blocks import Block, Blocks
+from lategrad.rules.blocks import Blocks
 from lategrad.rules.lateness import next_mean_delay
-from lategrad.rules.orthogonal import orthogonalise
+from lategrad.rules.orthogonal import matrix_steps
 from lategrad.rules.rule import as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
@@ -108,10 +107,10 @@ class SteadyMuon:
             fits = x0.shape[-1] == self.blocks.size
             require("x0", tuple(x0.shape), fits, f"of shape (*runs, {self.blocks.size}), as {self.blocks} says")
         z = first_query(self, x0)
-        zero = per_run(z, 0)
-        others = torch.cat([z[..., :0], *(part for part, block in self._pieces(z) if block.kind != "matrix")], dim=-1)
-        return SteadyMuonState(z=z, x=z.clone(), m=torch.zeros_like(z), q=z.clone(), v=torch.zeros_like(others),
-                               mean_delay=zero, t=zero.clone())  # fmt: skip
+        zero, others = per_run(z, 0), torch.zeros_like(self._others(z))
+        return SteadyMuonState(
+            z=z, x=z.clone(), m=torch.zeros_like(z), q=z.clone(), v=others, mean_delay=zero, t=zero.clone()
+        )
 
     def query(self, state: SteadyMuonState) -> Tensor:
         """Where the average and the iterate are expected to be when the gradient is back."""
@@ -141,30 +140,21 @@ class SteadyMuon:
         r"""After T updates, :math:`x_{T+1}`."""
         return state.x
 
-    def _pieces(self, x: Tensor) -> list[tuple[Tensor, Block]]:
-        """The tensors in a vector, each flat, with what it is."""
-        blocks = self.blocks.parts if self.blocks else (Block("all", (x.shape[-1],), "other"),)
-        return list(zip(x.split([block.size for block in blocks], dim=-1), blocks, strict=True))
+    def _others(self, x: Tensor) -> Tensor:
+        """The entries that are in no matrix, in one piece."""
+        if self.blocks is None:
+            return x
+        parts = zip(x.split([block.size for block in self.blocks.parts], dim=-1), self.blocks.parts, strict=True)
+        return torch.cat([x[..., :0], *(part for part, block in parts if block.kind != "matrix")], dim=-1)
 
     def _direction(self, grad: Tensor, n: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """d, and the next mean of squares; matrices of one shape are orthogonalised together."""
-        pieces = self._pieces(n)
-        ways: list[Tensor] = [part for part, _ in pieces]
-        shapes = {block.matrix_shape for _, block in pieces if block.kind == "matrix"}
-        for shape in sorted(shapes):
-            of_shape = [i for i, (_, block) in enumerate(pieces)
-                        if block.kind == "matrix" and block.matrix_shape == shape]  # fmt: skip
-            stacked = torch.stack([ways[i].unflatten(-1, shape) for i in of_shape])
-            turned = 0.2 * math.sqrt(max(shape)) * orthogonalise(stacked)
-            for i, way in zip(of_shape, turned.flatten(-2), strict=True):
-                ways[i] = way
-
-        others = [i for i, (_, block) in enumerate(pieces) if block.kind != "matrix"]
-        if not others:
-            return torch.cat(ways, dim=-1), v
-        flat_grad = torch.cat([self._pieces(grad)[i][0] for i in others], dim=-1)
-        v = torch.lerp(v, flat_grad**2, 1 - _BETA2)
-        adam = _OTHER / ((v / as_dtype(1 - _BETA2**t, v)).sqrt() + _EPS)
-        for i, scale in zip(others, adam.split([ways[i].shape[-1] for i in others], dim=-1), strict=True):
-            ways[i] = scale * ways[i]
-        return torch.cat(ways, dim=-1), v
+        """d, and the next mean of squares."""
+        v = torch.lerp(v, self._others(grad) ** 2, 1 - _BETA2)
+        adam = _OTHER * self._others(n) / ((v / as_dtype(1 - _BETA2**t, v)).sqrt() + _EPS)
+        if self.blocks is None:
+            return adam, v
+        steps = matrix_steps(self.blocks, self.blocks.split(n))
+        rest = [i for i, block in enumerate(self.blocks.parts) if block.kind != "matrix"]
+        for i, part in zip(rest, adam.split([self.blocks.parts[i].size for i in rest], dim=-1), strict=True):
+            steps[i] = part.reshape(steps[i].shape)
+        return self.blocks.join(steps), v

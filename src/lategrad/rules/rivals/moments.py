@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -18,7 +19,7 @@ class Moments(NamedTuple):
 
 def start_moments(x: Tensor) -> Moments:
     """Before any gradient: zero."""
-    return Moments(first=0 * x, second=0 * x)
+    return Moments(first=torch.zeros_like(x), second=torch.zeros_like(x))
 
 
 def next_moments(moments: Moments, grad: Tensor, beta1: float, beta2: float) -> Moments:
