@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from lategrad.learners.decay import decayed
 from lategrad.learners.learner import Linear, first_play
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
@@ -34,6 +35,7 @@ class OGD:
         lr: the effective step at t = 1.
         domain: K.
         schedule: "sqrt" for :math:`\mathrm{lr}/\sqrt{t}`, "constant" for lr.
+        weight_decay: decoupled: w is first multiplied by 1 - step * weight_decay (never below 0).
 
     >>> import torch, lategrad as lg
     >>> learner = lg.OGD(lr=1.0, domain=lg.Ball(1.0))
@@ -48,11 +50,13 @@ class OGD:
     lr: Scalar
     domain: ConvexSet = WholeSpace()
     schedule: str = "sqrt"
+    weight_decay: Scalar = 0.0
     optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_number("lr", self.lr, low=0)
         require_choice("schedule", self.schedule, ("sqrt", "constant"))
+        require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, w1: Tensor) -> OGDState:
         """Start at the projection of ``w1``."""
@@ -67,4 +71,5 @@ class OGD:
         """One projected gradient step."""
         t = state.t + 1
         step = self.lr / (t.sqrt() if self.schedule == "sqrt" else t**0)
-        return OGDState(w=self.domain.project(state.w - step.to(state.w.dtype) * loss.grad), t=t)
+        w = decayed(state.w, step, self.weight_decay)
+        return OGDState(w=self.domain.project(w - step.to(w.dtype) * loss.grad), t=t)

@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
+from lategrad.learners.decay import decayed
 from lategrad.learners.learner import Linear, first_play, owned_hint, squared_norm, weighted
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
@@ -42,6 +43,7 @@ class OptimisticOGD:
     Args:
         diameter: D; without a bounded set, the distance one expects to travel.
         domain: K.
+        weight_decay: decoupled: before each step y is multiplied by 1 - step * weight_decay (never below 0).
 
     >>> import torch, lategrad as lg
     >>> learner = lg.OptimisticOGD(diameter=1.0)
@@ -57,10 +59,12 @@ class OptimisticOGD:
 
     diameter: Scalar
     domain: ConvexSet = WholeSpace()
+    weight_decay: Scalar = 0.0
     optimistic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_number("diameter", self.diameter, low=0)
+        require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, w1: Tensor) -> OptimisticState:
         """Start at the projection of ``w1``, with no hint for round 1."""
@@ -74,7 +78,7 @@ class OptimisticOGD:
     def _step(self, y: Tensor, loss: Linear, surprise: Tensor) -> Tensor:
         """One projected step of size eta_t from y."""
         step = self.diameter / (1 + surprise).sqrt() * loss.weight
-        return self.domain.project(y - step.to(y.dtype) * loss.grad)
+        return self.domain.project(decayed(y, step, self.weight_decay) - step.to(y.dtype) * loss.grad)
 
     def update(self, state: OptimisticState, loss: Linear, hint: Linear | None = None) -> OptimisticState:
         """Move y with the true loss, then play one step ahead with the hint for the next round."""

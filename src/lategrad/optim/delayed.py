@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 from lategrad.delays import Constant, Cyclic, DelayModel, Recorded, Regimes, Uniform
 from lategrad.delays.model import require_count
 from lategrad.delays.specs import parse
+from lategrad.optim.arguments import require_object
 from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
 from lategrad.support.validation import require
 
@@ -131,6 +132,7 @@ class Delayed(Optimizer):
         seed: int = 0,
         steps: int | None = None,
     ) -> None:
+        require_object("optimizer", optimizer)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -225,6 +227,8 @@ class Delayed(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if isinstance(self.optimizer, RuleOptimizer):
+            self.optimizer.require_query("step()")
         s = self.updates + 1  # the parameters are x_s
         missing = [t for t in self._wanted(s) if t not in self._pending]
         if not missing:

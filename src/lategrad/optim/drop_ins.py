@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lategrad.learners import OGD, OptimisticOGD
+from lategrad.optim.arguments import require_object
 from lategrad.optim.rule_optimizer import RuleOptimizer, check_lr, invalid, is_number
 from lategrad.rules import Anytime, StronglyConvexOGD
 from lategrad.rules.rule import AnyRule
@@ -18,6 +19,7 @@ _NO_CONSTRAINT = WholeSpace()
 
 
 def _check_domain(group: dict[str, Any]) -> None:
+    require_object("domain", group["domain"])
     # Not isinstance: that would ask for the diameter, which a box without a dimension does not know.
     invalid("domain", group["domain"], not all(hasattr(group["domain"], name) for name in ("project", "contains")))
 
@@ -41,6 +43,7 @@ class AnytimeSGD(RuleOptimizer):
             less than 1 the output x is not what the parameters hold: see :meth:`output`.
         domain: the set K, of the whole group or of each parameter.
         schedule: "sqrt" for :math:`\mathrm{lr}/\sqrt{t}`, "constant" for lr.
+        weight_decay: decoupled: before each step w is multiplied by 1 - step * weight_decay, with the step of w.
         maximize: ascend instead of descend.
         per_parameter: each parameter is a vector of its own, with its own projection.
         compile: compile the step (takes seconds, once), or run it operation by operation. None compiles for
@@ -61,7 +64,7 @@ class AnytimeSGD(RuleOptimizer):
     adapting to gradient delays, 2021, Algorithm 1.
     """
 
-    structure = ("power", "interpolation", "domain", "schedule")
+    structure = ("power", "interpolation", "domain", "schedule", "weight_decay")
     not_saved = ("domain", "compile")
 
     def __init__(
@@ -73,11 +76,13 @@ class AnytimeSGD(RuleOptimizer):
         interpolation: float = 1.0,
         domain: ConvexSet = _NO_CONSTRAINT,
         schedule: str = "sqrt",
+        weight_decay: float = 0.0,
         maximize: bool = False,
         per_parameter: bool = False,
         compile: bool | None = None,
     ) -> None:
         defaults = {"lr": lr, "power": power, "interpolation": interpolation, "domain": domain, "schedule": schedule}
+        defaults["weight_decay"] = weight_decay
         super().__init__(params, defaults, maximize=maximize, per_parameter=per_parameter, compile=compile)
 
     def _check(self, group: dict[str, Any]) -> None:
@@ -90,7 +95,8 @@ class AnytimeSGD(RuleOptimizer):
         _check_domain(group)
 
     def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        return Anytime(OGD(number, group["domain"], group["schedule"]), group["power"], group["interpolation"])
+        learner = OGD(number, group["domain"], group["schedule"], group["weight_decay"])
+        return Anytime(learner, group["power"], group["interpolation"])
 
     def _number(self, group: dict[str, Any]) -> Scalar:
         lr: Scalar = group["lr"]
@@ -116,6 +122,7 @@ class OptimisticAnytime(RuleOptimizer):
         power: the weights are :math:`\alpha_t = t^{\mathrm{power}}`; the paper: 1.
         interpolation: as for :class:`AnytimeSGD`.
         domain: the set K, of the whole group or of each parameter.
+        weight_decay: decoupled: before each step y is multiplied by 1 - step * weight_decay, with the step of y.
         maximize: ascend instead of descend.
         per_parameter: each parameter is a vector of its own, with its own norms and projection.
         compile: as for :class:`AnytimeSGD`.
@@ -134,7 +141,7 @@ class OptimisticAnytime(RuleOptimizer):
     adapting to gradient delays, 2021, Algorithm 2.
     """
 
-    structure = ("power", "interpolation", "domain")
+    structure = ("power", "interpolation", "domain", "weight_decay")
     not_saved = ("domain", "compile")
 
     def __init__(
@@ -146,11 +153,13 @@ class OptimisticAnytime(RuleOptimizer):
         power: float = 1,
         interpolation: float = 1.0,
         domain: ConvexSet = _NO_CONSTRAINT,
+        weight_decay: float = 0.0,
         maximize: bool = False,
         per_parameter: bool = False,
         compile: bool | None = None,
     ) -> None:
         defaults = {"lr": lr, "diameter": diameter, "power": power, "interpolation": interpolation, "domain": domain}
+        defaults["weight_decay"] = weight_decay
         super().__init__(params, defaults, maximize=maximize, per_parameter=per_parameter, compile=compile)
 
     def _check(self, group: dict[str, Any]) -> None:
@@ -163,7 +172,8 @@ class OptimisticAnytime(RuleOptimizer):
         _check_domain(group)
 
     def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        return Anytime(OptimisticOGD(number, group["domain"]), group["power"], group["interpolation"])
+        learner = OptimisticOGD(number, group["domain"], group["weight_decay"])
+        return Anytime(learner, group["power"], group["interpolation"])
 
     def _number(self, group: dict[str, Any]) -> Scalar:
         number: Scalar = group["lr"] * group["diameter"]
@@ -186,6 +196,7 @@ class StronglyConvexSGD(RuleOptimizer):
         strong_convexity: H > 0.
         lr: a factor on the steps for LR schedulers to move; the paper: 1.
         domain: the set K, of the whole group or of each parameter.
+        weight_decay: decoupled: before each step y is multiplied by 1 - step * weight_decay, with the step of y.
         maximize: ascend instead of descend (the objective is then strongly concave).
         per_parameter: each parameter is a vector of its own, with its own projection.
         compile: as for :class:`AnytimeSGD`.
@@ -205,7 +216,7 @@ class StronglyConvexSGD(RuleOptimizer):
     adapting to gradient delays, 2021, Algorithms 3 and 4.
     """
 
-    structure = ("domain",)
+    structure = ("domain", "weight_decay")
     not_saved = ("domain", "compile")
 
     def __init__(
@@ -215,11 +226,12 @@ class StronglyConvexSGD(RuleOptimizer):
         *,
         lr: float | Tensor = 1.0,
         domain: ConvexSet = _NO_CONSTRAINT,
+        weight_decay: float = 0.0,
         maximize: bool = False,
         per_parameter: bool = False,
         compile: bool | None = None,
     ) -> None:
-        defaults = {"lr": lr, "strong_convexity": strong_convexity, "domain": domain}
+        defaults = {"lr": lr, "strong_convexity": strong_convexity, "domain": domain, "weight_decay": weight_decay}
         super().__init__(params, defaults, maximize=maximize, per_parameter=per_parameter, compile=compile)
 
     def _check(self, group: dict[str, Any]) -> None:
@@ -230,7 +242,7 @@ class StronglyConvexSGD(RuleOptimizer):
         _check_domain(group)
 
     def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        return StronglyConvexOGD(number, group["domain"])
+        return StronglyConvexOGD(number, group["domain"], group["weight_decay"])
 
     def _number(self, group: dict[str, Any]) -> Scalar:
         lr: Scalar = group["lr"]

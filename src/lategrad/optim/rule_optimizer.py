@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 
+from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
 from lategrad.optim.group_step import GroupStep, same_objects
+from lategrad.optim.output_mode import OutputMode, Values
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
@@ -31,7 +32,7 @@ def invalid(what: str, value: object, condition: bool) -> None:
         raise ValueError(f"Invalid {what}: {value}")
 
 
-class RuleOptimizer(Optimizer):
+class RuleOptimizer(OutputMode):
     """What all optimizers made from a rule have in common; see :class:`FromRule`.
 
     The parameters hold the query, before and after every step. A group is one vector (or each of its
@@ -41,6 +42,8 @@ class RuleOptimizer(Optimizer):
 
     structure: ClassVar[tuple[str, ...]] = ()
     """The entries of a group that say what is computed; a change takes effect at the next step."""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """The entries that a group may have beside the optimizer's own arguments."""
     not_saved: ClassVar[tuple[str, ...]] = ("compile",)
     """The entries of a group that ``state_dict`` leaves out: those of the optimizer that loads it are kept."""
 
@@ -48,7 +51,8 @@ class RuleOptimizer(Optimizer):
         self, params: ParamsT, defaults: dict[str, Any], *, maximize: bool, per_parameter: bool, compile: bool | None
     ) -> None:
         self._made: dict[int, _Made] = {}
-        self._showing_output = False
+        self._reset_mode()
+        require_params(type(self).__name__, params)
         defaults |= {"maximize": maximize, "per_parameter": per_parameter, "compile": compile}
         super().__init__(params, defaults)
 
@@ -67,11 +71,13 @@ class RuleOptimizer(Optimizer):
         for name in ("maximize", "per_parameter"):
             invalid(f"{name} value", group[name], not isinstance(group[name], bool))
         invalid("compile value", group["compile"], not isinstance(group["compile"], bool | None))
+        invalid("weight_decay value", group["weight_decay"], not is_number(group["weight_decay"], low=0))
 
     # ---- torch.optim's contract
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with hyper-parameters of its own, and move its parameters into its set."""
+        require_known_keys(type(self).__name__, param_group, [*self.defaults, *self.optional])
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -105,8 +111,8 @@ class RuleOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._showing_output:
-            raise RuntimeError("step() inside output(): the parameters do not hold the query now")
+        self.require_query("step()")
+        self._check_loaded()
         grads = [[p.grad for p in group["params"]] for group in self.param_groups]
         if {grad.layout for of_group in grads for grad in of_group if grad is not None} - {torch.strided}:
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
@@ -127,17 +133,25 @@ class RuleOptimizer(Optimizer):
         return [step.tickets(self.state, group["scalars"]) if step else None for step, group in groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all groups, as plain tensors and numbers; rules and sets are not in it."""
+        """The state of all groups, as plain tensors and numbers; rules and sets are not in it.
+
+        Where the parameters hold the output (:meth:`eval`, :meth:`output`), it has the queries, too, as the model's
+        ``state_dict`` does not: the output is then in the model's, and training can go on from the two.
+        """
         saved = super().state_dict()
         for group in saved["param_groups"]:
             for name in self.not_saved:
                 group.pop(name, None)
-        return saved
+        return self._with_queries(saved)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state; hyper-parameters are those saved, rules and sets the present ones."""
-        if self._showing_output:
-            raise RuntimeError("load_state_dict() inside output(): the parameters do not hold the query now")
+        """Go on from a saved state; hyper-parameters are those saved, rules and sets the present ones.
+
+        A state that was saved in eval mode puts its queries into the parameters: load the model before it.
+        """
+        self.require_query("load_state_dict()")
+        needed = {*self.defaults, "scalars"} - {*self.not_saved, "weight_decay"}
+        require_state_of(type(self).__name__, state_dict, needed)
         before: dict[str, Any] = {"state": self.state, "param_groups": self.param_groups}
         super().load_state_dict(dict(state_dict))
         try:
@@ -145,7 +159,9 @@ class RuleOptimizer(Optimizer):
                 for name in self.not_saved:
                     if name in old:
                         group[name] = old[name]
-            self._restore(state_dict)
+                group.setdefault("weight_decay", old["weight_decay"])  # from before there was any
+            with self._loading_queries(state_dict):
+                self._restore(state_dict)
         except Exception:
             self.__setstate__(before)
             raise
@@ -158,47 +174,23 @@ class RuleOptimizer(Optimizer):
             if number in saved["state"]:
                 values = saved["state"][number]
                 self.state[p] = {n: v.to(p.device, copy=True) for n, v in values.items()}
-        for i, group in enumerate(self.param_groups):
-            group.setdefault("scalars", [])
+        for i in range(len(self.param_groups)):
             self._step_of(i)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._made, self._showing_output = {}, False
+        self._made = {}
 
     # ---- The output, where it is not the query
 
-    @contextmanager
-    def output(self) -> Iterator[None]:
-        """Within this context the parameters hold the rules' output: what to evaluate, save and ship.
-
-        Afterwards they hold the query again, whatever happened in between. Where the two are the same
-        (``AnytimeSGD`` with the paper's settings) nothing is copied.
-        """
-        steps = [(i, self._step_of(i)) for i in range(len(self.param_groups))]
-        differing = [(i, step) for i, step in steps if step is not None and not step.output_is_query
-                     and self.param_groups[i]["scalars"]]  # fmt: skip
-        if self._showing_output or not differing:
-            yield
-            return
-        queries = [(p, p.detach().clone()) for _, step in differing for p in step.params]
-        try:
-            self._showing_output = True
-            with torch.no_grad():
-                for i, step in differing:
-                    step.outputs(self.state, self.param_groups[i]["scalars"])
-            yield
-        finally:
-            with torch.no_grad():
-                for p, query in queries:
-                    p.copy_(query)
-            self._showing_output = False
-
-    def output_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
-        """A copy of the model's ``state_dict`` with the output in place of the query: what to ship."""
-        with self.output():
-            items = model.state_dict().items()
-            return {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in items}
+    @torch.no_grad()
+    def _write_output(self) -> Values:
+        steps = [(i, self._step_of(i)) for i, group in enumerate(self.param_groups) if group["scalars"]]
+        differing = [(i, step) for i, step in steps if step is not None and not step.output_is_query]
+        queries = {p: p.detach().clone() for _, step in differing for p in step.params}
+        for i, step in differing:
+            step.outputs(self.state, self.param_groups[i]["scalars"])
+        return queries
 
     # ---- From groups to steps
 
@@ -290,28 +282,29 @@ def is_number(value: object, *, low: float, strict: bool = False) -> bool:
     return is_real and low <= value < float("inf") and not (strict and value == low)  # type: ignore[operator]
 
 
-def _find_lr(part: Any) -> Scalar | None:
-    """The rule's learning rate, or its learner's."""
-    if hasattr(part, "lr"):
-        return part.lr  # type: ignore[no-any-return]
-    return _find_lr(part.learner) if hasattr(part, "learner") else None
+def _find(name: str, part: Any) -> Any:
+    """A hyper-parameter of the rule, or of its learner; None when neither has it."""
+    if hasattr(part, name):
+        return getattr(part, name)
+    return _find(name, part.learner) if hasattr(part, "learner") else None
 
 
-def _with_lr(part: Any, lr: Tensor) -> Any:
-    """The same rule with another learning rate."""
-    if hasattr(part, "lr"):
-        return dataclasses.replace(part, lr=lr)
-    return dataclasses.replace(part, learner=_with_lr(part.learner, lr))
+def _replace(name: str, part: Any, value: Scalar) -> Any:
+    """The same rule with another value of that hyper-parameter."""
+    if hasattr(part, name):
+        return dataclasses.replace(part, **{name: value})
+    return dataclasses.replace(part, learner=_replace(name, part.learner, value))
 
 
 class FromRule(RuleOptimizer):
     """Any server rule as an optimizer.
 
     The rule's learning rate, or that of its learner, becomes the groups' ``lr``, which is read at every step,
-    so that LR schedulers work. A rule without one has groups without ``lr``.
+    so that LR schedulers work. A rule without one has groups without ``lr``. Likewise its ``weight_decay`` is the
+    groups' default; a rule without one takes none.
 
     Args:
-        params: as for any optimizer; a group may have a ``rule`` of its own.
+        params: as for any optimizer; a group may have a ``rule`` of its own, ``lr`` and ``weight_decay``.
         rule: one run of any rule (no hyper-parameter with a dimension of runs).
         maximize: ascend instead of descend.
         per_parameter: each parameter is a vector of its own, with its own projection and its own norms,
@@ -330,7 +323,8 @@ class FromRule(RuleOptimizer):
     tensor([0.6000, 0.8000])
     """
 
-    structure = ("rule",)
+    structure = ("rule", "weight_decay")
+    optional = ("lr", "weight_decay")
     not_saved = ("rule", "compile")
 
     def __init__(
@@ -345,10 +339,14 @@ class FromRule(RuleOptimizer):
         super().__init__(params, {"rule": rule}, maximize=maximize, per_parameter=per_parameter, compile=compile)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its ``lr`` is that of its rule unless it is given."""
-        lr = _find_lr(param_group.get("rule", self.defaults["rule"]))
+        """Add a group; its ``lr`` and ``weight_decay`` are those of its rule unless they are given."""
+        rule = param_group.get("rule", self.defaults["rule"])
+        require_object("rule", rule)
+        lr = _find("lr", rule)
         if lr is not None:
             param_group.setdefault("lr", lr)
+        decay = _find("weight_decay", rule)
+        param_group.setdefault("weight_decay", 0.0 if decay is None else decay)
         super().add_param_group(param_group)
 
     def _check(self, group: dict[str, Any]) -> None:
@@ -356,12 +354,17 @@ class FromRule(RuleOptimizer):
         missing = [name for name in ("init", "query", "update", "output", "domain") if not hasattr(group["rule"], name)]
         invalid("rule", f"{group['rule']!r} has no {', '.join(missing)}", bool(missing))
         if "lr" in group:
-            invalid("learning rate", group["lr"], _find_lr(group["rule"]) is None)
+            invalid("learning rate", group["lr"], _find("lr", group["rule"]) is None)
             check_lr(group)
+        refused = f"{group['weight_decay']}: {group['rule']!r} has none; put the penalty into the loss"
+        invalid(
+            "weight_decay value", refused, group["weight_decay"] > 0 and _find("weight_decay", group["rule"]) is None
+        )
 
     def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        rule: AnyRule[Any] = _with_lr(group["rule"], number) if "lr" in group else group["rule"]
-        return rule
+        rule: AnyRule[Any] = _replace("lr", group["rule"], number) if "lr" in group else group["rule"]
+        has_decay = _find("weight_decay", rule) is not None
+        return _replace("weight_decay", rule, group["weight_decay"]) if has_decay else rule
 
     def _number(self, group: dict[str, Any]) -> Scalar:
         lr: Scalar = group.get("lr", 1.0)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from lategrad.learners.decay import decayed
 from lategrad.rules.rule import AVERAGES, as_dtype, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
@@ -33,6 +34,7 @@ class SGD:
         domain: K.
         average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T`
             with weights 1 ("uniform") or t ("linear"). The queries do not change.
+        weight_decay: decoupled: x is first multiplied by 1 - lr * weight_decay (never below 0).
 
     >>> import torch, lategrad as lg
     >>> rule = lg.SGD(lr=0.5, average="uniform")
@@ -48,10 +50,12 @@ class SGD:
     lr: Scalar
     domain: ConvexSet = WholeSpace()
     average: str = "none"
+    weight_decay: Scalar = 0.0
 
     def __post_init__(self) -> None:
         require_number("lr", self.lr, low=0)
         require_choice("average", self.average, AVERAGES)
+        require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SGDState:
         """Start at the projection of ``x0``."""
@@ -66,7 +70,8 @@ class SGD:
         """One projected step."""
         t = state.t + 1
         mean = next_mean(state.mean, state.x, t, self.average)
-        return SGDState(x=self.domain.project(state.x - as_dtype(self.lr, grad) * grad), mean=mean, t=t)
+        x = decayed(state.x, self.lr, self.weight_decay) - as_dtype(self.lr, grad) * grad
+        return SGDState(x=self.domain.project(x), mean=mean, t=t)
 
     def output(self, state: SGDState) -> Tensor:
         """The last iterate, or the average of the queries that have had their update."""

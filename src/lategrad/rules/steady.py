@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.learners.decay import decayed
 from lategrad.learners.learner import safe_ratio, squared_norm
 from lategrad.rules.rule import average_in, first_query
 from lategrad.sets import Box, ConvexSet, Product, WholeSpace, norm
@@ -75,6 +76,8 @@ class Steady:
         c: the query is the iterate itself for :math:`t \le c^2` updates.
         per_coordinate: a step for every coordinate; on sets other than boxes the Euclidean projection
             keeps it feasible, no more.
+        weight_decay: decoupled: w is first multiplied by 1 - step * weight_decay (never below 0), with the step of
+            the gradient, :math:`\mathrm{lr}_t\, s/\sqrt{S_t}`; S does not count it.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.Steady()
@@ -93,11 +96,13 @@ class Steady:
     domain: ConvexSet = WholeSpace()
     c: Scalar = 30.0
     per_coordinate: bool = False
+    weight_decay: Scalar = 0.0
 
     def __post_init__(self) -> None:
         require_number("lr", self.lr, low=0)
         require_number("c", self.c, low=0)
         require("per_coordinate", self.per_coordinate, isinstance(self.per_coordinate, bool), "True or False")
+        require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SteadyState:
         """:math:`q_1 = x_1 = w_1`, the projection of ``x0``."""
@@ -123,11 +128,13 @@ class Steady:
         lr = self._step(state.w, t, delay)
         if self.per_coordinate:
             squares = state.squares + (t * grad) ** 2
-            move = safe_ratio(lr / math.sqrt(grad.shape[-1]) * s**2 / t, squares.sqrt()) * grad
+            step = safe_ratio(lr / math.sqrt(grad.shape[-1]) * s**2 / t, squares.sqrt())
+            move = step * grad
         else:
             squares = state.squares + t**2 * squared_norm(grad)
-            move = safe_ratio(lr * s, squares.sqrt()).to(grad.dtype) * grad
-        w = self.domain.project(state.w - move.to(state.w.dtype))
+            step = safe_ratio(lr * s, squares.sqrt())
+            move = step.to(grad.dtype) * grad
+        w = self.domain.project(decayed(state.w, step, self.weight_decay) - move.to(state.w.dtype))
         return SteadyState(w=w, x=average_in(state.x, w, 2 / (t + 2)), squares=squares, t=t)
 
     def output(self, state: SteadyState) -> Tensor:

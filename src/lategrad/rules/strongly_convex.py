@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from lategrad.learners.decay import decayed
 from lategrad.rules.rule import average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
@@ -49,6 +50,7 @@ class StronglyConvexOGD:
     Args:
         strong_convexity: H > 0.
         domain: K.
+        weight_decay: decoupled: before each step y is multiplied by 1 - step * weight_decay (never below 0).
 
     >>> import torch, lategrad as lg
     >>> rule = lg.StronglyConvexOGD(strong_convexity=2.0, domain=lg.Ball(1.0))
@@ -65,9 +67,11 @@ class StronglyConvexOGD:
 
     strong_convexity: Scalar
     domain: ConvexSet = WholeSpace()
+    weight_decay: Scalar = 0.0
 
     def __post_init__(self) -> None:
         require_number("strong_convexity", self.strong_convexity, low=0, strict=True)
+        require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> StronglyConvexState:
         """:math:`x_1 = y_0`: there is no hint yet."""
@@ -80,7 +84,7 @@ class StronglyConvexOGD:
 
     def _step(self, y: Tensor, grad: Tensor, t: Tensor) -> Tensor:
         step = 8 * weight_share(t) / self.strong_convexity
-        return self.domain.project(y - step.to(y.dtype) * grad)
+        return self.domain.project(decayed(y, step, self.weight_decay) - step.to(y.dtype) * grad)
 
     def update(self, state: StronglyConvexState, grad: Tensor, delay: Tensor) -> StronglyConvexState:
         """Move y with the gradient, then step ahead with it as the next hint."""

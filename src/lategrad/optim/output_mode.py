@@ -1,0 +1,161 @@
+"""Query and output: what the parameters hold, for how long, and what is saved meanwhile.
+
+Training needs the query in the parameters; evaluating and shipping need the output. ``with optimizer.output():`` is the
+safe way to the second. ``optimizer.eval()`` and ``optimizer.train()`` are the same without a block, for loops and
+trainers that speak of modes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+Values = dict[Tensor, Tensor]
+"""A value for some parameters."""
+
+
+class OutputMode(Optimizer):
+    """An optimizer whose parameters hold the query, and on demand the output."""
+
+    _evaluating: bool
+    """Between ``eval()`` and ``train()``."""
+    _queries: Values | None
+    """The queries of the parameters that hold an output now; None when they hold the query."""
+    _loaded: Values
+    """The queries that came with a state saved in eval mode, until the first step."""
+
+    def _reset_mode(self) -> None:
+        self._evaluating, self._queries, self._loaded = False, None, {}
+
+    @abstractmethod
+    def _write_output(self) -> Values:
+        """Put the output into the parameters where it is not the query; returns the queries that were there."""
+
+    @contextmanager
+    def output(self) -> Iterator[None]:
+        """Within this context the parameters hold the rules' output: what to evaluate, save and ship.
+
+        Afterwards they hold the query again, whatever happened in between. Where the two are the same
+        (``AnytimeSGD`` with the paper's settings) nothing is copied. In eval mode the parameters hold it already.
+        """
+        if self._queries is not None:
+            yield
+            return
+        self._show_output()
+        try:
+            yield
+        finally:
+            self._show_query()
+
+    def eval(self) -> None:
+        """Put the output into the parameters, until :meth:`train` puts the query back; twice is once.
+
+        In eval mode ``step`` and ``load_state_dict`` raise, and ``state_dict`` holds the query, too.
+
+        >>> import lategrad as lg
+        >>> x = torch.nn.Parameter(torch.zeros(1))
+        >>> optimizer = lg.optim.FromRule([x], lg.SGD(lr=1.0, average="uniform"))
+        >>> for gradient in (1.0, 1.0):
+        ...     x.grad = torch.tensor([gradient])
+        ...     optimizer.step()
+        >>> optimizer.eval()
+        >>> x.item()  # the mean of 0 and -1, where the gradients were taken
+        -0.5
+        >>> optimizer.train()
+        >>> x.item()
+        -2.0
+        """
+        self._not_inside_output("eval()")
+        if not self._evaluating:
+            self._show_output()
+            self._evaluating = True
+
+    def train(self) -> None:
+        """Put the query back into the parameters after :meth:`eval`; otherwise do nothing."""
+        self._not_inside_output("train()")
+        if self._evaluating:
+            self._show_query()
+            self._evaluating = False
+
+    def output_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        """A copy of the model's ``state_dict`` with the output in place of the query: what to ship."""
+        with self.output():
+            items = model.state_dict().items()
+            return {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in items}
+
+    def require_query(self, what: str) -> None:
+        """Raise unless the parameters hold the query, which ``what`` needs."""
+        self._not_inside_output(what)
+        if self._evaluating:
+            raise RuntimeError(f"{what} in eval mode: the parameters do not hold the query now; call train() first")
+
+    def _not_inside_output(self, what: str) -> None:
+        if self._queries is not None and not self._evaluating:
+            raise RuntimeError(f"{what} inside output(): the parameters do not hold the query now")
+
+    def _show_output(self) -> None:
+        self._queries = self._write_output() or None
+
+    @torch.no_grad()
+    def _show_query(self) -> None:
+        for p, query in (self._queries or {}).items():
+            p.copy_(query)
+        self._queries = None
+
+    # ---- Saving while the parameters hold the output
+
+    def _numbers(self) -> dict[Tensor, int]:
+        """The number under which ``state_dict`` keeps each parameter."""
+        params = (p for group in self.param_groups for p in group["params"])
+        return {p: number for number, p in enumerate(params)}
+
+    def _with_queries(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """The state dict, with the queries that the model's state dict does not hold now."""
+        if self._queries is None:
+            return saved
+        numbers = self._numbers()
+        return {**saved, "query": {numbers[p]: query.clone() for p, query in self._queries.items()}}
+
+    @contextmanager
+    def _loading_queries(self, saved: Mapping[str, Any]) -> Iterator[None]:
+        """Put the queries of a state saved in eval mode into the parameters; undone when the rest fails."""
+        queries = saved.get("query", {})
+        held = [(p, queries[number]) for p, number in self._numbers().items() if number in queries]
+        for p, query in held:
+            if query.shape != p.shape:
+                raise ValueError(f"the state has a query of shape {tuple(query.shape)} for {tuple(p.shape)} parameters")
+        before = {p: p.detach().clone() for p, _ in held}
+        try:
+            with torch.no_grad():
+                for p, query in held:
+                    p.copy_(query)
+            yield
+        except Exception:
+            with torch.no_grad():
+                for p, value in before.items():
+                    p.copy_(value)
+            raise
+        self._loaded = {p: p.detach().clone() for p in before}
+
+    def _check_loaded(self) -> None:
+        """Before the first step after loading: has someone loaded the model, the output, over the queries?"""
+        loaded, self._loaded = self._loaded, {}
+        if any(not torch.equal(p, query.to(p.device, p.dtype)) for p, query in loaded.items()):
+            raise RuntimeError(
+                "the parameters have changed since load_state_dict() put the query there: the state was saved in eval "
+                "mode, so load the model before the optimizer"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        evaluating = self._evaluating or self._queries is not None  # a copy made inside output() has no end of it
+        return {**super().__getstate__(), "_queries": self._queries, "_evaluating": evaluating}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._loaded = {}
