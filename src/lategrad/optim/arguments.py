@@ -48,9 +48,7 @@ def require_state_of(optimizer: str, saved: Any, needed: Iterable[str]) -> None:
     """Raise for a state dict of something else: of a model, of a whole checkpoint, of another kind of optimizer."""
     if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= set(saved):
         what = f"keys {sorted(map(str, saved))[:5]}" if isinstance(saved, Mapping) else type(saved).__name__
-        raise ValueError(
-            f"{optimizer} can load what its state_dict() gave, with 'state' and 'param_groups'; got {what}"
-        )
+        raise ValueError(f"{optimizer} loads what its state_dict() gave, with 'state' and 'param_groups'; got {what}")
     for group in saved["param_groups"]:
         missing = sorted(set(needed) - set(group))
         if missing:

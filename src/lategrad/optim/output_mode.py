@@ -76,6 +76,11 @@ class OutputMode(Optimizer):
             self._show_output()
             self._evaluating = True
 
+    @property
+    def evaluating(self) -> bool:
+        """Whether it is in eval mode."""
+        return self._evaluating
+
     def train(self) -> None:
         """Put the query back into the parameters after :meth:`eval`; otherwise do nothing."""
         self._not_inside_output("train()")

@@ -150,7 +150,7 @@ class RuleOptimizer(OutputMode):
         A state that was saved in eval mode puts its queries into the parameters: load the model before it.
         """
         self.require_query("load_state_dict()")
-        needed = {*self.defaults, "scalars"} - {*self.not_saved, "weight_decay"}
+        needed = {*self.structure, "maximize", "per_parameter", "scalars"} - {*self.not_saved, "weight_decay"}
         require_state_of(type(self).__name__, state_dict, needed)
         before: dict[str, Any] = {"state": self.state, "param_groups": self.param_groups}
         super().load_state_dict(dict(state_dict))
@@ -356,10 +356,9 @@ class FromRule(RuleOptimizer):
         if "lr" in group:
             invalid("learning rate", group["lr"], _find("lr", group["rule"]) is None)
             check_lr(group)
+        has_none = _find("weight_decay", group["rule"]) is None
         refused = f"{group['weight_decay']}: {group['rule']!r} has none; put the penalty into the loss"
-        invalid(
-            "weight_decay value", refused, group["weight_decay"] > 0 and _find("weight_decay", group["rule"]) is None
-        )
+        invalid("weight_decay value", refused, has_none and group["weight_decay"] > 0)
 
     def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
         rule: AnyRule[Any] = _replace("lr", group["rule"], number) if "lr" in group else group["rule"]

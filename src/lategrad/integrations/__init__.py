@@ -1,0 +1,1 @@
+"""Callbacks for other people's trainers. Each module needs its library: ``pip install 'lategrad[integrations]'``."""

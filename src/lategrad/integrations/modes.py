@@ -1,0 +1,50 @@
+"""Optimizers with a query and an output, found under the wrappers that trainers put around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lategrad.optim.output_mode import OutputMode
+
+
+def with_output(optimizers: Iterable[Any]) -> list[OutputMode]:
+    """Those of the optimizers that are ours, without their wrappers; others have nothing to show.
+
+    >>> import torch, lategrad as lg
+    >>> x = [torch.nn.Parameter(torch.zeros(1))]
+    >>> ours = lg.optim.Delayed(lg.optim.AnytimeSGD(x, lr=1.0), delays=3)
+    >>> [type(optimizer).__name__ for optimizer in with_output([ours, torch.optim.SGD(x, lr=1.0)])]
+    ['AnytimeSGD']
+    """
+    found = []
+    for optimizer in optimizers:
+        while not isinstance(optimizer, OutputMode) and hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer
+        if isinstance(optimizer, OutputMode):
+            found.append(optimizer)
+    return found
+
+
+def show_output(optimizers: Iterable[Any]) -> None:
+    """Put the output into the parameters of all."""
+    for optimizer in with_output(optimizers):
+        optimizer.eval()
+
+
+def show_query(optimizers: Iterable[Any]) -> None:
+    """Put the query back into the parameters of all."""
+    for optimizer in with_output(optimizers):
+        optimizer.train()
+
+
+@contextmanager
+def showing_output(optimizers: Iterable[Any]) -> Iterator[None]:
+    """Within this context all are in eval mode; afterwards each is in the mode in which it was."""
+    training = [optimizer for optimizer in with_output(optimizers) if not optimizer.evaluating]
+    show_output(training)
+    try:
+        yield
+    finally:
+        show_query(training)
