@@ -49,7 +49,7 @@ class Model(LightningModule):
         self.saw("validation")
         self.log("val_loss", self.loss(batch))
 
-    def test_step(self, batch, _):
+    def test_step(self, batch, _):  # noqa: PT019
         self.saw("test")
 
     def predict_step(self, batch, _):

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 import torch
 from scipy.special import log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
 from lategrad.delays import DelayModel
@@ -79,7 +80,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
     # ---- What a kind of estimator says about itself
 
     @abstractmethod
-    def _problem(self, X: Array, y: Array) -> LinearModel:
+    def _problem(self, X: Array, y: Array, weights: Tensor | None) -> LinearModel:
         """The objective on these rows, with targets as :meth:`_targets` gave them."""
 
     @abstractmethod
@@ -92,16 +93,21 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
 
     # ---- scikit-learn's contract
 
-    def fit(self: Self, X: Any, y: Any) -> Self:
+    def fit(self: Self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the start, for ``steps`` updates.
 
         Args:
-            X: rows of features; scale them, as for any gradient method.
+            X: rows of features, dense or sparse; scale them, as for any gradient method.
             y: a target for each row.
+            sample_weight: of the rows in the mean loss; a weight of 2 is a row that is there twice.
         """
         X, y = self._validated(X, y, reset=True)
-        y = self._targets(y, first=True)
-        problem, seed = self._problem(X, y), self._seed()
+        targets = self._targets(y, first=True)
+        weights = self._row_weights(X, y, sample_weight)
+        if weights is not None:
+            require("sample_weight", sample_weight, weights.sum() > 0, "positive for some row")
+            weights = weights * (len(weights) / weights.sum())
+        problem, seed = self._problem(X, targets, weights), self._seed()
         rule = self._rule(problem)
         if self.workers is None:
             steps, compile = self.steps, self.steps >= _COMPILE_FROM if isinstance(self.steps, int) else None
@@ -118,13 +124,13 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         self._set_vector(trace.output, problem)
         return self
 
-    def _partial_fit(self: Self, X: Any, y: Any, classes: Any = None) -> Self:
+    def _partial_fit(self: Self, X: Any, y: Any, classes: Any, sample_weight: Any) -> Self:
         first = not hasattr(self, "coef_")
         if first and classes is None and isinstance(self, ClassifierMixin):
             raise ValueError("classes must be given at the first call of partial_fit")
         X, y = self._validated(X, y, reset=first)
-        y = self._targets(y, classes, first=first)
-        problem = self._problem(X, y)
+        targets = self._targets(y, classes, first=first)
+        problem = self._problem(X, targets, self._row_weights(X, y, sample_weight))
         if getattr(self, "_online", None) is None:
             start = torch.zeros(problem.dim, dtype=problem.train.dtype) if first else self._vector()
             inner = FromRule([torch.nn.Parameter(start)], self._rule(problem))
@@ -134,7 +140,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         online = self._online
         assert online is not None
         (x,) = online.param_groups[0]["params"]
-        for rows in torch.arange(len(X)).split(self.batch):
+        for rows in torch.arange(X.shape[0]).split(self.batch):
             x.grad = problem.gradient(x.detach(), rows).to(x.dtype)
             online.step()
         online.zero_grad()
@@ -146,8 +152,20 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
     # ---- Pieces
 
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
-        X, y = validate_data(self, X, y, reset=reset, dtype=[np.float64, np.float32], **self._checks_of_y)
+        kinds: dict[str, Any] = {"dtype": [np.float64, np.float32], "accept_sparse": "csr"}
+        X, y = validate_data(self, X, y, reset=reset, **kinds, **self._checks_of_y)
         return X, y
+
+    def _row_weights(self, X: Array, y: Array, sample_weight: Any) -> Tensor | None:
+        """A weight for each row; None where all are 1."""
+        if sample_weight is None:
+            return None
+        return torch.tensor(_check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     _checks_of_y: dict[str, Any] = {}  # noqa: RUF012
 
@@ -175,12 +193,14 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         return _SCALE * float(gradient.norm()) / problem.smoothness  # the optimum is at least a tenth of it away
 
     def _dataset(self, X: Array, y: Array, classes: int | None) -> Dataset:
-        x, targets = torch.tensor(X), torch.tensor(y)
+        x, targets = _as_tensor(X), torch.tensor(y)
         return Dataset(type(self).__name__, x, targets, x, targets, classes)
 
-    def _options(self, X: Array) -> dict[str, Any]:
+    def _options(self, X: Array, weights: Tensor | None) -> dict[str, Any]:
         dtype = torch.float32 if X.dtype == np.float32 else torch.float64
-        return {"batch": self.batch, "sampling": "epochs", "l2": self.l2, "dtype": dtype}
+        # A batch of all rows is the whole gradient, whatever their order; a larger one would be a random part more.
+        batch = min(self.batch, X.shape[0]) if isinstance(self.batch, int) else self.batch
+        return {"batch": batch, "sampling": "epochs", "l2": self.l2, "dtype": dtype, "weights": weights}
 
     def _set_vector(self, x: Tensor, problem: LinearModel) -> None:
         self._weights = x.reshape(problem.outputs, -1).numpy().copy()
@@ -191,9 +211,17 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
 
     def _scores(self, X: Any) -> Array:
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
+        X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32], accept_sparse="csr")
         scores: Array = X @ self.coef_.T + self.intercept_
         return scores
+
+
+def _as_tensor(X: Any) -> Tensor:
+    if not scipy.sparse.issparse(X):
+        return torch.tensor(X)
+    coordinates = X.tocoo()
+    indices = torch.tensor(np.stack(coordinates.coords).astype(np.int64))
+    return torch.sparse_coo_tensor(indices, torch.tensor(coordinates.data), X.shape, check_invariants=True)
 
 
 class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
@@ -217,6 +245,7 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         steps: updates that ``fit`` makes.
         batch: rows for each gradient.
         l2: factor of the penalty l2/2 times the squared norm of all weights, intercepts included.
+        class_weight: a weight for the rows of each class, as a dict, or "balanced" for weights against their numbers.
         random_state: of the order of the rows and of the delays.
         device: "cpu" or "cuda", for ``fit``.
 
@@ -230,7 +259,27 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
 
     classes_: Array
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> LateClassifier:
+    def __init__(
+        self,
+        rule: str | AnyRule[Any] = "steady",
+        *,
+        lr: float | None = None,
+        domain: str | ConvexSet | None = None,
+        delays: int | str | DelayModel = 0,
+        workers: int | None = None,
+        engine: str = "threads",
+        steps: int = 2000,
+        batch: int = 32,
+        l2: float = 1e-4,
+        class_weight: dict[Any, float] | str | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(rule, lr=lr, domain=domain, delays=delays, workers=workers, engine=engine, steps=steps,
+                         batch=batch, l2=l2, random_state=random_state, device=device)  # fmt: skip
+        self.class_weight = class_weight
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> LateClassifier:
         """One pass over these rows in their order, ``batch`` at a time, going on from the calls before.
 
         With delays the last gradients are on their way when it returns, and arrive in the next call. ``lr``
@@ -240,8 +289,12 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
             X: rows of features.
             y: their labels.
             classes: all labels that will ever come; needed at the first call.
+            sample_weight: a factor on the gradient of each row.
         """
-        return self._partial_fit(X, y, classes)
+        if self.class_weight == "balanced":
+            raise ValueError("class_weight must be a dict or None for partial_fit, which sees too few rows to balance; "
+                             "got 'balanced'")  # fmt: skip
+        return self._partial_fit(X, y, classes, sample_weight)
 
     def decision_function(self, X: Any) -> Array:
         """A score for each class; with two classes, of the second against the first."""
@@ -279,8 +332,17 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         require("y", unknown, not len(unknown), f"one of the classes {self.classes_}")
         return np.searchsorted(self.classes_, y)
 
-    def _problem(self, X: Array, y: Array) -> LinearModel:
-        return SoftmaxRegression(self._dataset(X, y, len(self.classes_)), **self._options(X))
+    def _row_weights(self, X: Array, y: Array, sample_weight: Any) -> Tensor | None:
+        weights = super()._row_weights(X, y, sample_weight)
+        if self.class_weight is None:
+            return weights
+        given = None if weights is None else weights.numpy()
+        of_classes = compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=given)
+        of_rows = torch.tensor(of_classes[np.searchsorted(self.classes_, y)])
+        return of_rows if weights is None else of_rows * weights
+
+    def _problem(self, X: Array, y: Array, weights: Tensor | None) -> LinearModel:
+        return SoftmaxRegression(self._dataset(X, y, len(self.classes_)), **self._options(X, weights))
 
     def _set_weights(self, weights: Array) -> None:
         if len(weights) == 2:
@@ -303,13 +365,14 @@ class LateRegressor(RegressorMixin, _LateEstimator):  # type: ignore[misc]
 
     _checks_of_y = {"y_numeric": True}  # noqa: RUF012
 
-    def partial_fit(self, X: Any, y: Any) -> LateRegressor:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> LateRegressor:
         """One pass over these rows in their order, ``batch`` at a time, going on from the calls before.
 
         With delays the last gradients are on their way when it returns, and arrive in the next call. ``lr``
         is fixed at the first call. After ``fit`` it starts from the fitted weights, with a fresh rule.
+        ``sample_weight`` is a factor on the gradient of each row.
         """
-        return self._partial_fit(X, y)
+        return self._partial_fit(X, y, None, sample_weight)
 
     def predict(self, X: Any) -> Array:
         """A number for each row."""
@@ -318,8 +381,8 @@ class LateRegressor(RegressorMixin, _LateEstimator):  # type: ignore[misc]
     def _targets(self, y: Array, classes: Any = None, *, first: bool) -> Array:
         return y
 
-    def _problem(self, X: Array, y: Array) -> LinearModel:
-        return LeastSquares(self._dataset(X, y, None), **self._options(X))
+    def _problem(self, X: Array, y: Array, weights: Tensor | None) -> LinearModel:
+        return LeastSquares(self._dataset(X, y, None), **self._options(X, weights))
 
     def _set_weights(self, weights: Array) -> None:
         self.coef_, self.intercept_ = weights[0, :-1].copy(), float(weights[0, -1])

@@ -24,7 +24,7 @@ except ImportError as error:
 __all__ = ["OutputCallback"]
 
 
-class OutputCallback(Callback):
+class OutputCallback(Callback):  # type: ignore[misc]
     """Whatever looks at the weights sees the output; only training steps see the query.
 
     - Validation, test and prediction loops run on the output.
@@ -50,7 +50,7 @@ class OutputCallback(Callback):
             with showing_output(trainer.optimizers):
                 save(*args, **kwargs)
 
-        trainer.save_checkpoint = save_output  # type: ignore[method-assign]
+        trainer.save_checkpoint = save_output
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The trainer's own method again: from here on the modes stay as they are."""

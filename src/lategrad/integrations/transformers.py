@@ -36,9 +36,7 @@ class OutputCallback(TrainerCallback):  # type: ignore[misc]
     Optimizers that are not ours, and those whose output is the query, are left alone.
     """
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The output, where a checkpoint follows, or the end, at which the best model may be loaded."""
         if control.should_save or control.should_training_stop:
             show_output([kwargs["optimizer"]])

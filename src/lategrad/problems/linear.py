@@ -3,18 +3,20 @@ r"""Linear models on a data set: softmax regression, least squares, smoothed-hin
 The parameters are a matrix W of shape (outputs, features + 1), the last column a bias, flattened row by row.
 With scores :math:`s = W z` for a row z of the data, every model here is
 
-.. math:: f(W) = \frac1n \sum_i \ell(W z_i, y_i) + \frac{\lambda}{2} \|W\|^2,
-          \qquad \nabla = \frac1B \sum_{i \in \text{batch}} \ell'(W z_i, y_i)\, z_i^\top + \lambda W,
+.. math:: f(W) = \frac1n \sum_i s_i\, \ell(W z_i, y_i) + \frac{\lambda}{2} \|W\|^2,
+          \qquad \nabla = \frac1B \sum_{i \in \text{batch}} s_i\, \ell'(W z_i, y_i)\, z_i^\top + \lambda W,
 
-so that a gradient of many runs at once is two matrix products around the residuals :math:`\ell'`.
+with weights :math:`s_i` of the rows, 1 unless they are given, so that a gradient of many runs at once is two matrix
+products around the residuals :math:`\ell'`.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import ClassVar, TypeVar
 
@@ -23,6 +25,8 @@ from torch import Tensor
 
 from lategrad.problems.data import Dataset
 from lategrad.problems.minibatches import Minibatches
+from lategrad.problems.sparse_rows import SparseRows
+from lategrad.support.runs import tensors
 from lategrad.support.validation import require, require_number
 
 _CHUNK = 4_000_000
@@ -30,17 +34,19 @@ _CHUNK = 4_000_000
 
 Self = TypeVar("Self", bound="LinearModel")
 Value = Callable[[Tensor, Tensor], Tensor]
+Rows = Tensor | SparseRows
 
 
 class LinearModel(ABC):
     """What the three linear models share; see the module.
 
     Args:
-        data: the data set.
+        data: the data set; its rows may be sparse tensors, of which only minibatches are made dense.
         batch: rows in a minibatch.
         sampling: "iid" or "epochs" (:class:`~lategrad.problems.minibatches.Minibatches`).
         l2: the factor of the quadratic penalty, which makes the objective l2-strongly convex.
         dtype: of data and parameters.
+        weights: of the training rows, >= 0; not normalised.
     """
 
     name: ClassVar[str]
@@ -55,6 +61,7 @@ class LinearModel(ABC):
         sampling: str = "iid",
         l2: float = 0.0,
         dtype: torch.dtype = torch.float32,
+        weights: Tensor | None = None,
     ) -> None:
         require_number("l2", l2, low=0)
         require("dtype", dtype, dtype in (torch.float32, torch.float64), "torch.float32 or torch.float64")
@@ -67,6 +74,10 @@ class LinearModel(ABC):
         self.targets, self.test_targets = (self._as_targets(y, dtype) for y in (data.y_train, data.y_test))
         self.outputs = self.targets.shape[-1]
         self.dim = self.outputs * self.train.shape[-1]
+        self.weights = None if weights is None else weights.to(dtype)
+        if weights is not None:
+            require("weights", tuple(weights.shape), weights.shape == (len(self.train),), "one for each training row")
+            require("weights", weights, (weights >= 0) & weights.isfinite(), "finite and >= 0")
 
     def _as_targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """One column for every output: here the classes, one-hot."""
@@ -100,22 +111,34 @@ class LinearModel(ABC):
         stacked = x.reshape(*streams, -1, self.train.shape[-1])  # (*streams, runs x outputs, features)
         scores = (stacked @ rows.mT).unflatten(-2, (-1, self.outputs))
         residual = self.residual(scores, targets.unsqueeze(-3)) / sample.shape[-1]
+        if self.weights is not None:
+            residual = residual * self.weights[sample][..., None, None, :]
         grad = (residual.flatten(-3, -2) @ rows).reshape(x.shape)
         return grad + self.l2 * x if self.l2 else grad
 
-    def _mean_over_rows(self, x: Tensor, rows: Tensor, targets: Tensor, value: Value) -> Tensor:
-        """The mean over all rows of ``value(scores, targets)``, in chunks; float64, ``(*runs, 1)``."""
+    def _mean_over_rows(
+        self, x: Tensor, rows: Rows, targets: Tensor, value: Value, weights: Tensor | None = None
+    ) -> Tensor:
+        """The mean over all rows of ``value(scores, targets)`` times weight, in chunks; float64, ``(*runs, 1)``."""
         stacked = x.reshape(-1, rows.shape[-1])
         chunk = max(1, _CHUNK // len(stacked))
         total = torch.zeros(len(stacked) // self.outputs, dtype=torch.float64, device=x.device)
-        for part, target in zip(rows.split(chunk), targets.split(chunk), strict=True):
+        for part, target, weight in self._parts(chunk, rows, targets, weights):
             scores = (stacked @ part.mT).unflatten(0, (-1, self.outputs))
-            total += value(scores, target.mT).sum(-1, dtype=torch.float64)
+            total += (value(scores, target.mT) * weight).sum(-1, dtype=torch.float64)
         return (total / len(rows)).reshape(*x.shape[:-1], 1)
+
+    @staticmethod
+    def _parts(
+        chunk: int, rows: Rows, targets: Tensor, weights: Tensor | None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | float]]:
+        """All rows with their targets and weights, a chunk at a time."""
+        of_chunks = itertools.repeat(1.0) if weights is None else weights.split(chunk)
+        yield from zip(rows.split(chunk), targets.split(chunk), of_chunks, strict=False)
 
     def loss(self, x: Tensor) -> Tensor:
         """The mean training loss and the penalty."""
-        mean = self._mean_over_rows(x, self.train, self.targets, self.row_loss)
+        mean = self._mean_over_rows(x, self.train, self.targets, self.row_loss, self.weights)
         return mean + 0.5 * self.l2 * x.double().square().sum(-1, keepdim=True)
 
     def value_and_gradient(self, x: Tensor) -> tuple[float, Tensor]:
@@ -125,11 +148,11 @@ class LinearModel(ABC):
         """
         matrix = x.view(self.outputs, -1)
         value, gradient = 0.0, torch.zeros_like(matrix, dtype=torch.float64)
-        for rows, targets in zip(self.train.split(1000), self.targets.split(1000), strict=True):
+        for rows, targets, weight in self._parts(1000, self.train, self.targets, self.weights):
             part, target = rows.to(x.dtype), targets.to(x.dtype).mT
             scores = matrix @ part.mT
-            value += self.row_loss(scores, target).sum(dtype=torch.float64).item()
-            gradient += self.residual(scores, target) @ part
+            value += (self.row_loss(scores, target) * weight).sum(dtype=torch.float64).item()
+            gradient += self.residual(scores, target) * weight @ part
         rows_in_all = len(self.train)
         penalty = 0.5 * self.l2 * (x @ x).item()
         return value / rows_in_all + penalty, gradient.flatten() / rows_in_all + self.l2 * x
@@ -137,7 +160,7 @@ class LinearModel(ABC):
     def fingerprint(self) -> str:
         """The model, its penalty and its data."""
         contents = hashlib.sha256()
-        for part in (self.train, self.targets):
+        for part in tensors((self.train, self.targets, self.weights)):
             contents.update(part.cpu().numpy().tobytes())
         return f"{self.name} l2={self.l2!r} data={contents.hexdigest()}"
 
@@ -150,16 +173,19 @@ class LinearModel(ABC):
         )
 
     @cached_property
-    def _gram_eigenvalues(self) -> Tensor:
-        """Of the mean of z zᵀ over the training rows, ascending, float64."""
+    def _gram_extremes(self) -> tuple[float, float]:
+        """The smallest and the largest eigenvalue of the weighted mean of z zᵀ over the training rows."""
+        if isinstance(self.train, SparseRows):
+            return self.train.gram_extremes(self.weights)
         rows = self.train.double()
-        eigenvalues: Tensor = torch.linalg.eigvalsh(rows.mT @ rows / len(rows))
-        return eigenvalues.clamp_min(0).cpu()
+        weighted = rows if self.weights is None else rows * self.weights.double().unsqueeze(-1)
+        eigenvalues = torch.linalg.eigvalsh(rows.mT @ weighted / len(rows)).clamp_min(0)
+        return eigenvalues[0].item(), eigenvalues[-1].item()
 
     @property
     def smoothness(self) -> float:
         """L: the curvature of the loss times the largest eigenvalue of the mean of z zᵀ, plus l2."""
-        return self.curvature * self._gram_eigenvalues[-1].item() + self.l2
+        return self.curvature * self._gram_extremes[1] + self.l2
 
     @property
     def strong_convexity(self) -> float:
@@ -170,7 +196,10 @@ class LinearModel(ABC):
         """A shallow copy with its tensors on the device."""
         moved = copy.copy(self)
         for name, value in vars(self).items():
-            if isinstance(value, Tensor) and name not in ("y_train", "y_test"):  # labels are looked up on the CPU
+            if isinstance(value, Tensor | SparseRows) and name not in (
+                "y_train",
+                "y_test",
+            ):  # labels are looked up on the CPU
                 setattr(moved, name, value.to(device))
         return moved
 
@@ -182,7 +211,9 @@ class LinearModel(ABC):
         )
 
 
-def _with_bias(x: Tensor) -> Tensor:
+def _with_bias(x: Tensor) -> Rows:
+    if x.is_sparse:
+        return SparseRows.of_tensor(x, bias=True)
     return torch.cat([x, x.new_ones(len(x), 1)], dim=-1).contiguous()
 
 
@@ -227,7 +258,7 @@ class LeastSquares(LinearModel):
     @property
     def strong_convexity(self) -> float:
         """H: the smallest eigenvalue of the mean of z zᵀ, plus l2."""
-        return self._gram_eigenvalues[0].item() + self.l2
+        return self._gram_extremes[0] + self.l2
 
 
 class SmoothedSVM(LinearModel):

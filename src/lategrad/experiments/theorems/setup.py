@@ -157,6 +157,7 @@ def least_squares(strongly_convex: bool) -> Setting:
     problem = LeastSquares(data, batch=BATCH, l2=l2, dtype=torch.float64)
     L = problem.smoothness
     G = problem.value_and_gradient(problem.start())[1].norm().item() + L * RADIUS
+    assert isinstance(problem.train, Tensor)  # the data sets of the experiments are dense
     rows, weights = problem.train, problem.train.square().sum(-1, keepdim=True)
     at_zero = (weights * problem.targets.square()).mean().sqrt().item()
     growth = torch.linalg.eigvalsh((weights * rows).mT @ rows / len(rows))[-1].sqrt().item()
