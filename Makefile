@@ -37,6 +37,7 @@ data: $(STAMP) ## put Fashion-MNIST and Shakespeare's works into the user's cach
 
 test-all: lint data ## test, and the slow tests on real data and in a real browser
 	scripts/install_chromium.sh
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations]'
 	$(PYTEST)
 
 bench: data ## benchmarks: ratios measured side by side

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
 
 from lategrad.integrations.lightning import OutputCallback  # noqa: E402
+from test_delayed_optimizer import example  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -205,3 +206,11 @@ def test_several_optimizers_by_hand(tmp_path):
     whole, _ = fit(12)
     rest, _ = fit(12, ckpt_path=tmp_path / "two.ckpt", weights_only=True)
     assert torch.equal(weights(whole), weights(rest))
+
+
+def test_the_example(capsys):
+    output, query, same = example("lightning_training").main(["--epochs", "4", "--delay", "10"])
+    assert output > 0.7
+    assert abs(output - query) < 0.2
+    assert same
+    assert "bit for bit" in capsys.readouterr().out

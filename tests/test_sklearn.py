@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
+import scipy.sparse
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_digits
@@ -13,11 +15,13 @@ from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, scale
+from sklearn.utils import compute_sample_weight
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import lategrad as lg
 from lategrad.sklearn import LateClassifier, LateRegressor
 from test_delayed_optimizer import example
+from test_inplace import largest_allocation
 
 ESTIMATORS = [LateClassifier, LateRegressor]
 
@@ -130,6 +134,114 @@ def test_classes_of_partial_fit():
     with pytest.raises(ValueError, match="y must be one of the classes"):
         model.partial_fit(X[:2], [3, 77])
     assert model.predict_proba(X[:5]).shape == (5, 10)
+
+
+# ---- Weights, sparse rows, tables
+
+
+def weighted_rows():
+    generator = np.random.default_rng(0)
+    X, y = load_digits(return_X_y=True)
+    few = y < 3
+    X, y = X[few][:60] / 16, y[few][:60]
+    return X, y, generator.integers(0, 4, len(X))
+
+
+@pytest.mark.parametrize("build", ESTIMATORS)
+def test_a_weight_is_a_row_that_is_there_so_often(build):
+    """With batches of all rows to rounding, for fit and for its step (lr=None)."""
+    X, y, weights = weighted_rows()
+    model = build(steps=100, batch=1000, random_state=0)
+    weighted = clone(model).fit(X, y, sample_weight=weights)
+    repeated = clone(model).fit(X.repeat(weights, axis=0), y.repeat(weights))
+    np.testing.assert_allclose(weighted.coef_, repeated.coef_, rtol=1e-9, atol=1e-12)
+    scaled = clone(model).fit(X, y, sample_weight=weights * 7.0)
+    np.testing.assert_allclose(weighted.coef_, scaled.coef_, rtol=1e-9, atol=1e-12)
+    assert np.abs(clone(model).fit(X, y).coef_ - weighted.coef_).max() > 1e-3
+
+
+def test_minibatches_find_the_weighted_optimum():
+    X, y, weights = weighted_rows()
+    want = LogisticRegression(C=1 / (0.1 * weights.sum()), max_iter=1000).fit(X, y, sample_weight=weights)
+    model = LateClassifier(steps=4000, batch=8, l2=0.1, random_state=0).fit(X, y, sample_weight=weights)
+    assert np.abs(model.predict_proba(X) - want.predict_proba(X)).max() < 0.04
+
+
+def test_weights_of_partial_fit_are_factors_on_the_gradients():
+    X, y = diabetes()
+    weights = np.random.default_rng(0).random(200)
+    model = LateRegressor("sgd", lr=0.1, batch=50, l2=0.0).partial_fit(X[:200], y[:200], sample_weight=weights)
+    w = np.zeros(11)
+    for rows in np.split(np.arange(200), 4):
+        z = np.hstack([X[rows], np.ones((50, 1))])
+        w -= 0.1 * z.T @ (weights[rows] * (z @ w - y[rows])) / 50
+    np.testing.assert_allclose([*model.coef_, model.intercept_], w)
+
+
+@pytest.mark.parametrize("class_weight", ["balanced", {"a": 3.0, "b": 0.5}])
+def test_class_weights_are_sample_weights(class_weight):
+    X, y, weights = weighted_rows()
+    labels = np.array(["a", "b", "b"])[y]
+    of_rows = compute_sample_weight(class_weight, labels)
+    model = LateClassifier(steps=50, random_state=0)
+    want = clone(model).fit(X, labels, sample_weight=of_rows)
+    got = clone(model).set_params(class_weight=class_weight).fit(X, labels)
+    np.testing.assert_allclose(got.coef_, want.coef_)
+    both = clone(model).set_params(class_weight={"a": 2.0, "b": 1.0}).fit(X, labels, sample_weight=weights)
+    np.testing.assert_allclose(both.coef_, clone(model).fit(X, labels, weights * np.where(y == 0, 2, 1)).coef_)
+
+
+def test_balancing_a_stream_is_refused():
+    X, y, _ = weighted_rows()
+    with pytest.raises(ValueError, match="class_weight must be a dict or None for partial_fit"):
+        LateClassifier(class_weight="balanced").partial_fit(X, y, classes=range(3))
+
+
+def test_no_weight_at_all_is_refused():
+    X, y, weights = weighted_rows()
+    with pytest.raises(ValueError, match="at least one non-zero|must be positive for some row"):
+        LateClassifier().fit(X, y, sample_weight=0 * weights)
+    with pytest.raises(ValueError, match="sample_weight times class_weight must be positive for some row"):
+        LateClassifier(class_weight=dict.fromkeys(range(3), 0.0)).fit(X, y)
+    with pytest.raises(ValueError, match="Negative values"):
+        LateClassifier().fit(X, y, sample_weight=weights - 1)
+
+
+@pytest.mark.parametrize("build", ESTIMATORS)
+@pytest.mark.parametrize("format", ["csr", "csc", "coo"])
+def test_sparse_rows_are_the_dense_ones(build, format):
+    X, y, weights = weighted_rows()
+    X[:, :5] = 0  # columns without entries
+    sparse = scipy.sparse.csr_array(X).asformat(format)
+    model = build(steps=100, delays=3, random_state=0)
+    dense = clone(model).fit(X, y, sample_weight=weights)
+    got = clone(model).fit(sparse, y, sample_weight=weights)
+    np.testing.assert_allclose(got.coef_, dense.coef_, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(got.predict(sparse), dense.predict(X))
+    for part in (dense, got):
+        part.partial_fit(sparse if part is got else X, y)
+    np.testing.assert_allclose(got.coef_, dense.coef_, rtol=1e-6, atol=1e-9)
+
+
+def test_wide_sparse_rows_are_never_dense_at_once():
+    """2,000 texts over 50,000 words: dense they would take 800 MB."""
+    generator = np.random.default_rng(0)
+    X = scipy.sparse.random_array((2000, 50_000), density=2e-4, rng=generator, format="csr")
+    y = generator.integers(0, 2, 2000)
+    X = scipy.sparse.hstack([scipy.sparse.csr_array(y[:, None] * 1.0), X[:, 1:]], format="csr")
+    model = LateClassifier(steps=20, random_state=0)
+    assert largest_allocation(lambda: model.fit(X, y)) < 300e6
+    assert model.score(X, y) == 1.0
+
+
+def test_a_table_with_names():
+    X, y, weights = weighted_rows()
+    table = pandas.DataFrame(X, columns=[f"pixel {i}" for i in range(64)])
+    model = LateClassifier(steps=50, random_state=0).fit(table, pandas.Series(y), sample_weight=pandas.Series(weights))
+    assert list(model.feature_names_in_) == list(table.columns)
+    assert np.array_equal(model.coef_, clone(model).fit(X, y, sample_weight=weights).coef_)
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(table[table.columns[::-1]])
 
 
 # ---- Within scikit-learn

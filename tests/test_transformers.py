@@ -14,6 +14,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: pip insta
 from safetensors.torch import load_file  # noqa: E402
 
 from lategrad.integrations.transformers import OutputCallback  # noqa: E402
+from test_delayed_optimizer import example  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -152,3 +153,12 @@ def test_the_trainer_builds_the_optimizer_with_its_weight_decay(tmp_path):
     )  # fmt: skip
     training.train()
     assert sorted(group["weight_decay"] for group in training.optimizer.param_groups) == [0.0, 0.1]
+
+
+def test_the_example(capsys):
+    loss, query, shipped, same = example("transformers_training").main(["--steps", "40", "--delay", "2"])
+    assert loss < 4.2  # log 68 letters
+    assert query < 4.2
+    assert shipped
+    assert same
+    assert "bit for bit" in capsys.readouterr().out

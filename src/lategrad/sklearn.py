@@ -105,7 +105,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         targets = self._targets(y, first=True)
         weights = self._row_weights(X, y, sample_weight)
         if weights is not None:
-            require("sample_weight", sample_weight, weights.sum() > 0, "positive for some row")
+            require("sample_weight times class_weight", weights, weights.sum() > 0, "positive for some row")
             weights = weights * (len(weights) / weights.sum())
         problem, seed = self._problem(X, targets, weights), self._seed()
         rule = self._rule(problem)

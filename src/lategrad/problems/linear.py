@@ -30,7 +30,7 @@ from lategrad.support.runs import tensors
 from lategrad.support.validation import require, require_number
 
 _CHUNK = 4_000_000
-"""Scores held at once when the whole data set is evaluated: 16 MB in float32, kept near the caches."""
+"""Scores, or entries of rows made dense, held at once when all the data are evaluated: 16 MB in float32."""
 
 Self = TypeVar("Self", bound="LinearModel")
 Value = Callable[[Tensor, Tensor], Tensor]
@@ -133,6 +133,8 @@ class LinearModel(ABC):
         chunk: int, rows: Rows, targets: Tensor, weights: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor | float]]:
         """All rows with their targets and weights, a chunk at a time."""
+        if isinstance(rows, SparseRows):
+            chunk = max(1, min(chunk, _CHUNK // rows.width))
         of_chunks = itertools.repeat(1.0) if weights is None else weights.split(chunk)
         yield from zip(rows.split(chunk), targets.split(chunk), of_chunks, strict=False)
 
