@@ -182,7 +182,7 @@ GPT_RULES = (
     "steady-muon", "steady-adam", "adamw", "nadam", "schedule-free-adamw", "muon", "staleness-aware",
     "weight-prediction", "ringmaster-muon", "synchronous-adamw", "synchronous-muon",
 )  # fmt: skip
-_SOME = ("0", "64", "256")
+_SOME = ("0", "64")
 
 
 def _images(updates: int, **options: Any) -> tuple[Setting, ...]:
