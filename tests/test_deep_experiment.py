@@ -46,7 +46,7 @@ def small_data(tmp_path_factory):
 RULES = ("adamw", "gap-aware", "synchronous-muon")
 MLP = Setting("mlp", STEPS, 8, ("0", "8", "lognormal"), tuning_seeds=2, rules=RULES, evaluate=100)
 GPT = Setting(
-    "gpt", STEPS, 4, ("0",), rules=("muon", "synchronous-adamw"), evaluate=20, layers=1, width=8, micro_batch=7
+    "gpt", STEPS, 4, ("0",), rules=("muon", "synchronous-adamw"), evaluate=20, layers=1, width=8, micro_batch=50
 )
 TINY = Config((MLP, GPT), seeds=2, delays=("0", "8", "lognormal"), every_step=2)
 
@@ -88,16 +88,13 @@ def test_the_random_delays_have_the_mean_that_they_are_said_to_have():
 
 def test_what_is_measured_equals_plain_simulations(ran):
     _, section, _ = ran
-    checked = 0
-    for row in section.rows:
-        if row["rule"] != "adamw":
-            continue
+    rows = [row for row in section.rows if row["rule"] == "adamw"]
+    assert len(rows) == 3 * 5 * 2  # delays, steps, seeds
+    for row in rows[::7]:
         rule = build_rule("adamw", row["lr"], lg.WholeSpace())
         alone = lg.simulate(MLP.problem(8), rule, DELAYS[row["delay"]], STEPS, seed=row["seed"])
         assert row["loss"] == pytest.approx(alone.loss[-1].item(), rel=1e-3)
         assert row["test_loss"] == pytest.approx(alone.test_loss[-1].item(), rel=1e-3)
-        checked += 1
-    assert checked == 3 * 5 * 2  # delays, steps, seeds
 
 
 def test_an_anchor_has_as_many_gradients_and_as_many_rounds(ran):
