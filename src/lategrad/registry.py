@@ -18,7 +18,7 @@ from lategrad.learners import (
     OptimisticFTRL,
     OptimisticOGD,
 )
-from lategrad.rules import SGD, AnyRule, Anytime, Steady, StronglyConvexOGD, rivals
+from lategrad.rules import SGD, AnyRule, Anytime, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
 from lategrad.sets import Ball, Box, ConvexSet, L1Ball, Simplex, WholeSpace
 from lategrad.support.validation import Scalar
 
@@ -78,6 +78,8 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
         "lr",
         lambda lr, domain: Steady(lr, domain, per_coordinate=True),
     ),
+    "steady-adam": Entry("our own, for deep models: Adam's steps, averaged and braked", "lr", SteadyAdam),
+    "steady-muon": Entry("our own, for deep models: orthogonalised steps that look ahead", "lr", SteadyMuon),
     "anytime-dog": _anytime("dog", "Algorithm 1 with DoG (experimental)"),
     "anytime-dowg": _anytime("dowg", "Algorithm 1 with DoWG (experimental)"),
     "anytime-kt": _anytime("kt", "Algorithm 1 with coin betting (experimental)"),

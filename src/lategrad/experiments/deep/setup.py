@@ -202,7 +202,7 @@ CONFIGS = {
     ),
     "paper": Config(
         (
-            *_images(20_000, tuning_seeds=3),
+            *_images(20_000),
             Setting("gpt", 5_000, 16, _SOME, rules=GPT_RULES, evaluate=1024, layers=4, width=144, micro_batch=128),
         ),
         seeds=3,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from lategrad.rules.rule import as_dtype, first_query
@@ -61,7 +62,7 @@ class DANASlim:
     def init(self, x0: Tensor) -> DANASlimState:
         """Start at the projection of ``x0``, at rest."""
         x = first_query(self, x0)
-        return DANASlimState(x=x, velocity=0 * x)
+        return DANASlimState(x=x, velocity=torch.zeros_like(x))
 
     def query(self, state: DANASlimState) -> Tensor:
         """The iterate."""

@@ -68,7 +68,7 @@ class GapAware:
     def init(self, x0: Tensor) -> GapAwareState:
         """Start at the projection of ``x0``, at rest."""
         x = first_query(self, x0)
-        return GapAwareState(x=x, velocity=0 * x, mean_move=0 * x, t=per_run(x, 0))
+        return GapAwareState(x=x, velocity=torch.zeros_like(x), mean_move=torch.zeros_like(x), t=per_run(x, 0))
 
     def query(self, state: GapAwareState) -> Tensor:
         """The iterate."""

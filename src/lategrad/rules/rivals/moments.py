@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -19,7 +20,7 @@ class Moments(NamedTuple):
 
 def start_moments(x: Tensor) -> Moments:
     """Before any gradient: zero."""
-    return Moments(first=0 * x, second=0 * x)
+    return Moments(first=torch.zeros_like(x), second=torch.zeros_like(x))
 
 
 def next_moments(moments: Moments, grad: Tensor, beta1: float, beta2: float) -> Moments:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.blocks import Blocks
-from lategrad.rules.orthogonal import orthogonalise
+from lategrad.rules.orthogonal import matrix_steps
 from lategrad.rules.rivals.moments import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.rule import AVERAGES, as_dtype, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace
@@ -93,7 +92,7 @@ class Muon:
         """Start at the projection of ``x0``."""
         x = first_query(self, x0)
         mean = start_mean(x, self.average)
-        return MuonState(x=x, momentum=0 * x, moments=start_moments(x), mean=mean, t=per_run(x, 0))
+        return MuonState(x=x, momentum=torch.zeros_like(x), moments=start_moments(x), mean=mean, t=per_run(x, 0))
 
     def query(self, state: MuonState) -> Tensor:
         """The iterate."""
@@ -121,18 +120,10 @@ class Muon:
 
 
 def in_matrices(blocks: Blocks | None, momentum: Tensor, decay: Tensor, elsewhere: Tensor) -> Tensor:
-    """``0.2 sqrt(max(r, c)) orth(momentum) + decay`` on every matrix, and ``elsewhere`` on all other blocks."""
+    """The step along the momentum plus ``decay`` on every matrix, and ``elsewhere`` on all other blocks."""
     if blocks is None:
         return elsewhere
-    parts, matrices = blocks.split(elsewhere), blocks.split(momentum)
-    by_shape: dict[tuple[int, int], list[int]] = {}
-    for i, block in enumerate(blocks.parts):
-        if block.kind == "matrix":
-            by_shape.setdefault(block.matrix_shape, []).append(i)
-    runs, decays = momentum.shape[:-1], blocks.split(decay)
-    for shape, places in by_shape.items():  # matrices of one shape in one batch: fewer, larger products
-        alike = torch.stack([matrices[i].reshape(*runs, *shape) for i in places])
-        steps = 0.2 * math.sqrt(max(shape)) * orthogonalise(alike)
-        for i, step in zip(places, steps.unbind(), strict=True):
-            parts[i] = step.reshape(parts[i].shape) + decays[i]
-    return blocks.join(parts)
+    steps, decays, others = matrix_steps(blocks, blocks.split(momentum)), blocks.split(decay), blocks.split(elsewhere)
+    return blocks.join(
+        [steps[i] + decays[i] if block.kind == "matrix" else others[i] for i, block in enumerate(blocks.parts)]
+    )

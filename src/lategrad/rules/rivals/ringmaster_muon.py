@@ -75,7 +75,7 @@ class RingmasterMuon:
     def init(self, x0: Tensor) -> RingmasterMuonState:
         """Start at the projection of ``x0``."""
         x = first_query(self, x0)
-        return RingmasterMuonState(x=x, momentum=0 * x, made=per_run(x, 0))
+        return RingmasterMuonState(x=x, momentum=torch.zeros_like(x), made=per_run(x, 0))
 
     def query(self, state: RingmasterMuonState) -> Tensor:
         """The iterate."""

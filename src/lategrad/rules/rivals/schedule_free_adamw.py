@@ -75,7 +75,7 @@ class ScheduleFreeAdamW:
     def init(self, x0: Tensor) -> ScheduleFreeAdamWState:
         """x = z = the projection of ``x0``."""
         z = first_query(self, x0)
-        return ScheduleFreeAdamWState(z=z, x=z.clone(), second=0 * z, t=per_run(z, 0))
+        return ScheduleFreeAdamWState(z=z, x=z.clone(), second=torch.zeros_like(z), t=per_run(z, 0))
 
     def query(self, state: ScheduleFreeAdamWState) -> Tensor:
         """The point y between the iterate and the average."""
