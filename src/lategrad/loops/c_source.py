@@ -79,6 +79,7 @@ _ARITHMETIC: dict[Any, str] = {
     _aten.reciprocal.default: "1 / {0}",
     _aten.remainder.Scalar: "{0} - {1} * floor({0} / {1})",
     _aten.rsqrt.default: "1 / sqrt({0})",
+    _aten.rsub.Scalar: "{1} - {0}",
     _aten.sign.default: "({0} > 0) - ({0} < 0)",
     _aten.sqrt.default: "sqrt({0})",
     _aten.sub.Tensor: "{0} - {1}",

@@ -79,8 +79,8 @@ class PipeMare:
     def update(self, state: PipeMareState, grad: Tensor, delay: Tensor) -> PipeMareState:
         """One projected step of AdamW, shortened."""
         t = state.t + 1
-        power = 1 - (t / self.annealing).clamp(max=1)
-        lr = self.lr / delay.double().clamp(min=1) ** power
+        power = 1 - (t / self.annealing).clamp_max(1)
+        lr = self.lr * (-power * delay.double().clamp_min(1).log()).exp()  # lr / max(1, tau)^p
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
         direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
         return PipeMareState(x=self.domain.project(state.x - as_dtype(lr, grad) * direction), moments=moments, t=t)

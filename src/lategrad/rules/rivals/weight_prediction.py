@@ -77,7 +77,7 @@ class WeightPrediction:
 
     def query(self, state: WeightPredictionState) -> Tensor:
         """Where the iterate is expected to be."""
-        direction = self._direction(state.moments, state.t.clamp(min=1))  # zero before any update
+        direction = self._direction(state.moments, state.t.clamp_min(1))  # zero before any update
         ahead = as_dtype(self.lr * state.delay, state.x) * direction
         return self.domain.project(state.x - ahead)
 
