@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rivals.moments import Moments, geometric, next_moments, root_mean_square, start_moments
+from lategrad.rules.moments import Moments, geometric, next_moments, root_mean_square, start_moments
 from lategrad.rules.rule import as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run

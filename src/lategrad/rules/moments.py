@@ -1,4 +1,4 @@
-"""Adam's moving averages of gradients and of their squares, which several rivals share."""
+"""Adam's moving averages of gradients and of their squares."""
 
 from __future__ import annotations
 
