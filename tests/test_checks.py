@@ -227,9 +227,34 @@ class NotFiniteAtZero(lg.Ball):
         return x / x.norm(dim=-1, keepdim=True).clamp_min(0) * x.norm(dim=-1, keepdim=True).clamp_max(1.0)
 
 
+class TooSmallDiameter(lg.Ball):
+    def diameter_in(self, dim):
+        return 1.9 * self.radius
+
+
+class TooSmallSupport(lg.Ball):
+    def support(self, direction):
+        return 0.9 * super().support(direction)
+
+
+class TooLargeSupport(lg.Simplex):
+    def support(self, direction):
+        return super().support(direction) + 0.02 * direction.double().norm(dim=-1, keepdim=True)
+
+
+class NoSupport(lg.Ball):
+    @property
+    def support(self):
+        raise AttributeError
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
+        (TooSmallDiameter(1.0), "further apart than"),
+        (TooSmallSupport(1.0), "support is too small"),
+        (TooLargeSupport(), "support is larger than any point"),
+        (NoSupport(1.0), "has no support"),
         (TooShort(1.0), "variational|moved|twice"),
         (NotNearest(-1.0, 1.0), "variational"),
         (NotFiniteAtZero(1.0), "not finite"),

@@ -279,7 +279,10 @@ def check_set(domain: ConvexSet, *, dim: int = 6, seed: int = 0, compile: bool =
     r"""Put a convex set through all generic checks.
 
     The heart is the theorem that characterises the projection: :math:`p = \Pi_K(z)` if and only if p is in
-    K and :math:`\langle z - p, u - p \rangle \le 0` for all u in K.
+    K and :math:`\langle z - p, u - p \rangle \le 0` for all u in K. The diameter D and the support function h
+    must agree with it: :math:`\|u - v\| \le D` and :math:`\langle g, u \rangle \le h(g)` for all u, v in K,
+    :math:`h(g) + h(-g) \le D \|g\|`, and, from the characterisation at :math:`p = \Pi_K(s g)`,
+    :math:`h(g) \le \langle g, p \rangle + D \|p\| / s` for every s > 0.
 
     Args:
         domain: the set.
@@ -323,7 +326,39 @@ def check_set(domain: ConvexSet, *, dim: int = 6, seed: int = 0, compile: bool =
             _assert(bool(torch.isfinite(point).all()), f"{name}: not finite at {extreme.tolist()}")
             _assert(bool(domain.contains(point).all()), f"{name}: not in the set at {extreme.tolist()}")
 
+        _check_size(name, domain, p, feasible, tol)
         copy = pickle.loads(pickle.dumps(domain))
         _close(copy.project(z), p, f"{name}: a pickled copy behaves differently")
         if compile:
             _close(compiled(project)(z), p, f"{name}: the compiled projection differs", tol, tol)
+
+
+def _check_size(name: str, domain: ConvexSet, points: Tensor, feasible: Tensor, tol: float) -> None:
+    """The diameter and the support function, against the projection."""
+    for member in ("diameter_in", "support"):
+        _assert(hasattr(domain, member), f"{name}: has no {member}")
+    dim = points.shape[-1]
+    diameter = torch.as_tensor(domain.diameter_in(dim), dtype=torch.float64)
+    apart = norm(points.unsqueeze(1) - feasible)
+    _assert(
+        bool((apart <= diameter * (1 + tol) + tol).all()), f"{name}: two points are further apart than the diameter"
+    )
+
+    directions = _gradients(1, (20, dim), 7, points.dtype)[0]
+    far = domain.support(directions)
+    kind = f"{far.dtype} {tuple(far.shape)}"
+    _assert(far.dtype == torch.float64 and far.shape == (20, 1), f"{name}: support gives {kind}, not float64 (20, 1)")
+    zero, twice = domain.support(torch.zeros_like(directions)), domain.support(2 * directions)
+    _close(zero, torch.zeros_like(zero), f"{name}: the support function is not 0 at 0", 0.0, tol)
+    _close(twice, 2 * far, f"{name}: the support function of twice a direction is not twice", tol, tol)
+    size = norm(directions)
+    reached = directions.double() @ feasible.double().T
+    _assert(bool((reached <= far + tol * size * (1 + norm(feasible).T)).all()), f"{name}: support is too small")
+    if bool(torch.isfinite(diameter).all()):
+        width = far + domain.support(-directions)
+        slack = tol * size * (1 + diameter + far.abs() / size)
+        _assert(bool((width <= diameter * size + slack).all()), f"{name}: wider than its diameter")
+        scale = 1e3
+        p = domain.project(scale * directions.double())
+        reach = (directions.double() * p).sum(-1, keepdim=True) + diameter * norm(p) / scale
+        _assert(bool((far <= reach + slack).all()), f"{name}: support is larger than any point of the set reaches")

@@ -73,3 +73,8 @@ def spread(tree: object, x0: Tensor) -> Tensor:
 def per_run(x: Tensor, value: float) -> Tensor:
     """A float64 scalar for every run of ``x``: shape ``(*runs, 1)``."""
     return torch.full((*x.shape[:-1], 1), value, dtype=torch.float64, device=x.device)
+
+
+def wide_zeros(x: Tensor) -> Tensor:
+    """float64 zeros of the shape of ``x``, for sums that grow without bound."""
+    return torch.zeros_like(x, dtype=torch.float64)
