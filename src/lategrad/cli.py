@@ -201,6 +201,8 @@ def _rules(texts: Sequence[str], lrs: Sequence[float]) -> dict[str, RuleSpec]:
     rules, used = {}, False
     for text in texts:
         spec = read_rule(text)
+        label = ",".join(f"{name}={as_text(value)}" for name, value in _settings(spec).items())
+        label = f"{spec.name}:{label}" if label else spec.name  # a sweep's values are on its axes
         options, number = spec.entry.options, spec.entry.parameter
         if "lr" in options and "lr" not in spec.given:
             if lrs:
@@ -211,7 +213,7 @@ def _rules(texts: Sequence[str], lrs: Sequence[float]) -> dict[str, RuleSpec]:
             value = as_text(lrs[0])
             raise ValueError(f"--lr is not an option of rule {spec.name!r}: its number is {number}, "
                              f"write --rule {spec.name}:{number}={value}")  # fmt: skip
-        rules[text] = spec
+        rules[label if label not in rules else text] = spec
     if lrs and not used:
         raise ValueError(f"--lr {as_text(lrs[0])} is of no use: every rule says its own numbers")
     return rules

@@ -66,7 +66,9 @@ def table(contenders: list[Contender]) -> Table:
     """A row for every rule, delay and setting: means over seeds of the last record, the best of each delay marked."""
     several = any(len(contender.trace.axis("seed").values) > 1 for contender in contenders)
     swept = any(len(contender.trace.axes) > len(_PLACE) for contender in contenders)
-    columns = ["rule", "delay", *(["setting"] if swept else []), "accuracy", *(["spread"] if several else []), "loss"]
+    judged = any(contender.trace.accuracy is not None for contender in contenders)
+    shown = {"setting": swept, "accuracy": judged, "spread": judged and several}
+    columns = [name for name in ("rule", "delay", "setting", "accuracy", "spread", "loss") if shown.get(name, True)]
     result = Table(header_style="bold")
     for column in columns:
         result.add_column(column, justify="left" if column in ("rule", "delay") else "right")
