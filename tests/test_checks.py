@@ -1,5 +1,6 @@
 """Everything registered passes the shipped checks, and broken parts do not."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -237,12 +238,12 @@ def test_every_host_refuses_what_it_cannot_keep(broken):
 
 @dataclass(frozen=True, eq=False)
 class OneValue(Good):
-    """Its init makes one row, whatever its lr."""
+    """Computes with its lr as Python does."""
 
     lr: float | torch.Tensor = 0.1
 
     def update(self, state, grad, delay):
-        return State(self.domain.project(state.x - self.lr * grad), state.count + 1)
+        return State(self.domain.project(state.x - math.sqrt(self.lr) * grad), state.count + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,13 +251,26 @@ class OneNumber(OneValue):
     lr: float = 0.1
 
 
+@dataclass(frozen=True, eq=False)
+class MixesValues(OneValue):
+    def update(self, state, grad, delay):
+        return State(self.domain.project(state.x - torch.as_tensor(self.lr).mean() * grad), state.count + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class OneRow(OneValue):
+    def init(self, x0):
+        return State(self.domain.project(x0.flatten(0, -2).mean(0).clone()), torch.zeros(1))
+
+
 def test_a_rule_that_cannot_be_swept_is_told_so():
-    with pytest.raises(AssertionError, match="OneValue cannot be swept over lr: .* begin its init with first_query"):
-        check_rule(OneValue(), compile=False)
+    for broken in (OneValue, MixesValues):
+        with pytest.raises(AssertionError, match=f"{broken.__name__} cannot be swept over lr: .* compute with torch"):
+            check_rule(broken(), compile=False)
     with pytest.warns(UserWarning, match="OneNumber cannot be swept over lr"):
         check_rule(OneNumber(), compile=False)
-    with pytest.raises(ValueError, match="OneValue has hyper-parameters for runs of shape .* begin its init with"):
-        lg.simulate(Quadratic(), OneValue(lr=torch.tensor([[0.1], [0.2]])), 0, 10)
+    with pytest.raises(ValueError, match="OneRow has hyper-parameters for runs of shape .* begin its init with"):
+        lg.simulate(Quadratic(), OneRow(lr=torch.tensor([[0.1], [0.2]])), 0, 10)
 
 
 class GoodTicket(Good):

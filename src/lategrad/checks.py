@@ -206,8 +206,8 @@ def _check_sweeps(rule: AnyRule[Any], dim: int, seed: int) -> None:
             _close(got, torch.stack([_outputs(one, (dim,), seed) for one in singles]), "the runs differ", 1e-9, 1e-12)
         except (AssertionError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
-            message = (f"rule {type(rule).__name__} cannot be swept over {name}: {reason} (begin init with first_query("
-                       f"self, x0), and compute with a tensor of shape (*runs, 1) as with a number)")  # fmt: skip
+            message = (f"rule {type(rule).__name__} cannot be swept over {name}: {reason} (a sweep makes it a tensor of "
+                       f"shape (*runs, 1): compute with torch, and branch on nothing)")  # fmt: skip
             if option.sweeps:
                 raise AssertionError(message) from None
             warnings.warn(message, stacklevel=3)
@@ -216,7 +216,7 @@ def _check_sweeps(rule: AnyRule[Any], dim: int, seed: int) -> None:
 def _outputs(rule: AnyRule[Any], shape: tuple[int, ...], seed: int) -> Tensor:
     """The output after three updates; every run gets the same gradients."""
     grads = _gradients(3, shape[-1:], seed)
-    state = first_state(rule, _gradients(1, shape[-1:], seed + 1)[0])
+    state = first_state(rule, _gradients(1, shape[-1:], seed + 1)[0].expand(shape))
     _assert(rule.query(state).shape == shape, f"the query has shape {tuple(rule.query(state).shape)}, not {shape}")
     for grad in grads:
         state = apply_update(rule, state, grad.expand(shape), torch.tensor(0), issue_ticket(rule, state))
