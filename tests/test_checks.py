@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lategrad as lg
-import transcriptions as plain
+from helpers import transcriptions as plain
 from lategrad.checks import check_learner, check_rule, check_set
 from lategrad.problems import Quadratic
 from lategrad.registry import LEARNERS, RULES, build_rule, parse_set

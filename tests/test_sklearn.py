@@ -16,8 +16,8 @@ from sklearn.preprocessing import StandardScaler, scale
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import lategrad as lg
+from helpers.examples import example
 from lategrad.sklearn import LateClassifier, LateRegressor
-from test_delayed_optimizer import example
 
 ESTIMATORS = [LateClassifier, LateRegressor]
 
