@@ -206,8 +206,8 @@ def _check_sweeps(rule: AnyRule[Any], dim: int, seed: int) -> None:
             _close(got, torch.stack([_outputs(one, (dim,), seed) for one in singles]), "the runs differ", 1e-9, 1e-12)
         except (AssertionError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
-            message = (f"rule {type(rule).__name__} cannot be swept over {name}: {reason} (in a sweep it is a tensor of "
-                       f"shape (*runs, 1): compute with torch, and branch on nothing)")  # fmt: skip
+            message = (f"rule {type(rule).__name__} cannot be swept over {name}: {reason} (a sweep makes it a tensor "
+                       f"of shape (*runs, 1): compute with torch, and branch on nothing)")  # fmt: skip
             if option.sweeps:
                 raise AssertionError(message) from None
             warnings.warn(message, stacklevel=3)
