@@ -36,7 +36,8 @@ def test_sets(name):
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("name", LEARNERS)
 def test_learners(name, domain):
-    check_learner(LEARNERS[name].build(0.7, DOMAINS[domain]), compile=domain == "ball")
+    compile = (name, domain) == ("ogd", "ball")  # the others are compiled inside their anytime rules
+    check_learner(LEARNERS[name].build(0.7, DOMAINS[domain]), compile=compile)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)

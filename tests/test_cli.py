@@ -152,6 +152,16 @@ def test_a_pause_for_a_worker_that_is_not_there_is_said(capsys):
     assert "warning: --slow 9=constant:1 is of no use unless workers join" in err
 
 
+def test_a_rule_may_have_a_set_of_its_own(capsys):
+    command = ["simulate", "--problem", "quadratic", "--steps", "20", "--rule", "sgd:lr=0.1,domain=box:0,1"]
+    code, out, err = run(capsys, *command)
+    assert code == 0, err
+    assert "domain=box:0,1" in out
+    code, _, err = run(capsys, *command, "--domain", "ball:2")
+    assert code == 2
+    assert "rule 'sgd' has its own" in err
+
+
 def test_version_and_short_help(capsys):
     assert run(capsys, "--version")[:2] == (0, f"lategrad {lg.__version__}\n")
     for arguments in (["-h"], ["simulate", "-h"]):

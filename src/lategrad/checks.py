@@ -412,7 +412,7 @@ def check_set(domain: ConvexSet, *, dim: int = 6, seed: int = 0, compile: bool =
         _check_size(name, domain, p, feasible, tol)
         copy = pickle.loads(pickle.dumps(domain))
         _close(copy.project(z), p, f"{name}: a pickled copy behaves differently")
-        if compile:
+        if compile and dtype == torch.float32:  # where fused operations round most differently
             _close(compiled(project)(z), p, f"{name}: the compiled projection differs", tol, tol)
 
 

@@ -32,6 +32,7 @@ from lategrad.serve.settings import ENGINES
 from lategrad.serve.training import TrainingError, saved_config
 from lategrad.serve.training import resume as resume_training
 from lategrad.serve.training import train as run_training
+from lategrad.sets import ConvexSet
 from lategrad.simulate import simulate as run_simulation
 from lategrad.support.options import as_text, load_object, options_of, own_target, parse_options
 from lategrad.support.validation import did_you_mean
@@ -168,7 +169,7 @@ def simulate(
     The table shows the final accuracy and loss of the rule's output, averaged over seeds. With --out the same is
     written as CSV, with a figure, and the trace of every rule, which `lategrad.Trace.load` reads.
     """
-    the_set = parse_set(domain)
+    the_set = _set(domain)
     the_problem = _problem(problem, model, preprocess, batch, sampling, l2)
     rules = _rules(rule, lr or [])
     built = {label: spec.build(the_set) for label, spec in rules.items()}
@@ -203,6 +204,7 @@ def _rules(texts: Sequence[str], lrs: Sequence[float]) -> dict[str, RuleSpec]:
         spec = read_rule(text)
         label = ",".join(f"{name}={as_text(value)}" for name, value in _settings(spec).items())
         label = f"{spec.name}:{label}" if label else spec.name  # a sweep's values are on its axes
+        label = text if spec.domain is not None else label
         options, number = spec.entry.options, spec.entry.parameter
         if "lr" in options and "lr" not in spec.given:
             if lrs:
@@ -332,7 +334,7 @@ def replay(
     _confirm_own_code(command, problem=problem, **({} if rule else {"rule": None}))
     if out is not None:
         require_new(out, overwrite)
-    the_problem, the_set = _problem_of(command), parse_set(domain or command["domain"])
+    the_problem, the_set = _problem_of(command), _set(domain or command["domain"])
     own_lr = [] if rule or command["lr"] is None else [command["lr"]]
     rules = _rules(rule or [command["rule"]], lr or own_lr)
     contenders = []
@@ -364,7 +366,12 @@ def _rule_of(command: dict[str, Any]) -> AnyRule[Any]:
     (spec,) = _rules([command["rule"]], [] if command["lr"] is None else [command["lr"]]).values()
     if spec.swept:
         raise ValueError(f"--rule {command['rule']}: a training has one value of {spec.swept[0]}; simulate sweeps")
-    return spec.build(parse_set(command["domain"]))
+    return spec.build(_set(command["domain"]))
+
+
+def _set(text: str) -> ConvexSet | None:
+    """The set of --domain; None for the default, which leaves the word to the rule."""
+    return None if text == "whole" else parse_set(text)
 
 
 def _from_anywhere(text: str) -> str:
@@ -489,7 +496,10 @@ def _own_problem(module: str, name: str, options: str) -> Problem:
     if not callable(make):
         raise ValueError(f"--problem {module}:{name} must be a class, or a function that makes a problem")
     given = parse_options(options, options_of(make), f"problem {name!r}")
-    made = make(**{option: values[0] for option, values in given.items()})
+    for option, values in given.items():
+        if len(values) > 1:
+            raise ValueError(f"{option} of problem {name!r} takes one value: rules sweep, problems do not")
+    made = make(**{option: value for option, (value,) in given.items()})
     missing = [member for member in _PROBLEM_MEMBERS if not hasattr(made, member)]
     if missing:
         raise ValueError(f"--problem {module}:{name} made a {type(made).__name__}, which has no {', '.join(missing)}")
