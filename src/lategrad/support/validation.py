@@ -46,7 +46,8 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     >>> did_you_mean("anytime-sdg", ["anytime-sgd", "sgd", "steady"])
     "; did you mean 'anytime-sgd'?"
     """
-    near = difflib.get_close_matches(name, list(valid), n=1)
+    others = [word for word in valid if word != name]
+    near = difflib.get_close_matches(name, others, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
