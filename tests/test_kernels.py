@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 import lategrad as lg
+from helpers.parameters import flat, parameters, pure_run, set_grads
 from lategrad.loops.c_source import CHUNK, UnsupportedError, emit
 from lategrad.loops.kernels import Kernels
 from lategrad.optim import AnytimeSGD, Delayed, FromRule, group_step
 from lategrad.registry import RULES, build_rule
-from test_optim import flat, parameters, pure_run, set_grads
 
 SHAPES = [(3, 4), (CHUNK + 5,), (), (2, 3, 2, 2)]
 DIM = CHUNK + 42

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lategrad as lg
-import transcriptions as plain
+from helpers import transcriptions as plain
 from lategrad import rivals
 from lategrad.learners import Linear
 from lategrad.rules import Block, Blocks, apply_update, issue_ticket

@@ -6,6 +6,7 @@ from lategrad import delays, problems, serve, theory
 from lategrad.delays import clocks
 from lategrad.inplace import in_place
 from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
+from lategrad.registry import parse_rule, parse_set
 from lategrad.replay import replay
 from lategrad.rules import SGD, Anytime, Blocks, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
 from lategrad.serve.training import resume, train
@@ -47,6 +48,8 @@ __all__ = [
     "delays",
     "in_place",
     "optim",
+    "parse_rule",
+    "parse_set",
     "problems",
     "replay",
     "resume",

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from lategrad.delays import Constant, Cyclic, DelayModel, Recorded, Regimes, Uniform
+from lategrad.delays import DelayModel, Recorded, as_delay_model
 from lategrad.delays.model import require_count
-from lategrad.delays.specs import parse
 from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
 from lategrad.support.validation import require
 
@@ -25,39 +24,6 @@ class Late(NamedTuple):
     grads: list[Tensor | None]
     """One for each parameter of all groups."""
     tickets: Tickets | None
-
-
-def largest_delay(model: DelayModel | int) -> int | None:
-    """The largest delay that a model can give; None when it has no bound or does not say.
-
-    >>> largest_delay(parse("regimes:100*3;uniform:0,9")), largest_delay(parse("geometric:5"))
-    (9, None)
-    """
-    if isinstance(model, int):
-        return model
-    if isinstance(model, Constant):
-        return model.delay
-    if isinstance(model, Uniform):
-        return model.high
-    if isinstance(model, Cyclic):
-        return max(model.sequence)
-    if isinstance(model, Recorded):
-        return int(model.delays.max()) if len(model.delays) else 0
-    if isinstance(model, Regimes):
-        parts = [largest_delay(part) for _, part in model.parts]
-        known = [part for part in parts if part is not None]
-        return max(known) if len(known) == len(parts) else None
-    return None
-
-
-def _as_model(delays: DelayModel | int | str) -> DelayModel:
-    if isinstance(delays, str):
-        return parse(delays)
-    if isinstance(delays, int) and not isinstance(delays, bool):
-        return Constant(delays)
-    if not isinstance(delays, DelayModel):
-        raise ValueError(f"delays must be an integer, a delay model or a text for one, got {delays!r}")
-    return delays
 
 
 class Delayed(Optimizer):
@@ -135,10 +101,10 @@ class Delayed(Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("LBFGS computes several gradients in each step: they cannot be delayed")
-        delays = _as_model(delays)
+        delays = as_delay_model(delays)
         require("delays", delays, not delays.needs_labels, "a model that does not need labels")
         if max_delay is None:
-            max_delay = largest_delay(delays)
+            max_delay = delays.largest
         if max_delay is None:
             raise ValueError(f"max_delay must be given, to bound the memory: {delays!r} has no largest delay")
         require_count("max_delay", max_delay)

@@ -22,7 +22,7 @@ from lategrad.loops.c_source import UnsupportedError, emit
 from lategrad.loops.kernels import Kernels, Place
 from lategrad.optim.pieces import Layout, Pieces, blocks_of, is_dense, joined
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
-from lategrad.support.runs import map_tensors, tensors
+from lategrad.support.runs import leaf_names, map_tensors, require_state, tensors
 
 MOST_BLOCKS = {"cpu": 24, "cuda": 64}
 """Through torch's compiler, how many tensors are updated where they are, at most: each costs compilation time. The
@@ -39,15 +39,6 @@ State = Mapping[Tensor, dict[str, Tensor]]
 
 Scalars = list[dict[str, Tensor]]
 """For each vector of a group, the parts of the rule's state that do not grow with the vector."""
-
-
-def leaf_names(tree: Any, prefix: str = "") -> list[str]:
-    """A name for every tensor of a state, such as ``learner.w``."""
-    if isinstance(tree, Tensor):
-        return [prefix]
-    fields = tree._fields if hasattr(tree, "_fields") else map(str, range(len(tree)))
-    prefix = f"{prefix}." if prefix else ""
-    return [name for field, child in zip(fields, tree, strict=True) for name in leaf_names(child, prefix + field)]
 
 
 def same_objects(before: list[Tensor], now: list[Tensor]) -> bool:
@@ -73,6 +64,7 @@ class Vector:
         # The structure of the state, without memory: rules do not look at values.
         shadow = map_tensors(lambda t: t.to("meta"), rule)
         self.template = shadow.init(torch.empty(self.size, dtype=self.dtype, device="meta"))
+        require_state(self.template, type(rule).__name__)
         self.leaves: list[Tensor] = tensors(self.template)
         self.names = leaf_names(self.template)
         query = shadow.query(self.template)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from lategrad.optim.group_step import GroupStep, same_objects
+from lategrad.registry import parse_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
@@ -312,7 +313,7 @@ class FromRule(RuleOptimizer):
 
     Args:
         params: as for any optimizer; a group may have a ``rule`` of its own.
-        rule: one run of any rule (no hyper-parameter with a dimension of runs).
+        rule: one run of any rule (no hyper-parameter with a dimension of runs), or a text such as ``"steady:lr=1"``.
         maximize: ascend instead of descend.
         per_parameter: each parameter is a vector of its own, with its own projection and its own norms,
             instead of the whole group.
@@ -336,12 +337,13 @@ class FromRule(RuleOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        rule: AnyRule[Any],
+        rule: AnyRule[Any] | str,
         *,
         maximize: bool = False,
         per_parameter: bool = False,
         compile: bool | None = None,
     ) -> None:
+        rule = parse_rule(rule) if isinstance(rule, str) else rule
         super().__init__(params, {"rule": rule}, maximize=maximize, per_parameter=per_parameter, compile=compile)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
-from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
+from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket
 from lategrad.serve.checkpoint import Checkpoint, newest, save_checkpoint
 from lategrad.serve.update import update_of
 from lategrad.serve.updates import LogMark, UpdateLog
-from lategrad.support.runs import owned, tensors
+from lategrad.support.runs import tensors
 from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
 
@@ -159,7 +159,7 @@ class Server:
         self.record_every = record_every or max(1, steps // 10)
         self.checkpoint_every, self.keep, self.max_refusals = checkpoint_every, keep, max_refusals
         self.folder = folder
-        self.state = owned(rule.init(problem.start()))
+        self.state = first_state(rule, problem.start())
         query = rule.query(self.state)
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype = query.shape[-1], query.dtype

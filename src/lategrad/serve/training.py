@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from lategrad.problems.problem import Problem
+from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.checkpoint import checkpoint_paths, locked, newest
 from lategrad.serve.control import requested_workers, stop_on_signals
@@ -39,7 +40,7 @@ _LONGEST_BACKOFF = 5.0
 
 def train(
     problem: Problem,
-    rule: AnyRule[Any],
+    rule: AnyRule[Any] | str,
     *,
     steps: int,
     workers: int | str = 4,
@@ -67,7 +68,7 @@ def train(
     Args:
         problem: the objective; any :class:`~lategrad.problems.Problem`, such as
             :class:`~lategrad.problems.ModuleProblem` for an ``nn.Module``.
-        rule: the server rule.
+        rule: the server rule, or a text such as ``"steady:lr=1"``.
         steps: updates to make in all.
         workers: how many; can be changed while it runs (:class:`Training`, or the file ``out/workers``).
             On Ray also ``"2:8"``: between 2 and 8, as many as the cluster has CPUs for.
@@ -117,7 +118,7 @@ def train(
 
 
 def resume(
-    out: str | Path, problem: Problem, rule: AnyRule[Any], *, progress: bool | None = None, **changes: Any
+    out: str | Path, problem: Problem, rule: AnyRule[Any] | str, *, progress: bool | None = None, **changes: Any
 ) -> Trace:
     """Go on with a run from its newest whole checkpoint: state, version, sample streams and trace.
 
@@ -144,8 +145,9 @@ def resume(
 
 
 def _make_training(
-    problem: Problem, rule: AnyRule[Any], settings: Settings, folder: Path | None, progress: bool | None
+    problem: Problem, rule: AnyRule[Any] | str, settings: Settings, folder: Path | None, progress: bool | None
 ) -> Training | ClusterTraining:
+    rule = as_rule(rule)
     if settings.engine != "ray":
         return Training(problem, rule, settings, folder, progress)
     try:

@@ -121,7 +121,7 @@ class Setting:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             module = {"mlp": mlp, "cnn": cnn}[self.model]()
-        data = dataset("fashion-mnist", "standardise")
+        data = dataset("fashion-mnist", "standardise-globally")
         return ModuleProblem(module, data, batch=batch, evaluate=self.evaluate, micro_batch=self.micro_batch)
 
     def describe(self) -> dict[str, Any]:

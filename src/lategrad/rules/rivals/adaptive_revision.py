@@ -84,7 +84,9 @@ class AdaptiveRevision:
         x = first_query(self, x0)
         ones = torch.ones_like(x, dtype=torch.float64)
         mean = start_mean(x, self.average)
-        return AdaptiveRevisionState(x=x, grad_sum=0 * ones, z=ones, z_max=ones.clone(), mean=mean, t=per_run(x, 0))
+        return AdaptiveRevisionState(
+            x=x, grad_sum=torch.zeros_like(ones), z=ones, z_max=ones.clone(), mean=mean, t=per_run(x, 0)
+        )
 
     def query(self, state: AdaptiveRevisionState) -> Tensor:
         """The iterate."""

@@ -74,7 +74,7 @@ class UniXGrad:
     def init(self, x0: Tensor) -> UniXGradState:
         r""":math:`y_0 = \tilde z_1`, the projection of ``x0``."""
         y = first_query(self, x0)
-        return UniXGradState(y=y, mean=y.clone(), hint=0 * y, surprise=per_run(y, 0), t=per_run(y, 0))
+        return UniXGradState(y=y, mean=y.clone(), hint=torch.zeros_like(y), surprise=per_run(y, 0), t=per_run(y, 0))
 
     def query(self, state: UniXGradState) -> Tensor:
         r""":math:`\tilde z_r` in the first half of a round, :math:`\bar x_r` in the second."""
