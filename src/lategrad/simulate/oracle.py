@@ -29,6 +29,7 @@ from torch import Tensor
 
 from lategrad.delays import Arrivals, Constant, DelayModel
 from lategrad.delays.specs import parse
+from lategrad.delays.stages import StageDelays
 from lategrad.inplace import compiled, in_place
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule, issue_ticket
@@ -43,7 +44,7 @@ _CHUNK = 256  # updates whose samples and slots are loaded at once
 _COMPILE_FROM = 2_000  # updates from which compiling (seconds) pays on the CPU
 _OWN_STREAM = 0x73747265616D  # tag: runs that do not share samples draw from seeds of their own
 
-Delays = DelayModel | int | str
+Delays = DelayModel | StageDelays | int | str
 
 
 def simulate(
@@ -66,7 +67,9 @@ def simulate(
         problem: the objective and its oracle.
         rule: the server rule; hyper-parameters of shape ``(*runs, 1)`` make it a sweep.
         delays: a delay model, an integer for a constant delay, a specification such as
-            ``"lognormal:7,0.4"``, or a list of those, which adds an axis of runs.
+            ``"lognormal:7,0.4"``, delays by stage, or a list of those, which adds an axis of runs. By stage
+            (:func:`~lategrad.delays.by_stage`) each block of the query is that of its own past version; the rule,
+            and the trace, are told the longest delay.
         steps: T, the number of updates.
         seed: of samples and delays; a list adds an axis of runs.
         record_every: updates between two records of loss and accuracy (they look at all the data); by
@@ -99,10 +102,12 @@ def simulate(
     require("delays", delays, len(models) > 0, "at least one delay model")
     parsed = tuple(_as_model(model) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
+    profiles = [model if isinstance(model, StageDelays) else None for model in parsed]
 
     device = require_device("device", device)
     simulation = Simulation(problem.to(device), map_tensors(lambda leaf: leaf.to(device), rule), arrivals, seeds,
-                             share_samples, compile if compile is not None else steps >= _COMPILE_FROM)  # fmt: skip
+                             share_samples, compile if compile is not None else steps >= _COMPILE_FROM,
+                             profiles)  # fmt: skip
     single = (isinstance(seed, int), not isinstance(delays, Sequence) or isinstance(delays, str))
     axes = [Axis("seed", seeds), Axis("delay", tuple(_label(m) for m in models)), *simulation.rule_axes(rule)]
     config = {
@@ -134,7 +139,10 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
-def _as_model(value: Delays) -> DelayModel:
+def _as_model(value: Delays) -> DelayModel | StageDelays:
+    if isinstance(value, StageDelays):
+        require("delays", value, value.stashing, "with stashing: a problem takes its gradient at one point")
+        return value
     if isinstance(value, str):
         return parse(value)
     if isinstance(value, int):
@@ -149,7 +157,10 @@ def _label(value: Delays) -> int | str:
     return value if isinstance(value, int | str) else repr(value)
 
 
-def _draw(model: DelayModel, problem: Problem, steps: int, seed: int, share_samples: bool) -> Arrivals:
+def _draw(model: DelayModel | StageDelays, problem: Problem, steps: int, seed: int, share_samples: bool) -> Arrivals:
+    if isinstance(model, StageDelays):
+        require("delays", model, model.blocks.size == problem.dim, f"of the problem's {problem.dim} entries")
+        return Constant(model.largest).draw(steps, seed)
     if not model.needs_labels:
         return model.draw(steps, seed)
     require("share_samples", share_samples, share_samples, "True when delays depend on the samples")
@@ -169,6 +180,7 @@ class Simulation:
         seeds: tuple[int, ...],
         share_samples: bool,
         compile: bool | Literal["rule"],
+        profiles: Sequence[StageDelays | None] | None = None,
     ) -> None:
         self.problem, self.rule, self.arrivals = problem, rule, arrivals
         x0 = problem.start()
@@ -180,14 +192,17 @@ class Simulation:
         self.sequences = len(seeds) * len(arrivals[0])
         self.delays = torch.stack([torch.stack([a.delays for a in row], dim=-1) for row in arrivals], dim=1)
 
-        plans = _plans(arrivals)
+        profiles = profiles or [None] * len(arrivals[0])
+        plans, stage_of = _plans(arrivals, profiles), _stage_of(profiles, len(seeds), self.shape[-1])
         width = query.numel() // self.sequences
         ticket = issue_ticket(rule, self.state)
         self.ticket_shape, self.no_ticket = ticket.shape, ticket[..., :0]
         ticket_width = ticket.numel() // self.sequences
         _check_memory(History.bytes_needed(plans, width + ticket_width, query.element_size()), query.device)
-        self.queries = History(plans, width, query)
-        self.tickets = History(plans, ticket_width, ticket) if ticket_width else None
+        self.queries = History(plans, width, query, stage_of)
+        by_entry = stage_of is None or ticket_width in (0, width)
+        require("rule", describe(rule), by_entry, "one whose ticket has the blocks of the query, with delays by stage")
+        self.tickets = History(plans, ticket_width, ticket, stage_of) if ticket_width else None
 
         streams = self.shape[:-1] if not share_samples else self.shape[:1]
         self.streams = torch.Size(streams)
@@ -284,16 +299,26 @@ class _Chunk:
         return self
 
 
-def _plans(arrivals: list[list[Arrivals]]) -> list[SlotPlan]:
+def _plans(arrivals: list[list[Arrivals]], profiles: Sequence[StageDelays | None]) -> list[SlotPlan]:
     """A plan for every sequence of delays; equal sequences (constant delays of several seeds) share one."""
-    plans: dict[bytes, SlotPlan] = {}
+    plans: dict[tuple[object, bytes], SlotPlan] = {}
     ordered = []
-    for one in (one for row in arrivals for one in row):
-        key = one.delays.numpy().tobytes()
+    for one, profile in ((one, profile) for row in arrivals for one, profile in zip(row, profiles, strict=True)):
+        delays = one.delays if profile is None else torch.minimum(one.delays[:, None], torch.tensor(profile.distinct))
+        key = delays.shape, delays.numpy().tobytes()
         if key not in plans:
-            plans[key] = plan_slots(one.delays)
+            plans[key] = plan_slots(delays)
         ordered.append(plans[key])
     return ordered
+
+
+def _stage_of(profiles: Sequence[StageDelays | None], seeds: int, dim: int) -> Tensor | None:
+    """For each sequence and each entry the position of its delay among those of its profile."""
+    if not any(profiles):
+        return None
+    whole = torch.zeros(dim, dtype=torch.int64)
+    of_models = [whole if profile is None else profile.of_entries() for profile in profiles]
+    return torch.stack(of_models).repeat(seeds, 1)
 
 
 def _check_memory(needed: int, device: torch.device) -> None:
