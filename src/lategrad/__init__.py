@@ -11,6 +11,9 @@ from lategrad.rules import SGD, Anytime, Blocks, Steady, StronglyConvexOGD, riva
 from lategrad.serve.training import resume, train
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
 from lategrad.simulate import simulate
+from lategrad.staleness import Staleness, StalenessGate
+from lategrad.synchronous import check_synchronous
+from lategrad.tolerance import Tolerance, tolerance
 from lategrad.trace import Trace
 
 if TYPE_CHECKING:
@@ -37,10 +40,14 @@ __all__ = [
     "OptimisticOGD",
     "Product",
     "Simplex",
+    "Staleness",
+    "StalenessGate",
     "Steady",
     "StronglyConvexOGD",
+    "Tolerance",
     "Trace",
     "WholeSpace",
+    "check_synchronous",
     "clocks",
     "delays",
     "in_place",
@@ -52,6 +59,7 @@ __all__ = [
     "serve",
     "simulate",
     "theory",
+    "tolerance",
     "train",
 ]
 

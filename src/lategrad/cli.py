@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lategrad.commands import tolerance as tolerance_command
 from lategrad.delays import specs as delay_specs
 from lategrad.experiments.reproduce import PARTS
 from lategrad.experiments.reproduce import reproduce as run_reproduction
@@ -42,7 +43,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-_REPEATED = ("--rule", "--lr", "--delay", "--slow")
+_REPEATED = ("--rule", "--lr", "--delay", "--slow", "--optimizer")
 """Options that take several values after one name: ``--lr 0.1 0.3 1``."""
 
 _DEFAULTS: dict[str, list[Any]] = {"rule": ["anytime-sgd"], "lr": [0.1], "delay": ["constant:0"]}
@@ -68,6 +69,9 @@ Domain = Annotated[str, typer.Option(help="Constraint such as ball:5, or whole."
 Steps = Annotated[int, typer.Option(help="Server updates.")]
 RecordEvery = Annotated[int | None, typer.Option(help="Updates between records; by default ten records.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+
+
+app.command()(tolerance_command.tolerance)
 
 
 @app.callback()
