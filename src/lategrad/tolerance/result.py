@@ -50,7 +50,7 @@ class Point:
     slowdown: float | None
     """How many times as many updates the best number that both reached took, where the numbers were given over time."""
     verdict: str
-    """"free", "tax", "floor", "diverged" or "costs" (see :meth:`Tolerance.verdict`)."""
+    """"free", "unclear", "tax", "floor", "diverged" or "costs" (see :meth:`Tolerance.verdict`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,8 @@ class Tolerance:
     def verdict(self, optimizer: str, delay: int) -> str:
         """What kind of price a delay has.
 
-        - "free": the gap is within ``cost`` of the number without delay, or within two standard errors of seeds.
+        - "free": the gap is within ``cost`` of the number without delay.
+        - "unclear": it is not, but within two standard errors of the seeds; more seeds would tell.
         - "diverged": the number is not finite.
         - "tax": it costs, but the number is still improving, fast enough that more updates would pay the gap back:
           at the pace of the last third, within ten more such thirds.
@@ -149,8 +150,10 @@ class Tolerance:
             return "diverged"
         gaps = self._worse(numbers, without)
         noise = 2 * _deviation(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
-        if gaps.mean() <= max(self.cost * abs(without.mean()), noise):
+        if gaps.mean() <= self.cost * abs(without.mean()):
             return "free"
+        if gaps.mean() <= noise:
+            return "unclear"
         _, values = self.curve(optimizer, delay)
         if len(values) < _FEWEST_RECORDS or not np.isfinite(values).all():
             return "costs"

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("optimizer", "delay", "number", "gap to delay 0", "updates", "rounds", "slower by", "verdict")
 _MEANING = {
-    "free": "the gap is within the cost that was allowed, or within two standard errors of the seeds",
+    "free": "the gap is within the cost that was allowed",
+    "unclear": "the gap is larger, but within two standard errors of the seeds: more seeds would tell",
     "tax": "it costs, and is still improving fast enough that more updates would pay it back",
     "floor": "it costs, and has stopped improving, or is too slow to pay it back",
     "costs": "it costs; the training gave too few numbers over time to say more",
