@@ -189,6 +189,7 @@ def train(
     ahead: Annotated[
         int, typer.Option(help="Jobs a worker holds beside the one it is at: faster for short gradients, more delay.")
     ] = 0,
+    max_delay: Annotated[int | None, typer.Option(help="Drop gradients that are later; by default none is.")] = None,
     deadline: Annotated[float, typer.Option(help="Seconds until a silent worker is taken for hung.")] = 300.0,
     record_every: RecordEvery = None,
     out: Annotated[
@@ -218,8 +219,8 @@ def train(
     trace = run_training(
         the_problem, the_rule, steps=steps, workers=workers, engine=engine, address=address, shards=shards,
         seed=seed, device=device,
-        slow=_pauses(slow or []), ahead=ahead, deadline=deadline, record_every=record_every, out=out,
-        checkpoint_every=checkpoint_every, log=log, notes={"command": command},
+        slow=_pauses(slow or []), ahead=ahead, max_delay=max_delay, deadline=deadline, record_every=record_every,
+        out=out, checkpoint_every=checkpoint_every, log=log, notes={"command": command},
     )  # fmt: skip
     _finish_training(trace, out)
 
@@ -307,8 +308,8 @@ def _finish_training(trace: Trace, out: Path | None) -> None:
         summary = trace.delay_summary()
         delays = f", delay mean {summary.mean:.1f} max {summary.max}"
     typer.echo(f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {_result(trace)}{delays}")
-    for what in ("refusals", "replaced"):
-        if counts := trace.config[what]:
+    for what in ("refusals", "too_late", "replaced"):
+        if counts := trace.config.get(what):
             typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
     if out is not None:
         trace.to_csv(out / "results.csv")
