@@ -341,10 +341,14 @@ class StalenessGate:
         for worker in self.applied:
             if self.share(worker) < _VANISHED and worker not in self._warned:
                 self._warned.add(worker)
+                dropped = self.dropped[worker]
+                reason = (
+                    f"{dropped} dropped as older than {self.max_age}: a larger max_age, or policy='weigh', uses them"
+                )
                 warnings.warn(
                     f"worker {worker} nearly vanishes: {self.applied[worker]} of {sum(self.applied.values())} updates "
-                    f"are its own, {self.share(worker):.1%} of its fair share ({self.dropped[worker]} dropped as older "
-                    f"than {self.max_age}); what only it has seen is not learned: a larger max_age, or policy='weigh'",
+                    f"are its own, {self.share(worker):.1%} of its fair share, so that what only it has seen is hardly "
+                    f"learned ({reason if dropped else 'none was dropped: it is slow'})",
                     stacklevel=3,
                 )
 

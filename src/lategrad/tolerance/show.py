@@ -9,6 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lategrad.tolerance.result import Point, Tolerance
 
 if TYPE_CHECKING:
@@ -92,10 +94,20 @@ def plot(result: Tolerance, path: str | os.PathLike[str] | None = None) -> Figur
         axis.legend(fontsize="x-small")
     for axis in axes:
         axis.grid(alpha=0.3)
+        if over_time:  # what diverges leaves the picture
+            axis.set_ylim(*_range_without_delay(result))
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
     return figure
+
+
+def _range_without_delay(result: Tolerance) -> tuple[float, float]:
+    """From the lowest to the highest number of any run without delay, and a little more."""
+    curves = [result.curve(name, 0)[1] for name in result.optimizers]
+    finite = np.concatenate([curve[np.isfinite(curve)] for curve in curves])
+    margin = 0.1 * (finite.max() - finite.min()) or 1.0
+    return float(finite.min() - margin), float(finite.max() + margin)
 
 
 def page(result: Tolerance) -> str:
