@@ -81,7 +81,7 @@ def run(build: Callable[..., torch.optim.Optimizer], age: int, weighted: bool, s
     on_their_way: deque[Played] = deque()
     scores = []
     for update in range(updates):
-        while len(on_their_way) <= min(age, update):
+        while len(on_their_way) <= age:
             on_their_way.append(play(policy.detach(), update, generator))
         played = on_their_way.popleft()
         if update % 4 == 0:
