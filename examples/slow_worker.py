@@ -129,7 +129,7 @@ def figure(outcomes: dict[tuple[str, str], Outcome], path: Path) -> None:
         axis.bar(places, [one.rare for one in of_rule], 0.18, color=f"C{i}", label=f"{rule}, 8 and 9")
     axis.set_xticks([k + 0.2 for k in range(len(policies))], policies)
     axis.set(ylabel="accuracy", ylim=(0, 1))
-    axis.legend(fontsize="small", loc="lower right")
+    axis.legend(fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=2)
     drawing.savefig(path, dpi=120)
 
 

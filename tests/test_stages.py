@@ -86,6 +86,7 @@ def test_the_simulator_takes_each_block_from_its_own_version(taus, steps):
     want = mixed_queries(lambda x, t: problem.gradient(x, samples[t - 1]), problem.start(), 0.1, entries, steps)
     torch.testing.assert_close(trace.query, want)
     assert trace.delays.max() == min(max(taus), steps - 1)
+    assert trace.config["delays"][0].startswith("StageDelays(")
 
 
 def test_profiles_models_and_seeds_side_by_side_are_each_what_they_are_alone():

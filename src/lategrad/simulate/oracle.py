@@ -113,7 +113,7 @@ def simulate(
     config = {
         "problem": repr(problem),
         "rule": describe(rule),
-        "delays": [describe(model) for model in parsed],
+        "delays": [repr(model) if isinstance(model, StageDelays) else describe(model) for model in parsed],
         "seeds": list(seeds),
         "steps": steps,
         "share_samples": share_samples,
