@@ -48,7 +48,8 @@ class Point:
     reached: int | None
     """After how many updates the number that no delay ends with was reached, if it was."""
     slowdown: float | None
-    """How many times as many updates the best number that both reached took, where the numbers were given over time."""
+    """How many times as many updates the best number that both reached took, where the numbers were given over time;
+    at least so many, where no delay had reached it at its first record."""
     verdict: str
     """"free", "unclear", "tax", "floor", "diverged" or "costs" (see :meth:`Tolerance.verdict`)."""
 
