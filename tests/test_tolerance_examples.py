@@ -21,12 +21,12 @@ def example():
 
 
 def test_a_slow_worker_is_lost_by_dropping_and_kept_by_waiting(example, tmp_path, capsys):
-    outcomes = example("slow_worker").main(["--updates", "600", "--out", str(tmp_path)])
+    outcomes = example("slow_worker").main(["--updates", "400", "--out", str(tmp_path)])
     for rule in ("SGD", "Steady"):
         dropped, waited = outcomes[rule, "drop > 10"], outcomes[rule, "wait, <= 10"]
         assert dropped.rare == 0.0
         assert dropped.gate.dropped[3] > 5
-        assert waited.rare > 0.6
+        assert waited.rare > 0.5
         assert waited.staleness.summary().max == 10
         assert outcomes[rule, "weigh > 10"].gate.applied[3] == outcomes[rule, "apply all"].gate.applied[3] > 5
     assert "warning: worker 3 nearly vanishes" in capsys.readouterr().out

@@ -85,6 +85,7 @@ def plot(result: Tolerance, path: str | os.PathLike[str] | None = None) -> Figur
     axes[0].set_xscale("symlog", linthresh=1)
     axes[0].set_xticks(result.delays, [str(delay) for delay in result.delays])
     axes[0].minorticks_off()
+    axes[0].set_xlim(-0.3, 1.3 * max(1, result.delays[-1]))
     axes[0].set(xlabel=f"delay {where} (updates)", ylabel=f"{result.name} ({result.better} is better)")
     axes[0].legend(fontsize="small")
     for axis, name in zip(axes[1:], result.optimizers, strict=False):
@@ -103,11 +104,12 @@ def plot(result: Tolerance, path: str | os.PathLike[str] | None = None) -> Figur
 
 
 def _range_without_delay(result: Tolerance) -> tuple[float, float]:
-    """From the lowest to the highest number of any run without delay, and a little more."""
+    """The numbers of the runs without delay, a little more on the better side, and as much again on the worse."""
     curves = [result.curve(name, 0)[1] for name in result.optimizers]
     finite = np.concatenate([curve[np.isfinite(curve)] for curve in curves])
-    margin = 0.1 * (finite.max() - finite.min()) or 1.0
-    return float(finite.min() - margin), float(finite.max() + margin)
+    low, high = float(finite.min()), float(finite.max())
+    margin = high - low or 1.0
+    return (low - 0.1 * margin, high + margin) if result.better == "lower" else (low - margin, high + 0.1 * margin)
 
 
 def page(result: Tolerance) -> str:
