@@ -12,6 +12,9 @@ from lategrad.rules import SGD, Anytime, Blocks, Steady, SteadyAdam, SteadyMuon,
 from lategrad.serve.training import resume, train
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
 from lategrad.simulate import simulate
+from lategrad.staleness import Staleness, StalenessGate
+from lategrad.synchronous import check_synchronous
+from lategrad.tolerance import Tolerance, tolerance
 from lategrad.trace import Trace
 
 if TYPE_CHECKING:
@@ -38,12 +41,16 @@ __all__ = [
     "OptimisticOGD",
     "Product",
     "Simplex",
+    "Staleness",
+    "StalenessGate",
     "Steady",
     "SteadyAdam",
     "SteadyMuon",
     "StronglyConvexOGD",
+    "Tolerance",
     "Trace",
     "WholeSpace",
+    "check_synchronous",
     "clocks",
     "delays",
     "in_place",
@@ -57,6 +64,7 @@ __all__ = [
     "serve",
     "simulate",
     "theory",
+    "tolerance",
     "train",
 ]
 

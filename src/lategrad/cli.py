@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lategrad import __version__
+from lategrad.commands import tolerance as tolerance_command
 from lategrad.comparison import Contender, file_name, require_new, table, write_results
 from lategrad.delays import specs as delay_specs
 from lategrad.experiments.reproduce import PARTS
@@ -47,7 +48,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-_REPEATED = {"simulate": ("--rule", "--lr", "--delay"), "train": ("--slow",), "replay": ("--rule", "--lr")}
+_REPEATED = {
+    "simulate": ("--rule", "--lr", "--delay"),
+    "train": ("--slow",),
+    "replay": ("--rule", "--lr"),
+    "tolerance": ("--optimizer",),
+}
 """Options of each command that take several values after one name: ``--lr 0.1 0.3 1``."""
 
 _DEFAULTS: dict[str, list[Any]] = {"rule": ["anytime-sgd"], "delay": ["constant:0"]}
@@ -98,6 +104,9 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"lategrad {__version__}")
         raise typer.Exit
+
+
+app.command()(tolerance_command.tolerance)
 
 
 @app.callback()
@@ -255,6 +264,7 @@ def train(
     ahead: Annotated[
         int, typer.Option(help="Jobs a worker holds beside the one it is at: faster for short gradients, more delay.")
     ] = 0,
+    max_delay: Annotated[int | None, typer.Option(help="Drop gradients that are later; by default none is.")] = None,
     deadline: Annotated[float, typer.Option(help="Seconds until a silent worker is taken for hung.")] = 300.0,
     record_every: RecordEvery = None,
     out: Annotated[
@@ -285,7 +295,7 @@ def train(
     trace = run_training(
         the_problem, the_rule, steps=steps, workers=workers, engine=engine, address=address, shards=shards,
         seed=seed, device=device,
-        slow=pauses, ahead=ahead, deadline=deadline, record_every=record_every, out=out,
+        slow=pauses, ahead=ahead, max_delay=max_delay, deadline=deadline, record_every=record_every, out=out,
         checkpoint_every=checkpoint_every, log=log, notes={"command": command},
     )  # fmt: skip
     _finish_training(trace, out)
@@ -416,8 +426,8 @@ def _finish_training(trace: Trace, out: Path | None) -> None:
         summary = trace.delay_summary()
         delays = f", delay mean {summary.mean:.1f} max {summary.max}"
     typer.echo(f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {_result(trace)}{delays}")
-    for what in ("refusals", "replaced"):
-        if counts := trace.config[what]:
+    for what in ("refusals", "too_late", "replaced"):
+        if counts := trace.config.get(what):
             typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
     if out is not None:
         trace.to_csv(out / "results.csv")

@@ -54,6 +54,7 @@ def train(
     ahead: int = 0,
     deadline: float = 300.0,
     max_refusals: int | None = 10,
+    max_delay: int | None = None,
     record_every: int | None = None,
     compile: bool | None = None,
     out: str | Path | None = None,
@@ -89,6 +90,10 @@ def train(
             replaced. Slow is not hung: late work is used.
         max_refusals: gradients in a row that must be refused (not finite, wrong shape, ...) for a worker to
             be dropped; None for never.
+        max_delay: gradients that are later than so many updates are dropped; their workers go on from the present
+            query. A warning names workers whose share of the updates nearly vanishes, ``trace.config["too_late"]``
+            says how many were dropped of each. None applies all, which the rules are made for; rules that weigh late
+            gradients less are :class:`~lategrad.Steady` and ``lategrad.rivals``.
         record_every: updates between two records of loss and accuracy; by default ten records.
         compile: the rule's update through ``torch.compile``; by default for long runs.
         out: folder for checkpoints, the log of updates and the trace; None keeps everything in memory.
@@ -109,7 +114,8 @@ def train(
     (True, True)
     """
     settings = Settings(steps, workers, engine, seed, str(device), slow, threads, deadline, max_refusals, record_every,
-                        compile, checkpoint_every, keep, log, notes or {}, address, shards, ahead)  # fmt: skip
+                        compile, checkpoint_every, keep, log, notes or {}, address, shards, ahead,
+                        max_delay)  # fmt: skip
     folder = None if out is None else Path(out)
     with locked(folder):
         if folder is not None and checkpoint_paths(folder):
@@ -203,7 +209,7 @@ class Training:
         self.server = Server(
             problem, rule, steps=settings.steps, record_every=settings.record_every, compile=settings.compile,
             folder=folder, checkpoint_every=settings.checkpoint_every, keep=settings.keep,
-            max_refusals=settings.max_refusals, config={"settings": asdict(settings)},
+            max_refusals=settings.max_refusals, max_delay=settings.max_delay, config={"settings": asdict(settings)},
         )  # fmt: skip
         self._problem = problem
         self._wanted, _ = settings.worker_range()
