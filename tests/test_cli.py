@@ -51,7 +51,7 @@ def test_simulate_prints_a_table_and_writes_everything(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rule", "anneal"], "unknown rule 'anneal'; valid: anytime-sgd"),
+        (["--rule", "xyz"], "unknown rule 'xyz'; valid: anytime-sgd"),
         (["--domain", "cube:1"], "unknown set 'cube:1'; valid: whole, ball:RADIUS"),
         (["--delay", "sometimes"], "valid forms: 500, constant:500"),
         (["--delay", "lognormal:7"], "lognormal:7,0.4"),
