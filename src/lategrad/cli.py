@@ -26,9 +26,9 @@ from lategrad.problems.linear import MODELS
 from lategrad.registry import LEARNERS, RULES, SETS, build_rule, parse_set
 from lategrad.replay import replay as replay_trace
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.settings import ENGINES
-from lategrad.serve.training import TrainingError, saved_config
-from lategrad.serve.training import resume as resume_training
+from lategrad.serve import TrainingError
+from lategrad.serve.command_line import RESUME_OPTIONS, TRAIN_OPTIONS, with_options
+from lategrad.serve.training import resume_from
 from lategrad.serve.training import train as run_training
 from lategrad.simulate import simulate as run_simulation
 from lategrad.support.validation import require_choice
@@ -157,6 +157,7 @@ def simulate(
 
 
 @app.command()
+@with_options(TRAIN_OPTIONS)
 def train(
     problem: ProblemName = "digits",
     model: ModelName = "softmax",
@@ -167,33 +168,7 @@ def train(
     rule: Annotated[str, typer.Option(help="Server rule; see `lategrad list`.")] = "anytime-sgd",
     lr: Annotated[float, typer.Option(help="The rule's step (or its one number, see list).")] = 0.1,
     domain: Domain = "whole",
-    steps: Steps = 2000,
-    workers: Annotated[
-        str, typer.Option(help="How many, on Ray also 2:8; write a number to OUT/workers to change it.")
-    ] = "4",
-    engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "processes",
-    address: Annotated[
-        str | None, typer.Option(help="A running Ray cluster: auto, HOST:PORT; without it, Ray on this machine.")
-    ] = None,
-    shards: Annotated[int, typer.Option(help="Server actors that the parameters are split over, on Ray.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the workers' streams of samples.")] = 0,
-    device: Device = "cpu",
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(help="Milliseconds to hold gradients back: lognormal:3,1, or 2=constant:100 for worker 2 alone."),
-    ] = None,
-    ahead: Annotated[
-        int, typer.Option(help="Jobs a worker holds beside the one it is at: faster for short gradients, more delay.")
-    ] = 0,
-    deadline: Annotated[float, typer.Option(help="Seconds until a silent worker is taken for hung.")] = 300.0,
-    record_every: RecordEvery = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints, the trace, a figure and a table of records.")
-    ] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Updates between checkpoints; by default one a minute.")
-    ] = None,
-    log: Annotated[str | None, typer.Option(help="tensorboard writes to OUT/tensorboard.")] = None,
+    **settings: Any,
 ) -> None:
     """Train for real: worker processes on this machine, whose gradients are late because computing takes time.
 
@@ -211,27 +186,23 @@ def train(
         "rule": rule, "lr": lr, "domain": domain,
     }  # fmt: skip
     the_problem, the_rule = _problem_of(command), _rule_of(command)
-    trace = run_training(
-        the_problem, the_rule, steps=steps, workers=workers, engine=engine, address=address, shards=shards,
-        seed=seed, device=device,
-        slow=_pauses(slow or []), ahead=ahead, deadline=deadline, record_every=record_every, out=out,
-        checkpoint_every=checkpoint_every, log=log, notes={"command": command},
-    )  # fmt: skip
-    _finish_training(trace, out)
+    trace = run_training(the_problem, the_rule, **settings, notes={"command": command})
+    _finish_training(trace, settings["out"])
 
 
 @app.command()
+@with_options(RESUME_OPTIONS)
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder that was given to train as --out.")],
-    steps: Annotated[int | None, typer.Option(help="Updates in all; by default as first asked for.")] = None,
-    workers: Annotated[str | None, typer.Option(help="By default as before.")] = None,
+    **settings: Any,
 ) -> None:
-    """Go on with an interrupted training from its last checkpoint."""
-    changes: dict[str, Any] = {
-        name: value for name, value in (("steps", steps), ("workers", workers)) if value is not None
-    }
-    command = _command(saved_config(folder)["settings"]["notes"], folder)
-    trace = resume_training(folder, _problem_of(command), _rule_of(command), **changes)
+    """Go on with an interrupted training from its last checkpoint; options that are not given stay as they were."""
+
+    def recall(saved: dict[str, Any]) -> tuple[Problem, AnyRule[Any]]:
+        command = _command(saved["notes"], folder)
+        return _problem_of(command), _rule_of(command)
+
+    trace = resume_from(folder, recall, {name: value for name, value in settings.items() if value is not None})
     _finish_training(trace, folder)
 
 
@@ -282,19 +253,6 @@ def _problem_of(command: dict[str, Any]) -> Problem:
 
 def _rule_of(command: dict[str, Any]) -> AnyRule[Any]:
     return build_rule(command["rule"], command["lr"], parse_set(command["domain"]))
-
-
-def _pauses(specs: Sequence[str]) -> str | dict[int, str] | None:
-    """``constant:5`` for everyone, or ``2=constant:100`` for single workers."""
-    if not specs:
-        return None
-    pairs = [spec.partition("=") for spec in specs]
-    named = [worker.isdecimal() for worker, _, _ in pairs]
-    if len(specs) == 1 and not named[0]:
-        return specs[0]
-    if not all(named):
-        raise ValueError(f"--slow takes one law for all workers, or WORKER=LAW for each of some, got {' '.join(specs)}")
-    return {int(worker): law for worker, _, law in pairs}
 
 
 def _finish_training(trace: Trace, out: Path | None) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.server import require_same
+from lategrad.serve.identity import require_same
 from lategrad.serve.worker import stream_seed
 from lategrad.simulate import simulate
 from lategrad.support.threads import torch_threads

@@ -1,15 +1,20 @@
-"""Problems for the tests of real training; in a module of their own, so that worker processes can import them."""
+"""For the tests of real training: problems that misbehave, and what is audited of every run.
+
+The problems are in a module of their own, so that worker processes can import them.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lategrad.problems import Quadratic
+from lategrad.trace import Trace
 
 
 class Misbehaving(Quadratic):
@@ -67,3 +72,27 @@ class Stillborn(Quadratic):
 
     def to(self, device: torch.device | str) -> Stillborn:
         os._exit(7)
+
+
+def audit(trace: Trace) -> None:
+    """Nothing was applied twice, and every delay belongs to a query that had been handed out."""
+    assert trace.worker is not None
+    assert trace.sequence is not None
+    assert trace.time is not None
+    pairs = list(zip(trace.worker.tolist(), trace.sequence.tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs) == len(trace.delays)
+    assert bool((trace.version >= 0).all())
+    assert bool((trace.delays >= 0).all())
+    assert bool((trace.time.diff() >= 0).all())
+    for worker in trace.worker.unique():
+        mine = trace.worker == worker
+        order = trace.sequence[mine].argsort()
+        assert bool((trace.version[mine][order].diff() >= 0).all())  # later jobs have later queries
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait for something to happen; nothing is ever asserted about how long it takes."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
