@@ -32,11 +32,11 @@ WORDS_PER_UPDATE = 8
 
 def ours(problem: Problem, seconds: float, warm_up: float = 1.0, workers: int = 2, ahead: int = 1) -> float:
     """Updates per second of our server with worker processes, once its update is compiled."""
-    settings = Settings(steps=10**9, workers=workers, ahead=ahead, compile=True, record_every=10**9)
-    training = Training(problem, lg.Anytime(lg.OGD(lr=1e-3)), settings, progress=False)
+    settings = Settings(steps=10**9, workers=workers, ahead=ahead, compile=True, record_every=10**9, progress=False)
+    training = Training(problem, lg.Anytime(lg.OGD(lr=1e-3)), settings)
 
     def end() -> None:
-        while training.server.version < 10:
+        while training.version < 10:
             time.sleep(0.01)
         time.sleep(warm_up + seconds)
         training.stop()

@@ -229,7 +229,7 @@ def test_a_worker_a_hundred_times_slower_is_kept_and_its_late_work_used():
     of_the_slow = trace.delays[trace.worker == 0]
     assert trace.config["replaced"] == {}
     assert len(of_the_slow) >= 1
-    assert of_the_slow.float().mean() > 50
+    assert of_the_slow.double().mean() > 5 * trace.delays[trace.worker != 0].double().mean()
 
 
 @pytest.mark.filterwarnings("ignore:refused")

@@ -1,4 +1,4 @@
-"""The options of :class:`~lategrad.serve.Settings` as those of a command: name, type, default and help from one place."""
+"""The options of :class:`~lategrad.serve.Settings` as those of a command: names, types, defaults and help."""
 
 from __future__ import annotations
 

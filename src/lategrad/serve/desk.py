@@ -17,6 +17,9 @@ from torch import Tensor
 from lategrad.serve.job import Job
 from lategrad.serve.server import Server
 
+FOR_EVER = math.inf
+"""How long the gradient of a thread is waited for that was taken for hung: it cannot be ended, and may come back."""
+
 
 class Location(NamedTuple):
     """Where a worker or a server runs."""
@@ -48,6 +51,7 @@ class _Member:
 class _Outstanding(NamedTuple):
     """A job of a member that is gone, whose gradient may still be on its way."""
 
+    member: int
     worker: int
     sequence: int
     until: float
@@ -82,7 +86,9 @@ class Desk:
         checked: bool = False,
     ) -> Job | None:
         """Take in the gradient of a job and answer with the next one; a late one of a member that is gone is used."""
-        job = self.server.exchange(worker, version, sequence, grad, out, checked=checked)
+        job = None
+        if not self.server.done:
+            job = self.server.exchange(worker, version, sequence, grad, out, checked=checked)
         known = self._members.get(member)
         if known is not None:
             known.delivered += 1
@@ -133,7 +139,7 @@ class Desk:
         known = self._members.pop(member, None)
         if known is not None:
             until = time.monotonic() + wait
-            self._outstanding += [_Outstanding(worker, sequence, until) for sequence in known.jobs]
+            self._outstanding += [_Outstanding(member, worker, sequence, until) for sequence in known.jobs]
         self._give_up()
 
     def _give_up(self) -> None:
@@ -142,13 +148,13 @@ class Desk:
             self._outstanding.remove(job)
             self.server.forget(job.worker, job.sequence)
 
+    def expected(self) -> set[int]:
+        """The members that a gradient may come from."""
+        return self._members.keys() | {job.member for job in self._outstanding}
+
     def activities(self, now: float | None = None) -> dict[int, Activity]:
         """Of all members that have joined."""
         self._give_up()
         at = time.monotonic() if now is None else now
         return {number: Activity(at - member.last_job, member.delivered, member.location)
                 for number, member in self._members.items()}  # fmt: skip
-
-
-FOR_EVER = math.inf
-"""How long the gradient of a thread is waited for that was taken for hung: it cannot be ended, and may come back."""

@@ -44,8 +44,8 @@ class Settings:
         "On Ray also 2:8: between 2 and 8, as many as the cluster has CPUs for.", 4, command_line=str,
     )  # fmt: skip
     engine: str = _option(
-        "how workers run: processes; threads, for notebooks and problems that cannot be pickled; or ray, for workers on other machines "
-        "(pip install 'lategrad[ray]').", "processes",
+        "how workers run: processes; threads, for notebooks and problems that cannot be pickled; or ray, for workers "
+        "on other machines (pip install 'lategrad[ray]').", "processes",
     )  # fmt: skip
     address: str | None = _option(
         "of a running Ray cluster, such as auto or ray://host:10001; by default a Ray is started on this machine, "
@@ -118,7 +118,6 @@ class Settings:
         require_number("deadline", self.deadline, low=0, strict=True)
         if self.log is not None:
             require_choice("log", self.log, LOGS)
-            require("log", self.log, self.out is not None, "None without a folder to write to: give out=...")
         try:
             json.dumps(self.notes)
         except TypeError as error:

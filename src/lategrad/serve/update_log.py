@@ -49,7 +49,8 @@ class UpdateLog:
 
     def rows(self, first: int = 0) -> Rows:
         """A copy of all rows but the ``first`` so many."""
-        return self._rows[first : self._count].copy()
+        chosen: Rows = self._rows[first : self._count].copy()
+        return chosen
 
 
 class LogMark(NamedTuple):

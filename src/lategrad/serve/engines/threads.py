@@ -22,7 +22,7 @@ class _ThreadHandle:
 
     def __init__(self, member: int, worker: int, events: queue.SimpleQueue[Event]) -> None:
         self.member, self.worker = member, worker
-        self.pid = None
+        self.pid: int | None = None
         self._events = events
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.leaving = threading.Event()
