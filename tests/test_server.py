@@ -152,6 +152,22 @@ def test_a_late_gradient_of_a_worker_that_is_gone_is_used_unless_it_was_given_up
         server.exchange(1, lost.version, lost.sequence, ZERO)
 
 
+def test_a_query_may_be_lent_or_copied_to_where_the_worker_wants_it():
+    """Lent, it is a part of the state; copied, as between devices, it is the same and stays as it was."""
+    lending = Server(PROBLEM, lg.SGD(lr=0.1), Settings(steps=10, compile=False), lend_query=True)
+    copying = _server(lg.SGD(lr=0.1), steps=10)
+    copying._writes_query = False  # as where the state is on another device
+    out = torch.empty_like(ZERO)
+    a, b = lending.issue(0), copying.issue(0, out)
+    for _ in range(5):
+        grad = PROBLEM.gradient(a.query, ZERO)
+        a = lending.exchange(0, a.version, a.sequence, grad)
+        b = copying.exchange(0, b.version, b.sequence, grad, out)
+        assert a.query is lending.state.x
+        assert b.query is out
+        assert torch.equal(a.query, out)
+
+
 def test_a_rule_with_run_dimensions_is_refused():
     with pytest.raises(ValueError, match="rule must be for one run"):
         _server(lg.SGD(lr=torch.tensor([[0.1], [0.2]])))

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import lategrad as lg
-from helpers.serving import Marked, Misbehaving, Stillborn, audit, wait_until
+from helpers.serving import Marked, MatricesOnly, Misbehaving, Shaped, Stillborn, audit, wait_until
 from lategrad import cli
 from lategrad.problems import ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.registry import build_rule
@@ -118,6 +118,30 @@ def test_a_module_trains_in_processes():
     trace = lg.train(problem, lg.SGD(lr=0.1), steps=400, workers=2)
     assert trace.accuracy[-1] > 0.8
     assert torch.equal(lg.replay(trace, problem, lg.SGD(lr=0.1)).output, trace.output)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rule_that_looks_at_shapes_gets_those_of_the_problem(engine, tmp_path):
+    problem, rule = Shaped(), MatricesOnly(lr=0.1)
+    lg.train(problem, rule, steps=60, workers=2, engine=engine, out=tmp_path)
+    trace = lg.resume(tmp_path, problem, rule, steps=120)
+    assert trace.config["rule"]["blocks"]["parts"][0]["kind"] == "matrix"
+    assert not torch.equal(trace.output[:4], problem.start()[:4])
+    assert torch.equal(trace.output[4:], problem.start()[4:])
+    assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_servers_state_can_be_on_a_gpu(engine, device, tmp_path):
+    problem, rule = SoftmaxRegression(load("digits")), lg.SGD(lr=0.1, domain=lg.Ball(5.0))
+    how = {"workers": 2, "engine": engine, "device": device, "server_device": "cuda"}
+    lg.train(problem, rule, steps=200, out=tmp_path, **how)
+    trace = lg.resume(tmp_path, problem, rule, steps=300, server_device="cpu")  # it may go on elsewhere
+    audit(trace)
+    assert trace.output.device.type == "cpu"
+    assert trace.accuracy[-1] > 0.85
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

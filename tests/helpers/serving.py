@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+import lategrad as lg
 from lategrad.problems import Quadratic
+from lategrad.rules.blocks import Block, Blocks
 from lategrad.trace import Trace
 
 
@@ -96,3 +100,23 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)
+
+
+class Shaped(Quadratic):
+    """A quadratic in six variables that knows where its tensors are: a matrix and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__(dim=6)
+        self.blocks = Blocks((Block("weight", (2, 2), "matrix"), Block("bias", (2,), "other")))
+
+
+@dataclass(frozen=True, eq=False)
+class MatricesOnly(lg.SGD):
+    """A rule that looks at shapes: it trains matrices alone."""
+
+    blocks: Blocks | None = None
+
+    def update(self, state: Any, grad: Tensor, delay: Tensor) -> Any:
+        assert self.blocks is not None, "the host has not filled in the blocks"
+        parts = zip(self.blocks.split(grad), self.blocks.parts, strict=True)
+        return super().update(state, self.blocks.join([part * (b.kind == "matrix") for part, b in parts]), delay)

@@ -36,20 +36,20 @@ _SHOW = 1.0  # seconds between two points of the display and of TensorBoard
 def train(problem: Problem, rule: AnyRule[Any], **settings: Any) -> Trace:
     """Train with asynchronous workers: each computes gradients at the query it last got, late as they may be.
 
-        Args:
-            problem: the objective; any :class:`~lategrad.problems.Problem`, such as
-                :class:`~lategrad.problems.ModuleProblem` for an ``nn.Module``.
-            rule: the server rule; one that looks at the shapes of the problem's tensors gets them.
-    {settings}
+    Args:
+        problem: the objective; any :class:`~lategrad.problems.Problem`, such as
+            :class:`~lategrad.problems.ModuleProblem` for an ``nn.Module``.
+        rule: the server rule; one that looks at the shapes of the problem's tensors gets them.
+        settings: see below.
 
-        Ctrl-C or SIGTERM ends the run early, after a last checkpoint, and returns what there is
-        (``trace.complete`` is then False); :func:`resume` goes on from there.
+    Ctrl-C or SIGTERM ends the run early, after a last checkpoint, and returns what there is
+    (``trace.complete`` is then False); :func:`resume` goes on from there.
 
-        >>> import lategrad as lg
-        >>> from lategrad.problems import Quadratic
-        >>> trace = train(Quadratic(noise=0.1), lg.Anytime(lg.OGD(lr=1.0)), steps=300, workers=3, engine="threads")
-        >>> trace.complete, bool(trace.loss[-1] < trace.loss[0] / 10)
-        (True, True)
+    >>> import lategrad as lg
+    >>> from lategrad.problems import Quadratic
+    >>> trace = train(Quadratic(noise=0.1), lg.Anytime(lg.OGD(lr=1.0)), steps=300, workers=3, engine="threads")
+    >>> trace.complete, bool(trace.loss[-1] < trace.loss[0] / 10)
+    (True, True)
     """
     chosen = Settings(**settings)
     with locked(chosen.folder):
@@ -60,8 +60,8 @@ def train(problem: Problem, rule: AnyRule[Any], **settings: Any) -> Trace:
 
 def _show_settings() -> None:
     """Give :func:`train` the signature and the documentation of the settings, which are written once."""
-    assert train.__doc__ is not None  # not under python -OO
-    train.__doc__ = train.__doc__.replace("{settings}", documentation(" " * 8))
+    if train.__doc__ is not None:  # it is under python -OO
+        train.__doc__ = train.__doc__.replace("        settings: see below.", documentation(" " * 8))
     types = get_type_hints(Settings)
     named = [parameter.replace(annotation=types[parameter.name])
              for parameter in inspect.signature(Settings).parameters.values()]  # fmt: skip
@@ -69,8 +69,7 @@ def _show_settings() -> None:
     train.__signature__ = inspect.Signature([*positional, *named], return_annotation=Trace)  # type: ignore[attr-defined]
 
 
-if train.__doc__ is not None:
-    _show_settings()
+_show_settings()
 
 
 def resume(out: str | Path, problem: Problem, rule: AnyRule[Any], **changes: Any) -> Trace:
