@@ -61,6 +61,17 @@ def test_the_jobs_of_a_dead_member_are_given_up_at_once_or_after_a_while(desk):
     assert desk.server.version == 1
 
 
+def test_a_member_that_has_lost_its_job_gets_another_and_the_first_is_void(desk):
+    """As when the server's reply was lost on its way."""
+    lost = desk.join(7, 0, HERE)
+    desk.void_jobs(7, 0)
+    again = desk.join(7, 0, HERE)
+    with pytest.warns(UserWarning, match="was used before"):
+        desk.deliver(7, 0, lost.version, lost.sequence, ONE)
+    desk.deliver(7, 0, again.version, again.sequence, ONE)
+    assert desk.server.version == 1
+
+
 def test_nothing_is_applied_after_the_last_update(desk):
     jobs = [desk.join(member, member, HERE) for member in range(11)]
     for job in jobs:

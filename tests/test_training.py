@@ -336,15 +336,24 @@ def test_a_folder_with_a_run_in_it_is_not_overwritten(tmp_path):
         lg.train(Quadratic(), RULE, steps=10, workers=1, engine="threads", out=tmp_path)
 
 
-def test_a_resumed_run_goes_on_with_its_streams_and_replays_as_a_whole(tmp_path):
+def test_a_resumed_run_goes_on_with_its_streams_and_replays_as_a_whole(tmp_path, monkeypatch):
     problem = SoftmaxRegression(load("digits"), batch=16)
     lg.train(problem, RULE, steps=150, workers=2, engine="threads", out=tmp_path)
+    reads = []
+
+    def counted(path):
+        tensors, description = read_pair(path)
+        reads.append(description["version"])
+        return tensors, description
+
+    monkeypatch.setattr("lategrad.serve.archive.read_pair", counted)
     trace = lg.resume(tmp_path, problem, RULE, steps=300, workers=3)
     audit(trace)
     assert len(trace.delays) == 300
     assert trace.complete
     assert set(trace.worker.tolist()) == {0, 1, 2}
     assert torch.equal(lg.replay(trace, problem, RULE).output, trace.output)
+    assert reads == [150]
     with pytest.raises(ValueError, match="changes must be among address, .* steps"):
         lg.resume(tmp_path, problem, RULE, seed=3)
 

@@ -72,6 +72,10 @@ class Archive:
         self._drop_superseded(checkpoint.version)
         return True
 
+    def unusable(self) -> OSError:
+        """What to raise where not even a first checkpoint can be saved."""
+        return OSError(f"no checkpoint can be written to {str(self.folder)!r}: choose another folder")
+
     def _drop_superseded(self, version: int) -> None:
         """Remove all but the last checkpoints up to ``version``, and what killed processes left.
 

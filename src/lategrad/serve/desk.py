@@ -142,6 +142,13 @@ class Desk:
             self._outstanding += [_Outstanding(member, worker, sequence, until) for sequence in known.jobs]
         self._give_up()
 
+    def void_jobs(self, member: int, worker: int) -> None:
+        """A member has lost its jobs, and will ask for new ones."""
+        if (known := self._members.get(member)) is not None:
+            for sequence in known.jobs:
+                self.server.forget(worker, sequence)
+            known.jobs.clear()
+
     def _give_up(self) -> None:
         now = time.monotonic()
         for job in [job for job in self._outstanding if job.until <= now]:

@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -88,7 +89,9 @@ def resume(out: str | Path, problem: Problem, rule: AnyRule[Any], **changes: Any
     return resume_from(Path(out), lambda _: (problem, rule), changes)
 
 
-def resume_from(folder: Path, recall: Any, changes: dict[str, Any]) -> Trace:
+def resume_from(
+    folder: Path, recall: Callable[[dict[str, Any]], tuple[Problem, AnyRule[Any]]], changes: dict[str, Any]
+) -> Trace:
     """Go on with a run; ``recall`` gives problem and rule from its settings, so that its checkpoint is read once."""
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint in {str(folder)!r}: there is no such folder")
@@ -175,7 +178,7 @@ class Training:
 
     def _supervise(self, monitors: Monitors) -> None:
         next_tick = next_show = 0.0
-        done = False
+        done = self._look_after_workers(time.monotonic())
         while not done and self.stopping is None:
             now = time.monotonic()  # before the events: what came while the server was busy is not late
             for ended in self.engine.wait(_TICK):

@@ -56,7 +56,7 @@ class LocalEngine:
             self._shown = self.server.version
         self.save()
         if self._archive is not None and self._saved_version < 0:
-            raise OSError(f"no checkpoint can be written to {str(self._archive.folder)!r}: choose another folder")
+            raise self._archive.unusable()
 
     # ---- Workers
 
@@ -81,7 +81,7 @@ class LocalEngine:
     def wait(self, timeout: float) -> list[Ended]:
         """Handle what has come in, an update for each gradient."""
         ended: list[Ended] = []
-        for event in self._transport.wait(timeout if self._handles else 0.0):
+        for event in self._transport.wait(timeout):
             if isinstance(event, Lost):
                 ended += self._bury(event)
             else:

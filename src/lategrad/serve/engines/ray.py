@@ -123,18 +123,20 @@ class RayEngine:
             scheduling_strategy=self._server_node(),
         )(ServerActor)  # fmt: skip
         self._server = actor.remote(secrets.token_hex(8))
-        self._begin_server(checkpoint)
+        if not self._begin_server(checkpoint):
+            raise self._archive.unusable()
         self._wait_for_status()
 
     def _server_node(self) -> Any:
         """The server starts on the driver's machine, the likeliest to stay, and elsewhere if it must."""
         return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
 
-    def _begin_server(self, checkpoint: Checkpoint | None) -> None:
+    def _begin_server(self, checkpoint: Checkpoint | None) -> bool:
+        """Let the server begin; whether its first checkpoint could be saved."""
         assert self._archive is not None
         first = ray.get(self._server.begin.remote(self._shared_problem, self._rule, self._settings, checkpoint))
         self._version = first.version
-        self._archive.save(first)
+        return self._archive.save(first)
 
     def _wait_for_status(self) -> None:
         """The first one, so that there is telemetry to show."""

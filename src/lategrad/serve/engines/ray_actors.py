@@ -131,7 +131,8 @@ class ServerActor:
         if self._server is None:
             return WAIT
         self._segments.pop(member, None)
-        return self._reply(member, self._desk.join(member, worker, location, self._out))
+        self._desk.void_jobs(member, worker)
+        return self._reply(member, self._desk.join(member, worker, location, self._room_for_query(member)))
 
     def attach(self, member: int, node: str, address: SegmentAddress) -> bool:
         """Share a worker's segment from now on, if it is on this machine and the system allows it."""
@@ -156,7 +157,8 @@ class ServerActor:
             if member not in self._segments:
                 return REJOIN
             grad = self._segments[member].grad
-        job = self._desk.deliver(member, header.worker, header.version, header.sequence, grad, self._out)
+        out = self._room_for_query(member)
+        job = self._desk.deliver(member, header.worker, header.version, header.sequence, grad, out)
         return self._reply(member, job)
 
     def fail(self, header: Header, reason: str) -> Reply:
@@ -165,15 +167,19 @@ class ServerActor:
             return WAIT
         if header.server_start != self._start:
             return REJOIN
-        job = self._desk.fail(header.member, header.worker, header.sequence, reason, self._out)
-        return self._reply(header.member, job)
+        out = self._room_for_query(header.member)
+        return self._reply(header.member, self._desk.fail(header.member, header.worker, header.sequence, reason, out))
+
+    def _room_for_query(self, member: int) -> Tensor:
+        return self._segments[member].query if member in self._segments else self._out
 
     def _reply(self, member: int, job: Job | None) -> Reply:
         if job is None:
             return None
         header = Header(self._start, member, job.worker, job.sequence, job.version)
         if (segment := self._segments.get(member)) is not None:
-            segment.query.copy_(job.query)
+            if job.query is not segment.query:  # it was lent
+                segment.query.copy_(job.query)
             return pack_header(header)
         parts = pack(header, job.query)
         return parts[0] if len(parts) == 1 else parts
