@@ -152,18 +152,18 @@ def test_a_late_gradient_of_a_worker_that_is_gone_is_used_unless_it_was_given_up
         server.exchange(1, lost.version, lost.sequence, ZERO)
 
 
-def test_a_query_may_be_lent_or_copied_to_where_the_worker_wants_it():
-    """Lent, it is a part of the state; copied, as between devices, it is the same and stays as it was."""
-    lending = Server(PROBLEM, lg.SGD(lr=0.1), Settings(steps=10, compile=False), lend_query=True)
+def test_a_query_may_be_the_states_own_or_copied_to_where_the_worker_wants_it():
+    """Copied, as between devices, it is the same vector, and stays as it was."""
+    in_place = Server(PROBLEM, lg.SGD(lr=0.1), Settings(steps=10, compile=False), query_in_place=True)
     copying = _server(lg.SGD(lr=0.1), steps=10)
     copying._writes_query = False  # as where the state is on another device
     out = torch.empty_like(ZERO)
-    a, b = lending.issue(0), copying.issue(0, out)
+    a, b = in_place.issue(0), copying.issue(0, out)
     for _ in range(5):
         grad = PROBLEM.gradient(a.query, ZERO)
-        a = lending.exchange(0, a.version, a.sequence, grad)
+        a = in_place.exchange(0, a.version, a.sequence, grad)
         b = copying.exchange(0, b.version, b.sequence, grad, out)
-        assert a.query is lending.state.x
+        assert a.query is in_place.state.x
         assert b.query is out
         assert torch.equal(a.query, out)
 

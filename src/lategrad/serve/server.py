@@ -57,7 +57,7 @@ class Server:
             of the problem's tensors gets them.
         settings: of which the server uses ``steps``, ``record_every``, ``compile``, ``max_refusals`` and
             ``server_device``; all are part of its checkpoints and its trace.
-        lend_query: whether :meth:`exchange` may hand out a query that is part of the state, which the next exchange
+        query_in_place: whether :meth:`exchange` may hand out a query that is part of the state, which the next exchange
             overwrites: for engines that have sent it off by then. Saves a pass over the vector.
 
     >>> import lategrad as lg
@@ -72,7 +72,9 @@ class Server:
     tensor([0, 0, 2], dtype=torch.int32)
     """
 
-    def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, *, lend_query: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, rule: AnyRule[Any], settings: Settings, *, query_in_place: bool = False
+    ) -> None:
         rule = fill_in(rule, getattr(problem, "blocks", None))
         device = torch.device(settings.server_device)
         self.problem, self.steps, self.max_refusals = problem, settings.steps, settings.max_refusals
@@ -82,8 +84,8 @@ class Server:
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype, self.device = query.shape[-1], query.dtype, device
         in_state = any(query is leaf for leaf in tensors(self.state))
-        self._lends = lend_query and in_state
-        self._writes_query = not self._lends and device.type == "cpu"  # in the pass of the update
+        self._query_in_place = query_in_place and in_state
+        self._writes_query = not self._query_in_place and device.type == "cpu"  # in the pass of the update
         automatic = self.steps * self.dim >= COMPILE_FROM
         self.compiled = automatic if settings.compile is None else settings.compile
         self.config: dict[str, Any] = {
@@ -177,7 +179,7 @@ class Server:
             else:
                 self._apply(worker, sequence, grad.to(self.device), None)
                 query = self.rule.query(self.state)
-                if not self._lends:
+                if not self._query_in_place:
                     query = self._room_for_query(out).copy_(query)
         self._refused_in_a_row.pop(worker, None)
         if self.done or self.records.is_due(self.version):

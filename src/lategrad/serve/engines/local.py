@@ -97,8 +97,6 @@ class LocalEngine:
         if isinstance(event, Arrived):
             jobs = [desk.deliver(member, worker, event.version, event.sequence, event.grad, event.query,
                                  checked=event.checked)]  # fmt: skip
-            if self._archive is not None and self._archive.is_due(self.server.version):
-                self.save()
         elif isinstance(event, Failed):
             jobs = [desk.fail(member, worker, event.sequence, event.reason, event.query)]
         else:
@@ -109,6 +107,8 @@ class LocalEngine:
                 handle.send(job)
         if jobs[-1] is None and not desk.has_jobs(member):
             handle.dismiss()
+        if self._archive is not None and self._archive.is_due(self.server.version):
+            self.save()  # while the worker is at its next gradient
 
     def _bury(self, event: Lost) -> list[Ended]:
         member = event.handle.member

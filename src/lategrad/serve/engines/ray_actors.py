@@ -115,7 +115,7 @@ class ServerActor:
     ) -> Checkpoint:
         """Go on from a checkpoint, or begin where there is none; returns a first checkpoint of its own."""
         torch.set_num_threads(settings.threads)
-        server = Server(problem, rule, settings, lend_query=True)
+        server = Server(problem, rule, settings, query_in_place=True)
         if checkpoint is not None:
             server.restore(checkpoint)
         self._out = torch.empty(server.dim, dtype=server.dtype)
@@ -178,7 +178,7 @@ class ServerActor:
             return None
         header = Header(self._start, member, job.worker, job.sequence, job.version)
         if (segment := self._segments.get(member)) is not None:
-            if job.query is not segment.query:  # it was lent
+            if job.query is not segment.query:  # it is the state's own
                 segment.query.copy_(job.query)
             return pack_header(header)
         parts = pack(header, job.query)

@@ -32,7 +32,7 @@ Reply = bytes | tuple[bytes, NDArray[Any]] | None
 WAIT = b"wait"
 """The reply of a server that does not know yet where to go on: join again in a while."""
 REJOIN = b"join"
-"""The reply to a gradient of an earlier life of the server, which is void: join again."""
+"""The reply to a gradient of an earlier start of the server, which is void: join again."""
 
 
 class Header(NamedTuple):
