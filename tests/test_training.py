@@ -222,7 +222,7 @@ def test_workers_killed_at_any_moment_tear_no_gradient_and_are_replaced(ahead):
 
 def test_all_workers_killed_at_once_are_all_replaced():
     def disturb(training):
-        wait_until(lambda: training.version > 50)
+        wait_until(lambda: training.version > 50 and len(training.workers) == 3)
         for location in training.workers.values():
             _kill(location.pid)
 
