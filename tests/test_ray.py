@@ -310,7 +310,7 @@ class Run(contextlib.AbstractContextManager):
         except Exception as error:
             self.error = error
 
-    def wait_for(self, condition, seconds=60):
+    def wait_for(self, condition, seconds=180):
         wait_until(lambda: self.error or condition(), seconds)
         assert self.error is None
 
