@@ -16,8 +16,8 @@ def hand_back(server, job):
     return server.exchange(job.worker, job.version, job.sequence, PROBLEM.gradient(job.query, NOISE))
 
 
-def test_a_gradient_that_is_too_late_is_dropped_and_its_worker_goes_on_from_now(tmp_path):
-    server = Server(PROBLEM, lg.SGD(lr=0.1), steps=20, max_delay=3, folder=tmp_path)
+def test_a_gradient_that_is_too_late_is_dropped_and_its_worker_goes_on_from_now():
+    server = Server(PROBLEM, lg.SGD(lr=0.1), Settings(steps=20, max_delay=3))
     fast, slow = server.issue(0), server.issue(1)
     for _ in range(3):
         fast = hand_back(server, fast)
@@ -33,9 +33,8 @@ def test_a_gradient_that_is_too_late_is_dropped_and_its_worker_goes_on_from_now(
     hand_back(server, fresh)
     assert server.version == 9
     assert server.trace().config["too_late"] == {"worker 1": 1}
-    assert server.checkpoint()
-    again = Server(PROBLEM, lg.SGD(lr=0.1), steps=20, max_delay=3, folder=tmp_path)
-    again.restore()
+    again = Server(PROBLEM, lg.SGD(lr=0.1), Settings(steps=20, max_delay=3))
+    again.restore(server.checkpoint())
     assert again.too_late == {"worker 1": 1}
     assert again.gate.applied == server.gate.applied
 

@@ -29,9 +29,9 @@ from lategrad.problems.linear import MODELS
 from lategrad.registry import LEARNERS, RULES, SETS, Entry, RuleSpec, parse_set, read_rule
 from lategrad.replay import replay as replay_trace
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.settings import ENGINES
-from lategrad.serve.training import TrainingError, saved_config
-from lategrad.serve.training import resume as resume_training
+from lategrad.serve import TrainingError
+from lategrad.serve.command_line import RESUME_OPTIONS, TRAIN_OPTIONS, with_options
+from lategrad.serve.training import resume_from
 from lategrad.serve.training import train as run_training
 from lategrad.sets import ConvexSet
 from lategrad.simulate import simulate as run_simulation
@@ -236,6 +236,7 @@ def _settings(spec: RuleSpec) -> dict[str, Any]:
 
 
 @app.command()
+@with_options(TRAIN_OPTIONS)
 def train(
     problem: ProblemName = "digits",
     model: ModelName = "softmax",
@@ -246,34 +247,7 @@ def train(
     rule: Annotated[str, typer.Option(help=f"Server rule, {RuleHelp}")] = "anytime-sgd",
     lr: Annotated[float | None, typer.Option(help="The step of a rule that has an lr.")] = None,
     domain: Domain = "whole",
-    steps: Steps = 2000,
-    workers: Annotated[
-        str, typer.Option(help="How many, on Ray also 2:8; write a number to OUT/workers to change it.")
-    ] = "4",
-    engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "processes",
-    address: Annotated[
-        str | None, typer.Option(help="A running Ray cluster: auto, HOST:PORT; without it, Ray on this machine.")
-    ] = None,
-    shards: Annotated[int, typer.Option(help="Server actors that the parameters are split over, on Ray.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the workers' streams of samples.")] = 0,
-    device: Device = "cpu",
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(help="Milliseconds to hold gradients back: lognormal:3,1, or 2=constant:100 for worker 2 alone."),
-    ] = None,
-    ahead: Annotated[
-        int, typer.Option(help="Jobs a worker holds beside the one it is at: faster for short gradients, more delay.")
-    ] = 0,
-    max_delay: Annotated[int | None, typer.Option(help="Drop gradients that are later; by default none is.")] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds until a silent worker is taken for hung.")] = 300.0,
-    record_every: RecordEvery = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints, the trace, a figure and a table of records.")
-    ] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Updates between checkpoints; by default one a minute.")
-    ] = None,
-    log: Annotated[str | None, typer.Option(help="tensorboard writes to OUT/tensorboard.")] = None,
+    **settings: Any,
 ) -> None:
     """Train for real: worker processes on this machine, whose gradients are late because computing takes time.
 
@@ -291,31 +265,26 @@ def train(
         "rule": _from_anywhere(rule), "lr": lr, "domain": domain,
     }  # fmt: skip
     the_problem, the_rule = _problem_of(command), _rule_of(command)
-    pauses = _pauses(slow or [], workers)
-    trace = run_training(
-        the_problem, the_rule, steps=steps, workers=workers, engine=engine, address=address, shards=shards,
-        seed=seed, device=device,
-        slow=pauses, ahead=ahead, max_delay=max_delay, deadline=deadline, record_every=record_every, out=out,
-        checkpoint_every=checkpoint_every, log=log, notes={"command": command},
-    )  # fmt: skip
-    _finish_training(trace, out)
+    trace = run_training(the_problem, the_rule, **settings, notes={"command": command})
+    _finish_training(trace, settings["out"])
 
 
 @app.command()
+@with_options(RESUME_OPTIONS)
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder that was given to train as --out.")],
-    steps: Annotated[int | None, typer.Option(help="Updates in all; by default as first asked for.")] = None,
-    workers: Annotated[str | None, typer.Option(help="By default as before.")] = None,
     rule: Annotated[str | None, typer.Option(help="Only for a rule of your own: the same as it was.")] = None,
     problem: Annotated[str | None, typer.Option(help="Only for a problem of your own: the same as it was.")] = None,
+    **settings: Any,
 ) -> None:
-    """Go on with an interrupted training from its last checkpoint."""
-    changes: dict[str, Any] = {
-        name: value for name, value in (("steps", steps), ("workers", workers)) if value is not None
-    }
-    command = _command(saved_config(folder)["settings"]["notes"], folder)
-    _confirm_own_code(command, rule=rule, problem=problem)
-    trace = resume_training(folder, _problem_of(command), _rule_of(command), **changes)
+    """Go on with an interrupted training from its last checkpoint; options that are not given stay as they were."""
+
+    def recall(saved: dict[str, Any]) -> tuple[Problem, AnyRule[Any]]:
+        command = _command(saved["notes"], folder)
+        _confirm_own_code(command, rule=rule, problem=problem)
+        return _problem_of(command), _rule_of(command)
+
+    trace = resume_from(folder, recall, {name: value for name, value in settings.items() if value is not None})
     _finish_training(trace, folder)
 
 
@@ -400,24 +369,6 @@ def _confirm_own_code(command: dict[str, Any], **given: str | None) -> None:
         is_own = noted.partition(":")[0] not in known[option] and not Path(noted).is_file() and own_target(noted)
         if is_own and _from_anywhere(again or "") != noted:
             raise ValueError(f"the run used code of your own: name it again, --{option} {noted}")
-
-
-def _pauses(specs: Sequence[str], workers: str) -> str | dict[int, str] | None:
-    """``constant:5`` for everyone, or ``2=constant:100`` for single workers."""
-    if not specs:
-        return None
-    pairs = [spec.partition("=") for spec in specs]
-    named = [worker.isdecimal() for worker, _, _ in pairs]
-    if len(specs) == 1 and not named[0]:
-        return specs[0]
-    if not all(named):
-        raise ValueError(f"--slow takes one law for all workers, or WORKER=LAW for each of some, got {' '.join(specs)}")
-    most = workers.rpartition(":")[2]
-    for spec, (worker, _, _) in zip(specs, pairs, strict=True):
-        if most.isdecimal() and int(worker) >= int(most):
-            warnings.warn(f"--slow {spec} is of no use unless workers join: --workers {workers} start, numbered from 0",
-                          stacklevel=2)  # fmt: skip
-    return {int(worker): law for worker, _, law in pairs}
 
 
 def _finish_training(trace: Trace, out: Path | None) -> None:

@@ -15,17 +15,11 @@ from torch import Tensor
 from lategrad.serve.checkpoint import DamagedError
 
 _ROW = np.dtype([("time", "<f8"), ("sequence", "<i8"), ("worker", "<i4"), ("delay", "<i4")])
-
-
-class LogMark(NamedTuple):
-    """How far a log file has been written, and a checksum of it up to there."""
-
-    updates: int
-    checksum: int
+Rows = NDArray[Any]
 
 
 class UpdateLog:
-    """One row for every update, in memory and, as far as it was :meth:`flush`-ed, in a file that only grows.
+    """One row for every update, in memory.
 
     >>> log = UpdateLog()
     >>> log.append(worker=1, sequence=0, delay=0, time=0.5)
@@ -33,11 +27,10 @@ class UpdateLog:
     (1, tensor([1], dtype=torch.int32))
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
-        self._rows: NDArray[Any] = np.zeros(1024, _ROW)
-        self._count = 0
-        self._flushed = LogMark(0, 0)
+    def __init__(self, rows: Rows | None = None) -> None:
+        given = np.zeros(0, _ROW) if rows is None else rows
+        self._rows: Rows = np.concatenate([given, np.zeros(1024, _ROW)])
+        self._count = len(given)
 
     def __len__(self) -> int:
         return self._count
@@ -54,33 +47,48 @@ class UpdateLog:
         first = 0 if last is None else max(0, self._count - last)
         return torch.from_numpy(self._rows[name][first : self._count].copy())
 
-    def flush(self) -> LogMark:
-        """Append what is new to the file and wait for the disk; a failed attempt can be repeated."""
-        if self._path is None:
-            return LogMark(self._count, 0)
-        fresh = self._rows[self._flushed.updates : self._count].tobytes()
+    def rows(self, first: int = 0) -> Rows:
+        """A copy of all rows but the ``first`` so many."""
+        chosen: Rows = self._rows[first : self._count].copy()
+        return chosen
+
+
+class LogMark(NamedTuple):
+    """How far a log file has been written, and a checksum of it up to there."""
+
+    updates: int
+    checksum: int
+
+
+class LogFile:
+    """The rows of a run in a file that only grows, so that a checkpoint need not repeat them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.mark = LogMark(0, 0)
+
+    def append(self, rows: Rows) -> LogMark:
+        """Write what is new and wait for the disk; a failed attempt can be repeated."""
+        fresh = rows.tobytes()
         with open(self._path, "r+b" if self._path.exists() else "w+b") as file:
-            file.truncate(self._flushed.updates * _ROW.itemsize)  # what an earlier attempt left behind
+            file.truncate(self.mark.updates * _ROW.itemsize)  # what an earlier attempt left behind
             file.seek(0, os.SEEK_END)
             file.write(fresh)
             file.flush()
             os.fsync(file.fileno())
-        self._flushed = LogMark(self._count, zlib.crc32(fresh, self._flushed.checksum))
-        return self._flushed
+        self.mark = LogMark(self.mark.updates + len(rows), zlib.crc32(fresh, self.mark.checksum))
+        return self.mark
 
-    @staticmethod
-    def load(path: Path, mark: LogMark) -> UpdateLog:
-        """The log as it was at a mark; what was written after it is dropped from the file with the next flush."""
+    def read(self, mark: LogMark) -> Rows:
+        """The rows up to a mark, from where it goes on: what was written after it is dropped with the next append."""
         try:
-            with open(path, "rb") as file:
+            with open(self._path, "rb") as file:
                 contents = file.read(mark.updates * _ROW.itemsize)
         except FileNotFoundError:
             contents = b""
         if len(contents) < mark.updates * _ROW.itemsize or zlib.crc32(contents) != mark.checksum:
             raise DamagedError(
-                f"{str(path)!r} is damaged: its first {mark.updates} updates do not match their checksum"
+                f"{str(self._path)!r} is damaged: its first {mark.updates} updates do not match their checksum"
             )
-        log = UpdateLog(path)
-        log._rows = np.concatenate([np.frombuffer(contents, _ROW), np.zeros(1024, _ROW)])
-        log._count, log._flushed = mark.updates, mark
-        return log
+        self.mark = mark
+        return np.frombuffer(contents, _ROW)
