@@ -14,7 +14,7 @@ A host serves both kinds of rule with the same lines: :func:`issue_ticket` when 
 :func:`apply_update` when the gradient is back.
 
 Vectors have shape ``(*runs, d)``, scalars ``(*runs, 1)``. Rules are pure: whoever hosts a rule owns the
-memory (:mod:`lategrad.inplace`). Nothing in a rule may branch on the value of a tensor.
+memory (:mod:`lategrad.execution`). Nothing in a rule may branch on the value of a tensor.
 """
 
 from __future__ import annotations

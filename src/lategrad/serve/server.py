@@ -25,18 +25,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.execution import in_place
+from lategrad.execution.pays import compiling_pays
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
 from lategrad.serve.checkpoint import Checkpoint, newest, save_checkpoint
-from lategrad.serve.update import update_of
 from lategrad.serve.updates import LogMark, UpdateLog
 from lategrad.support.runs import owned, tensors
 from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
 
 _RECENT = 1000  # updates that the reported delays and rates are taken over
-COMPILE_FROM = 2e9
-"""Steps times entries from which compiling (seconds) pays."""
 _CHECKPOINT_SECONDS = 60.0
 
 
@@ -164,10 +163,11 @@ class Server:
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype = query.shape[-1], query.dtype
         self._lends = lend and any(query is leaf for leaf in tensors(self.state))
-        self.compiled = compile if compile is not None else steps * self.dim >= COMPILE_FROM
+        self.compiled = compile if compile is not None else compiling_pays(steps, self.dim, backend="loops")
+        self.update = in_place(rule, self.state, backend=None if self.compiled else "eager")
         self.config = {
             **identify(problem), "rule": describe(rule), "steps": steps, "compiled": self.compiled,
-            "torch": torch.__version__, **(config or {}),
+            "backend": self.update.backend, "torch": torch.__version__, **(config or {}),
         }  # fmt: skip
 
         self.log = UpdateLog(None if folder is None else folder / "updates.bin")
@@ -177,14 +177,12 @@ class Server:
         self.last_refusal: str | None = None
         self._next_sequence: Counter[int] = Counter()
         self._issued: dict[tuple[int, int], _Issued] = {}
-        self._delay = torch.zeros(1, dtype=torch.int64)
         self._no_ticket = query[:0].clone()
         self._begin = time.monotonic()
         self._checkpointed_at = self._begin
         self.checkpointed_version = -1
         self._whole = True  # False within an update: a state that was left there must not be saved
 
-        self._update = update_of(rule, self.state, writes_query=not self._lends, compile=self.compiled)
         self._record()
 
     @property
@@ -274,7 +272,7 @@ class Server:
         version, ticket = self._issued.pop((worker, sequence))
         delay = self.version - version
         self._whole = False
-        self._update(self.state, grad, self._delay.fill_(delay), ticket, next_query)
+        self.update(grad, delay, ticket, next_query)
         self.log.append(worker, sequence, delay, self.seconds)
         self._whole = True
 

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from lategrad.execution import in_place
 from lategrad.rules.rule import AnyRule, Rule, needs_ticket
-from lategrad.serve.update import update_of
 from lategrad.sets import Ball, Box, ConvexSet, Product, WholeSpace, summed_norms
 from lategrad.support.runs import map_tensors, owned, tensors
 from lategrad.support.validation import require
@@ -132,8 +132,7 @@ class Shard:
         with summed_norms(total), torch.no_grad():
             self.state = owned(rule.init(start))
         self._staged: dict[int, tuple[int, Tensor]] = {}
-        self._delay, self._no_ticket = torch.zeros(1, dtype=torch.int64), start[:0]
-        self._update = update_of(rule, self.state, writes_query=False, compile=compile)
+        self._update = in_place(rule, self.state, backend=None if compile else "eager")
 
     def stage(self, member: int, sequence: int, grad: Tensor) -> bool:
         """Keep a member's gradient until it is committed; whether it is finite."""
@@ -150,7 +149,7 @@ class Shard:
         if staged != sequence:
             raise RuntimeError(f"gradient {sequence} of member {member} is not here, but {staged}")
         with summed_norms(self._total), torch.no_grad():
-            self._update(self.state, grad, self._delay.fill_(delay), self._no_ticket, None)
+            self._update(grad, delay)
         return self.query()
 
     def query(self) -> Tensor:

@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from ray.exceptions import RayActorError
 from torch import Tensor
 
+from lategrad.execution.pays import compiling_pays
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.checkpoint import Checkpoint
 from lategrad.serve.engines.ray import Header, RayLink, Reply, ServerActor, Status, WorkerActor, pack, unpack
-from lategrad.serve.server import COMPILE_FROM, Server
+from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.sharding import Shard, bounds, join_leaves, require_splittable, split_leaves, split_rule
 from lategrad.serve.updates import LogMark
@@ -110,7 +111,7 @@ class _Shards:
         self.dim, self._dtype = len(start), start.dtype
         self._bounds = bounds(self.dim, settings.shards)
         needs_norms = require_splittable(rule, self.dim, settings.shards)
-        wanted = settings.steps * self.dim / settings.shards >= COMPILE_FROM
+        wanted = compiling_pays(settings.steps, self.dim // settings.shards, backend="loops")
         compile = (wanted if settings.compile is None else settings.compile) and not needs_norms
         self._reducer = ray.remote(num_cpus=0)(Reducer).remote(settings.shards)
         actor = ray.remote(num_cpus=0, enable_task_events=False, scheduling_strategy="SPREAD")(ShardActor)

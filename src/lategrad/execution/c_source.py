@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from lategrad.execution.unsupported import UnsupportedError
+
 _aten = torch.ops.aten
 
 CHUNK = 8192
@@ -30,10 +32,6 @@ CHUNK = 8192
 
 THREADS = 256
 """Threads of a block on a GPU; each takes four entries at a time."""
-
-
-class UnsupportedError(Exception):
-    """The function does something that has no translation: it has to be run another way."""
 
 
 _TYPES = {torch.float32: "float", torch.float64: "double", torch.int64: "i64", torch.bool: "bool"}
@@ -128,10 +126,10 @@ class Source:
     """C code, and what it wants to be called with."""
 
     cpu: str
-    """Has a function ``run``."""
     cuda: str
-    cuda_kernels: list[tuple[str, bool]]
-    """What to launch, in this order, and whether with a block for every chunk or with one."""
+    """Both have a function ``run``; on a GPU its first argument is the stage."""
+    stages: list[bool]
+    """What to launch on a GPU, in this order: with a block for every chunk, or with one."""
     places: int
     numbers: int
     """Eight-byte slots for numbers between the passes."""
@@ -341,20 +339,21 @@ class _Emitter:
             + bodies
             + self.cpu(passes, levels),
             cuda=_CUDA_HEAD + bodies + self.cuda(passes, levels),
-            cuda_kernels=self.order(passes),
+            stages=[over_chunks for _, over_chunks in self.stages(passes)],
             places=len(self.dtypes),
             numbers=max(1, len(self.slots)),
             sums=max(1, most),
         )
 
-    def order(self, passes: list[Pass]) -> list[tuple[str, bool]]:
+    def stages(self, passes: list[Pass]) -> list[tuple[str, bool]]:
+        """The functions of the GPU's code in their order, and whether each takes a block for every chunk."""
         with_pass = {one.level for one in passes}
-        kernels = []
+        stages = []
         for level in range(self.count):
-            kernels.append((f"numbers_{level}", False))
+            stages.append((f"numbers_{level}", False))
             if level in with_pass:
-                kernels.append((f"pass_{level}", True))
-        return kernels
+                stages.append((f"pass_{level}", True))
+        return stages
 
     def pointers(self, one: Pass) -> list[str]:
         lines = []
@@ -402,14 +401,14 @@ class _Emitter:
 
     def cuda(self, passes: list[Pass], levels: list[list[str]]) -> str:
         text = ""
-        arguments = """(const i64* numbers, const i64* vectors, int tensors, const i64* where, const i64* sizes,
-  int chunks, double* kept, double* sums)"""
+        arguments = """const i64* numbers, const i64* vectors, int tensors, const i64* where, const i64* sizes,
+  int chunks, double* kept, double* sums"""
         for level, lines in enumerate(levels):
-            text += f'extern "C" __global__ void numbers_{level}{arguments} {{\n'
+            text += f"INLINE void numbers_{level}({arguments}) {{\n"
             text += self.totals(passes, level)
             text += "if (threadIdx.x) return;\n" + "\n".join(lines) + "\n}\n"
         for which, one in enumerate(passes):
-            text += f'extern "C" __global__ void __launch_bounds__({THREADS}) pass_{one.level}{arguments} {{\n'
+            text += f"INLINE void pass_{one.level}({arguments}) {{\n"
             text += "const int c = blockIdx.x;\nconst i64 t = where[2 * c], begin = where[2 * c + 1];\n"
             text += f"const int n = sizes[t] - begin < {CHUNK} ? (int)(sizes[t] - begin) : {CHUNK};\n"
             text += "\n".join(self.pointers(one)) + "\n"
@@ -430,7 +429,11 @@ class _Emitter:
             for i in range(len(one.sums)):
                 text += f"s{i} = block_sum(s{i}); if (!threadIdx.x) sums[{i} * chunks + c] = s{i};\n"
             text += "}\n"
-        return text
+        # One kernel for all stages: it is compiled once, which takes most of the first step.
+        text += f'extern "C" __global__ void __launch_bounds__({THREADS}) run(int stage, {arguments}) {{\n'
+        for i, (name, _) in enumerate(self.stages(passes)):
+            text += f"if (stage == {i}) {name}(numbers, vectors, tensors, where, sizes, chunks, kept, sums);\n"
+        return text + "}\n"
 
 
 def _literal(value: float) -> str:
@@ -534,7 +537,7 @@ def emit(
     written = [inputs[place] for place in targets if place is not None and place < len(inputs)]
     if any(sum(one is other for other in inputs) > 1 for one in written):
         raise UnsupportedError("a tensor that is written is two inputs")
-    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes a second
 
     graph = make_fx(function, tracing_mode="fake")(*inputs)
     return _Emitter(graph, size, targets, dtypes).source()
