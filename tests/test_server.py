@@ -333,8 +333,8 @@ def test_an_update_that_was_broken_off_is_not_saved(tmp_path):
     server.checkpoint()
     job = server.issue(0)
 
-    def broken(state, *others):
-        tensors(state)[0].add_(1)
+    def broken(*_):
+        tensors(server.state)[0].add_(1)
         raise KeyboardInterrupt
 
     server._update = broken

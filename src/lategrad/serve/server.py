@@ -164,10 +164,10 @@ class Server:
         self.dim, self.dtype = query.shape[-1], query.dtype
         self._lends = lend and any(query is leaf for leaf in tensors(self.state))
         self.compiled = compile if compile is not None else compiling_pays(steps, self.dim, backend="loops")
-        self.update = in_place(rule, self.state, backend=None if self.compiled else "eager")
+        self._update = in_place(rule, self.state, backend=None if self.compiled else "eager")
         self.config = {
             **identify(problem), "rule": describe(rule), "steps": steps, "compiled": self.compiled,
-            "backend": self.update.backend, "torch": torch.__version__, **(config or {}),
+            "backend": self._update.backend, "torch": torch.__version__, **(config or {}),
         }  # fmt: skip
 
         self.log = UpdateLog(None if folder is None else folder / "updates.bin")
@@ -272,7 +272,7 @@ class Server:
         version, ticket = self._issued.pop((worker, sequence))
         delay = self.version - version
         self._whole = False
-        self.update(grad, delay, ticket, next_query)
+        self._update(grad, delay, ticket, next_query)
         self.log.append(worker, sequence, delay, self.seconds)
         self._whole = True
 
