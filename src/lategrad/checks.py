@@ -180,13 +180,15 @@ def _check_in_place(machine: _Machine, name: str, x0: Tensor, grads: Tensor, sta
         for runs in (slice(None), 0) if backend != "compile" else (slice(None),):
             past = [map_tensors(lambda leaf, runs=runs: leaf[runs], state) for state in states]  # type: ignore[misc]
             state = owned(past[0])
+            rule: Any = _AsRule(machine)
             try:
-                step = in_place(_AsRule(machine), state, backend=backend)  # type: ignore[arg-type]
-            except UnsupportedError:
-                _assert(backend == "loops", f"{name}: {backend} cannot run it")
+                step = in_place(rule, state, backend=backend)
+                for t, grad in enumerate(grads[:, runs]):
+                    step(grad, t % 2, machine.ticket(machine.part, past[t - t % 2]).clone())
+            except UnsupportedError as error:  # not everything is arithmetic, but everything can be traced
+                _assert(backend == "loops", f"{name}: {error}")
                 continue
-            for t, grad in enumerate(grads[:, runs]):
-                step(grad, t % 2, machine.ticket(machine.part, past[t - t % 2]).clone())
+            _assert(step.backend == backend, f"{name}: {step.backend} instead of {backend}")
             tolerance = 0.0 if backend == "eager" and runs != 0 else 1e-9
             _close(state, past[-1], f"{name}: the in-place update ({backend}) differs from the pure one",
                    tolerance, tolerance)  # fmt: skip
@@ -287,8 +289,11 @@ def check_rule(
     _close(rule.output(state), start, "rule: the output before any update is not the projected start")
     queries = [rule.query(state)]
     for grad in grads:
+        before = state
         state = apply_update(rule, state, grad, torch.tensor(0), issue_ticket(rule, state))
         zeros, ticket = torch.zeros(2, 1, dtype=torch.int64), issue_ticket(undelayed or rule, other)
+        with_int = apply_update(rule, before, grad, 0, issue_ticket(rule, before))
+        _close(with_int, state, "rule: a delay that is an int gives something else than a tensor")
         other = apply_update(undelayed or rule, other, grad, zeros, ticket)
         queries.append(rule.query(state))
         _close(rule.query(state), (undelayed or rule).query(other), "rule: zero delay is not the undelayed rule")

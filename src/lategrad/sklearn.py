@@ -101,9 +101,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         problem, seed = self._problem(X, y), self._seed()
         rule = self._rule(problem)
         if self.workers is None:
-            trace = simulate(
-                problem, rule, self.delays, self.steps, seed=seed, device=self.device, progress=False
-            )
+            trace = simulate(problem, rule, self.delays, self.steps, seed=seed, device=self.device, progress=False)
         else:
             require("delays", self.delays, self.delays == 0, "0 with workers: their delays are real")
             how: dict[str, Any] = {"workers": self.workers, "engine": self.engine, "device": self.device}

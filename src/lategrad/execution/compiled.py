@@ -37,6 +37,7 @@ class Compiled:
         self._has_run = False
 
     def __call__(self, *args: Any) -> Any:
+        """The function's result."""
         if self._has_run:
             return self._fast(*args)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor
@@ -19,19 +19,6 @@ from lategrad.execution.loops import loops_run
 from lategrad.execution.many_tensors import StateBeside, TensorsStep
 from lategrad.rules.rule import AnyRule, needs_ticket
 from lategrad.support.validation import require
-
-
-class Step(Protocol):
-    """An update that overwrites the state that it was made for."""
-
-    @property
-    def backend(self) -> str:
-        """What runs it: "eager", "compile" or "loops"."""
-        ...
-
-    def __call__(self, grad: Any, delay: int | Tensor, ticket: Tensor | None = None) -> None:
-        """Consume one gradient; the ticket may be left out when the rule needs none."""
-        ...
 
 
 class StateStep:
@@ -96,13 +83,27 @@ class WithGradient:
         return getattr(self.rule, name)
 
 
+@overload
+def in_place(rule: AnyRule[Any] | WithGradient, state: Any, *, backend: str | None = None) -> StateStep: ...
+
+
+@overload
 def in_place(
-    rule: AnyRule[Any],
+    rule: AnyRule[Any] | WithGradient,
+    state: StateBeside | None,
+    *,
+    tensors: Sequence[Tensor],
+    backend: str | None = None,
+) -> TensorsStep: ...
+
+
+def in_place(
+    rule: AnyRule[Any] | WithGradient,
     state: Any,
     *,
     tensors: Sequence[Tensor] | None = None,
     backend: str | None = None,
-) -> Any:
+) -> StateStep | TensorsStep:
     """The rule's update as ``step(grad, delay, ticket)``, which overwrites ``state``.
 
     It computes the same values as ``rule.update``: bit for bit when eager, within rounding when compiled.
@@ -127,6 +128,7 @@ def in_place(
     <eager step of Anytime>
     """
     require("backend", backend, backend is None or backend in BACKENDS, f"None or one of {', '.join(BACKENDS)}")
+    rule = cast("AnyRule[Any]", rule)
     if tensors is None:
         return StateStep(rule, state, backend)
     require("state", state, state is None or isinstance(state, StateBeside), "None or a StateBeside with tensors")

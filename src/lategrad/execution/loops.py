@@ -76,14 +76,13 @@ class Loops:
         self._tensors, self._chunks, self._sizes = len(sizes), len(where), list(sizes)
         self._table = torch.zeros(source.places * (1 + len(sizes)), dtype=torch.int64, device=device)
         self._addresses: list[int] = []
-        float64 = {"dtype": torch.float64, "device": device}
         self._memory = {
             "numbers": self._table[: source.places],
             "vectors": self._table[source.places :],
             "where": torch.tensor(where, dtype=torch.int64, device=device),
             "sizes": torch.tensor(sizes, dtype=torch.int64, device=device),
-            "kept": torch.zeros(source.numbers, **float64),
-            "sums": torch.zeros(source.sums * len(where), **float64),
+            "kept": torch.zeros(source.numbers, dtype=torch.float64, device=device),
+            "sums": torch.zeros(source.sums * len(where), dtype=torch.float64, device=device),
         }
         self._source, self._device = source, device
         m = self._memory

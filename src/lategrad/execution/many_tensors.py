@@ -180,7 +180,7 @@ class TensorsStep:
             first = rule.init(next(rest).to(self.dtype))
             return [*leaves_of(first), rule.query(first)]
 
-        inputs = [*leaves_of(self.rule), self.tensors[0].dtype]
+        inputs: list[Tensor | torch.dtype] = [*leaves_of(self.rule), self.tensors[0].dtype]
         dtypes = [leaf.dtype for leaf in self._leaves.values()]
         targets = [*range(len(inputs), len(inputs) + len(dtypes)), len(inputs) - 1]
         return Loops(init, inputs, targets, dtypes, self.sizes, self.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio
@@ -55,7 +56,7 @@ class AdaGrad:
     def init(self, w1: Tensor) -> AdaGradState:
         """Start at the projection of ``w1``."""
         w = first_play(self, w1)
-        return AdaGradState(w=w, squares=w.double() * 0)
+        return AdaGradState(w=w, squares=torch.zeros_like(w, dtype=torch.float64))
 
     def predict(self, state: AdaGradState) -> Tensor:
         """The iterate itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio
@@ -59,7 +60,9 @@ class FTRL:
     def init(self, w1: Tensor) -> FTRLState:
         """Start at the projection of ``w1``."""
         w = first_play(self, w1)
-        return FTRLState(w=w, start=w.clone(), grad_sum=w.double() * 0, squared_weights=per_run(w, 0))
+        return FTRLState(
+            w=w, start=w.clone(), grad_sum=torch.zeros_like(w, dtype=torch.float64), squared_weights=per_run(w, 0)
+        )
 
     def predict(self, state: FTRLState) -> Tensor:
         """The leader."""

@@ -89,8 +89,8 @@ class KT:
         """Start at the projection of ``w1``, where the first bet is nothing."""
         w = first_play(self, w1)
         zero = per_run(w, 0)
-        return KTState(bet=w, start=w.clone(), grad_sum=w.double() * 0, norm_sum=zero, scale=zero.clone(),
-                       reward=zero.clone())  # fmt: skip
+        return KTState(bet=w, start=w.clone(), grad_sum=torch.zeros_like(w, dtype=torch.float64),
+                       norm_sum=zero, scale=zero.clone(), reward=zero.clone())  # fmt: skip
 
     def predict(self, state: KTState) -> Tensor:
         """The bet, projected."""

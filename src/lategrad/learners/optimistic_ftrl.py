@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, owned_hint, squared_norm, weighted
@@ -64,7 +65,11 @@ class OptimisticFTRL:
         """Start at the projection of ``w1``, with no hint for round 1."""
         w = first_play(self, w1)
         return OptimisticFTRLState(
-            w=w, start=w.clone(), grad_sum=w.double() * 0, hint=owned_hint(None, w), surprise=per_run(w, 0)
+            w=w,
+            start=w.clone(),
+            grad_sum=torch.zeros_like(w, dtype=torch.float64),
+            hint=owned_hint(None, w),
+            surprise=per_run(w, 0),
         )
 
     def predict(self, state: OptimisticFTRLState) -> Tensor:

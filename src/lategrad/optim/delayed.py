@@ -290,8 +290,10 @@ class Delayed(Optimizer):
         for t, late in own["pending"].items():
             grads = [None if g is None else g.to(device, copy=True)
                      for g, device in zip(late["grads"], devices, strict=False)]  # fmt: skip
-            tickets = late["tickets"] and [of_group and [ticket.to(device, copy=True) for ticket in of_group]
-                                           for of_group, device in zip(late["tickets"], of_groups, strict=False)]
+            tickets = late["tickets"] and [
+                of_group and [ticket.to(device, copy=True) for ticket in of_group]
+                for of_group, device in zip(late["tickets"], of_groups, strict=False)
+            ]
             self._pending[t] = Late(grads, tickets)
 
     def _reset_draws(self) -> None:

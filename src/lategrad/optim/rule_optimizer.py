@@ -197,7 +197,7 @@ class RuleOptimizer(Optimizer):
 
     # ---- From groups to steps
 
-    def _vectors(self, group: dict[str, Any], number: Tensor) -> list[tuple[AnyRule[Any], list[Tensor]]]:
+    def _vectors(self, group: dict[str, Any], number: Tensor) -> list[tuple[Any, list[Tensor]]]:
         """The vectors of a group: each a rule and its parameters; those without entries are in none."""
         named = list(zip(group["params"], group.get("kinds") or itertools.repeat(None), strict=False))
         used = [(p, kind) for p, kind in named if p.numel()]

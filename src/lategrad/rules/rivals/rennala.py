@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import as_dtype, average_in, first_query
+from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
@@ -69,13 +69,13 @@ class Rennala:
     def init(self, x0: Tensor) -> RennalaState:
         """Start at the projection of ``x0``."""
         x = first_query(self, x0)
-        return RennalaState(x=x, batch_mean=0 * x, collected=per_run(x, 0), age=per_run(x, 0))
+        return RennalaState(x=x, batch_mean=torch.zeros_like(x), collected=per_run(x, 0), age=per_run(x, 0))
 
     def query(self, state: RennalaState) -> Tensor:
         """The iterate, the same until a batch is full."""
         return state.x
 
-    def update(self, state: RennalaState, grad: Tensor, delay: Tensor) -> RennalaState:
+    def update(self, state: RennalaState, grad: Tensor, delay: Delay) -> RennalaState:
         """Collect the gradient if it was taken at x; step and begin anew when the batch is full."""
         at_x = delay <= state.age
         collected = state.collected + at_x.double()

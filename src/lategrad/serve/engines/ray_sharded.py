@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lategrad.execution.pays import compiling_pays
 from lategrad.problems.problem import Problem
-from lategrad.rules.rule import AnyRule
+from lategrad.rules.rule import AnyRule, Delay
 from lategrad.serve.checkpoint import Checkpoint
 from lategrad.serve.engines.ray import Header, RayLink, Reply, ServerActor, Status, WorkerActor, pack, unpack
 from lategrad.serve.server import Server
@@ -142,7 +142,7 @@ class _Shards:
     def query(self, state: Any) -> Tensor:
         return torch.zeros(1)
 
-    def update(self, state: Any, grad: Tensor, delay: Tensor) -> Any:
+    def update(self, state: Any, grad: Tensor, delay: Delay) -> Any:
         self.queries = self._all("commit", *self.now, int(delay))
         return state
 
