@@ -1,9 +1,11 @@
 """A pure rule as an in-place step: the same values, in buffers that the host owns."""
 
 import os
+import re
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -93,6 +95,49 @@ def test_an_update_allocates_at_most_one_new_state(name):
     for backend in ("compile", "loops") if name in ("anytime-sgd", "dc-asgd", "steady") else ("loops",):
         step = lg.in_place(rule, state, backend=backend)
         assert largest_allocation(partial(step, grad, delay, ticket)) <= slack
+
+
+def test_what_is_private_in_torch_is_still_there():
+    """All that the package uses of it: when a version of torch drops one, this says which."""
+    import torch._dynamo.exc
+    import torch._inductor.codecache
+    import torch._inductor.exc
+
+    assert callable(torch._inductor.codecache.CppCodeCache.load)
+    assert callable(torch.cuda._compile_kernel)
+    assert callable(torch._foreach_copy_)
+    assert issubclass(torch._dynamo.exc.TorchDynamoException, Exception)
+    assert issubclass(torch._inductor.exc.InvalidCxxCompiler, Exception)
+    assert issubclass(torch._inductor.exc.CppCompileError, Exception)
+    private = re.compile(r"(torch|cuda)\._[a-z]|\b_inductor\b|\b_dynamo\b")
+    source = Path(lg.__file__).parent
+    using = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if private.search(path.read_text())}
+    assert using == {"execution/torch_private.py"}
+
+
+def test_the_step_says_what_runs_it():
+    rule = lg.Anytime(lg.OGD(lr=0.5))
+    one, many = rule.init(torch.zeros(5)), rule.init(torch.zeros(2, 5))
+    assert repr(lg.in_place(rule, one)) == "<loops step of Anytime>"
+    assert repr(lg.in_place(rule, many)) == "<compile step of Anytime>"
+    assert repr(lg.in_place(rule, None, tensors=[torch.zeros(2, 2), torch.zeros(3)])) == (
+        "<loops step of Anytime on 2 tensors>"
+    )
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(5, dtype=torch.float64), torch.zeros(2, 5)])
+def test_loops_refuse_a_gradient_of_another_form(wrong):
+    rule = lg.SGD(0.1)
+    step = lg.in_place(rule, rule.init(torch.zeros(5)), backend="loops")
+    with pytest.raises(ValueError, match="grad must be torch.float32 of shape \\(5,\\) on cpu"):
+        step(wrong, 0)
+
+
+def test_a_gradient_may_have_gaps():
+    rule = lg.SGD(1.0)
+    state = rule.init(torch.zeros(5))
+    lg.in_place(rule, state, backend="loops")(torch.arange(10.0)[::2], 0)
+    assert state.x.tolist() == [0.0, -2.0, -4.0, -6.0, -8.0]
 
 
 def test_without_a_compiler_it_warns_and_runs_eagerly(tmp_path):
