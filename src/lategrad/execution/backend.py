@@ -36,17 +36,16 @@ class Backend:
             "compile": lambda: compiled_run(rule, device),
             "eager": lambda: eager_run(rule),
         }
+        self.name: str
         self.run: Run
-        if asked is not None:
-            self.name, self.run = asked, makers[asked]()
-            return
-        for self.name in ("loops", "compile"):
+        for name in ("loops", "compile") if asked is None else (asked,):
             try:
-                self.run = makers[self.name]()
-            except UnsupportedError as error:
-                reason = str(error)
-            else:
+                self.name, self.run = name, makers[name]()
                 return
+            except UnsupportedError as error:
+                if asked is not None:
+                    raise
+                reason = str(error)
         self._run_eagerly(reason)
 
     def _run_eagerly(self, reason: str) -> None:

@@ -163,7 +163,7 @@ class Server:
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype = query.shape[-1], query.dtype
         self._lends = lend and any(query is leaf for leaf in tensors(self.state))
-        self.compiled = compile if compile is not None else compiling_pays(steps, self.dim, backend="loops")
+        self.compiled = compile if compile is not None else compiling_pays(steps, self.dim)
         self._update = in_place(rule, self.state, backend=None if self.compiled else "eager")
         self.config = {
             **identify(problem), "rule": describe(rule), "steps": steps, "compiled": self.compiled,

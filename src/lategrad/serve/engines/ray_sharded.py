@@ -111,7 +111,7 @@ class _Shards:
         self.dim, self._dtype = len(start), start.dtype
         self._bounds = bounds(self.dim, settings.shards)
         needs_norms = require_splittable(rule, self.dim, settings.shards)
-        wanted = compiling_pays(settings.steps, self.dim // settings.shards, backend="loops")
+        wanted = compiling_pays(settings.steps, self.dim // settings.shards)
         compile = (wanted if settings.compile is None else settings.compile) and not needs_norms
         self._reducer = ray.remote(num_cpus=0)(Reducer).remote(settings.shards)
         actor = ray.remote(num_cpus=0, enable_task_events=False, scheduling_strategy="SPREAD")(ShardActor)
