@@ -2,8 +2,8 @@
 
 It can run whatever torch can trace: many runs at once, matrix products, sorting, a gradient and an update as
 one. Compiling takes 1 to 6 seconds; a call costs 20 to 50 microseconds before any arithmetic. Its guards stay:
-without them (``guard_filter_fn``) a call is 2 to 20 microseconds cheaper, and a gradient of another dtype or
-shape is read as if it were the first one's. Where microseconds count there are the loops.
+without them (``guard_filter_fn``) a call is 2 to 20 microseconds cheaper, and code for one size runs on another
+without a word (on a GPU that was an illegal memory access). Where microseconds count there are the loops.
 """
 
 from __future__ import annotations

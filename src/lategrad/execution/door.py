@@ -29,6 +29,7 @@ class StateStep:
         device = rule.query(state).device
         self._backend = Backend(rule, device, backend, lambda: loops_run(rule, state))
         self._delay = torch.zeros(1, dtype=torch.int64, device=device)
+        self._no_ticket = self._delay[:0]
 
     @property
     def backend(self) -> str:
@@ -47,9 +48,10 @@ class StateStep:
             query_out: where to write the next query; None for nowhere.
         """
         if ticket is None:
-            require("ticket", ticket, not needs_ticket(self.rule),
-                    f"what issue_ticket gave with the query: {type(self.rule).__name__} needs it")  # fmt: skip
-            ticket = self._delay[:0]
+            if needs_ticket(self.rule):
+                name = type(self.rule).__name__
+                require("ticket", ticket, False, f"what issue_ticket gave with the query: {name} needs it")
+            ticket = self._no_ticket
         if not isinstance(delay, Tensor):
             delay = self._delay.fill_(delay)
         self._backend(self.state, grad, delay, ticket, query_out)

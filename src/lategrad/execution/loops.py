@@ -1,19 +1,25 @@
 """The backend of C loops: for calls that must cost microseconds, and for vectors that lie in many tensors.
 
-What is written by hand here, and why. One update of ``Anytime`` that also writes the next query, on one core,
-microseconds (``benchmarks/bench_update.py``):
+What is written by hand needs a reason. On the CPU, one update of ``Anytime`` that also writes the next query,
+microseconds on one core (``benchmarks/bench_update.py``; with guards skipped, see :mod:`~lategrad.execution.compiled`):
 
-========== ====== ============= ======================= =======
-entries    eager  torch.compile with its guards skipped C loops
-========== ====== ============= ======================= =======
-7,850          72            45                      23       9
-1,000,000   9,700           460                     430     330
-10,000,000  2e5          12,200                  11,500  10,500
-========== ====== ============= ======================= =======
+========== ======= ============= ============== =======
+entries    eager   torch.compile guards skipped C loops
+========== ======= ============= ============== =======
+7,850           72            45             23       9
+1,000,000    9,700           460            430     330
+10,000,000 220,000        12,200         11,500  10,500
+========== ======= ============= ============== =======
 
-And addresses and sizes are data: four hundred tensors compile in the second that one takes, no tensor is copied
-to make them one vector, and the number of threads may change. The same text is compiled for the CPU and for
-NVIDIA GPUs. See :mod:`lategrad.execution.c_source` for what can be translated.
+On an NVIDIA H200, a step of ``AnytimeSGD`` on 2e8 float32 parameters as one tensor and as 400, in times of fused SGD
+with momentum (``benchmarks/bench_optim_gpu.py`` prints the first): these loops .90 and .80, at .94 and .90 of a copy's
+bandwidth, first step within .3 s, no vector beyond the state; a Triton kernel with the addresses as data .86 and .75,
+which would need a second translation of every operation; a flat buffer with the gradients gathered and
+``torch.compile`` 1.24 and 1.09, and one more vector.
+
+Addresses and sizes are data: four hundred tensors compile in the second that one takes, no tensor is copied to make
+them one vector, and the number of threads may change. The same text is compiled for the CPU and for NVIDIA GPUs. See
+:mod:`lategrad.execution.c_source` for what can be translated.
 """
 
 from __future__ import annotations

@@ -100,6 +100,7 @@ class TensorsStep:
         self._homes: dict[str, list[Tensor]] = {}
         self._vectors: dict[str, Tensor] = {}
         self._loops: dict[bool, Loops] = {}
+        self._starts = state is None
         self._backend = Backend(rule, self.device, backend, self._as_loops)
         self.state = self._first_state() if state is None else self._adopted(state)
 
@@ -154,15 +155,14 @@ class TensorsStep:
 
     def _first_state(self) -> StateBeside:
         state = StateBeside([{} for _ in self.tensors], {})
-        init = self._init_loops() if self.backend == "loops" else None
         for name, leaf in self._leaves.items():
             if name in self._long:
                 self._lay_out(name, state)
             else:
                 state.numbers[name] = torch.empty_like(leaf, device=self.device)
         homes: list[Place] = [self._homes[n] if n in self._long else state.numbers[n] for n in self._leaves]
-        if init is not None:
-            init([*map(init.place, leaves_of(self.rule)), self.tensors, *homes])
+        if self.backend == "loops":
+            self._init([*map(self._init.place, leaves_of(self.rule)), self.tensors, *homes])
             torch.autograd.graph.increment_version(self.tensors)
             return state
         first = self.rule.init(joined(self.tensors, self.dtype))
@@ -242,6 +242,8 @@ class TensorsStep:
         if not self._row_by_row and any(t.shape == (sum(self.sizes),) for t in whole):
             raise UnsupportedError("a vector in another memory layout")
         self._loops[False] = self._loops_for(None)
+        if self._starts:
+            self._init = self._init_loops()
         return self._run_loops
 
     def _template_ticket(self) -> Tensor | None:

@@ -110,11 +110,13 @@ class RuleOptimizer(Optimizer):
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         for i, (group, of_group) in enumerate(zip(self.param_groups, grads, strict=True)):
             if any(grad is not None for grad in of_group):
-                used = [grad for p, grad in zip(group["params"], of_group, strict=True) if p.numel()]
+                steps = self._ready(i)
+                if len(of_group) > sum(len(step.tensors) for step in steps):  # some parameters have no entries
+                    of_group = [grad for p, grad in zip(group["params"], of_group, strict=True) if p.numel()]
                 of_vectors = (tickets[i] if tickets else None) or itertools.repeat(None)
-                for step, ticket in zip(self._ready(i), of_vectors, strict=False):
-                    step(used[: len(step.tensors)], delay, ticket)
-                    del used[: len(step.tensors)]
+                rest = iter(of_group)
+                for step, ticket in zip(steps, of_vectors, strict=False):
+                    step(list(itertools.islice(rest, len(step.tensors))), delay, ticket)
         return loss
 
     @torch.no_grad()
