@@ -323,7 +323,8 @@ def _with_axes(trace: Trace) -> Trace:
     """A single run on single delays as one of a seed and a delay, as the tables expect."""
     accuracy = None if trace.accuracy is None else trace.accuracy[:, None, None]
     axes = (Axis("seed", (0,)), Axis("delay", ("recorded",)), *trace.axes)
-    return replace(trace, axes=axes, loss=trace.loss[:, None, None], accuracy=accuracy)
+    test_loss = None if trace.test_loss is None else trace.test_loss[:, None, None]
+    return replace(trace, axes=axes, loss=trace.loss[:, None, None], accuracy=accuracy, test_loss=test_loss)
 
 
 @app.command()
@@ -334,18 +335,23 @@ def reproduce(
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for report.html, figures and CSV files.")] = Path("out"),
     device: Device = "cpu",
+    models: Annotated[str, typer.Option(help="Limit deep to some models: mlp,cnn,gpt.")] = "",
+    rules: Annotated[str, typer.Option(help="Limit deep to some rules: adamw,muon,...")] = "",
 ) -> None:
     """Reproduce the paper's figures and theorems, compare all rivals, and write a report that judges each claim.
 
-    An interrupted run goes on where it stopped: finished sweeps are kept under OUT/traces. The rivals take hours on
-    a CPU at the paper's scale: `all` leaves them out there, and says so.
+    An interrupted run goes on where it stopped: finished sweeps are kept under OUT/traces. The rivals and the deep
+    models take hours on a CPU at the paper's scale: `all` leaves them out there, and says so.
     """
     begin = time.monotonic()
 
     def say(line: str) -> None:
         typer.echo(f"[{time.monotonic() - begin:6.0f} s] {line}", err=True)
 
-    report, sections = run_reproduction(what, scale, out, device=device, say=say)
+    report, sections = run_reproduction(
+        what, scale, out, device=device, models=[name for name in models.split(",") if name],
+        rules=[name for name in rules.split(",") if name], say=say,
+    )  # fmt: skip
     table = Table(header_style="bold")
     for column in ("claim", "measured", "reproduced"):
         table.add_column(column)
