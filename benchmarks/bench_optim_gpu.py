@@ -104,6 +104,8 @@ def check_values():
     cases = [(name, torch.float32, 1e-4) for name in RULES] + [("anytime-sgd", torch.bfloat16, 2e-2)]
     for name, dtype, tolerance in cases:
         rule = build_rule(name, 0.5, lg.Ball(20.0))
+        if hasattr(rule, "blocks"):  # matrix products, not loops: tests/test_gpu.py compares those
+            continue
         start = [torch.randn(shape).to(dtype) for shape in shapes]
         params = [torch.nn.Parameter(x.cuda()) for x in start]
         optimizer = FromRule(params, rule, compile=True)

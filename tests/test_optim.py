@@ -19,6 +19,7 @@ import lategrad.optim
 from lategrad.execution import loops
 from lategrad.optim import AnytimeSGD, FromRule, OptimisticAnytime, StronglyConvexSGD
 from lategrad.registry import RULES, build_rule
+from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import apply_update, issue_ticket
 from test_execution import largest_allocation
 
@@ -52,6 +53,10 @@ def pure_run(rule, x0, grads):
     return state
 
 
+ELEMENTWISE = [name for name in RULES if not hasattr(build_rule(name, 0.5, lg.WholeSpace()), "blocks")]
+"""The rules that do not look at shapes: they have a form as loops."""
+
+
 def backends(optimizer):
     """What runs each vector of the first group."""
     return [step.backend for step in optimizer.in_place_steps(0)]
@@ -69,10 +74,10 @@ def saved_and_loaded(state_dict):
 
 @pytest.mark.parametrize("name", RULES)
 def test_any_rule_is_itself_bit_for_bit(name):
-    rule = build_rule(name, 0.5, lg.Ball(2.0))
     params = parameters(dtype=torch.float32)
+    rule = fill_in(build_rule(name, 0.5, lg.Ball(2.0)), lg.Blocks.of_tensors(params))
     outside = flat(params)
-    optimizer = FromRule(params, rule)
+    optimizer = FromRule(params, build_rule(name, 0.5, lg.Ball(2.0)))
     assert torch.equal(flat(params), rule.domain.project(outside))
     start, grads = flat(params), []
     for t in range(6):

@@ -119,7 +119,7 @@ class _Emitter:
         if node.op != "call_function" or not self.is_number(node) or not any(map(self.is_long, node.all_input_nodes)):
             return False
         square = node.target is _aten.linalg_vector_norm.default and (len(node.args) < 2 or node.args[1] == 2)
-        if not (square or node.target is _aten.sum.dim_IntList):
+        if not (square or node.target in (_aten.sum.dim_IntList, _aten.mean.dim)):
             raise UnsupportedError(f"{node.target} of a vector")
         return True
 
@@ -165,6 +165,13 @@ class _Emitter:
             return LOGIC[target].format(*(self.argument(a, common) for a in args))
         if target is _aten.where.self:
             return f"{self.argument(args[0], 'bool')} ? " + " : ".join(self.argument(a, ctype) for a in args[1:])
+        if target is _aten.clamp.default:
+            low, high = (*args[1:], None)[:2]
+            value = self.argument(args[0], ctype)
+            for sign, bound in (("<", low), (">", high)):
+                limit = None if bound is None else self.argument(bound, ctype)
+                value = value if limit is None else f"({value} {sign} {limit} ? {limit} : {value})"
+            return value
         if target is _aten.pow.Tensor_Scalar:
             return self.power(self.argument(args[0], ctype), args[1], ctype)
         if target in (_aten.lerp.Scalar, _aten.lerp.Tensor):
@@ -248,7 +255,8 @@ class _Emitter:
                 value = f"load(*(const {STORED[self.dtype(node)]}*)numbers[{place}])"
             elif node in sums:
                 value = f"total_{sums.index(node)}"
-                value = f"({ctype})" + (f"sqrt({value})" if self.is_norm(node) else value)
+                value = f"{value} / {self.size}" if node.target is _aten.mean.dim else value
+                value = f"({ctype})" + (f"sqrt({value})" if self.is_norm(node) else f"({value})")
             else:
                 value = self.expression(node)
             lines.append(f"const {ctype} {name} = {value};")

@@ -139,6 +139,11 @@ class Loops:
         self._launch()
 
 
+def _formal(tensor: Tensor) -> Tensor:
+    """A tensor's form, without its memory."""
+    return tensor.to("meta")
+
+
 def update_loops(
     rule: AnyRule[Any],
     template: Any,
@@ -162,7 +167,7 @@ def update_loops(
     """
     if getattr(rule, "blocks", None) is not None:
         raise UnsupportedError(f"{type(rule).__name__} looks at shapes")
-    query = rule.query(template)
+    query = map_tensors(_formal, rule).query(map_tensors(_formal, template))
     if query.shape != (sum(sizes),):
         raise UnsupportedError(f"vectors of shape {tuple(query.shape)} in tensors of {sum(sizes)} entries")
     # Fresh examples: a tensor must not be two inputs, and query and ticket may be parts of the state.

@@ -90,6 +90,7 @@ class TensorsStep:
         query = shadow.query(self._template)
         self._query_name = next((name for name, leaf in self._leaves.items() if leaf is query), None)
         self.output_is_query = shadow.output(self._template) is query
+        self._ticket_form = shadow.ticket(self._template) if needs_ticket(shadow) else None
         self._mirrored = any(not self._holds_query(t) for t in self.tensors)
         # A copy of a tensor with gaps in its memory has none.
         self._strides = [torch.empty_like(t, device="meta").stride() for t in self.tensors]
@@ -237,17 +238,13 @@ class TensorsStep:
     def _as_loops(self) -> Callable[..., None]:
         if len({t.dtype for t in self.tensors}) > 1 or self._forms[0] != self._strides:
             raise UnsupportedError("tensors of several dtypes, or with gaps in their memory")
-        ticket = self._template_ticket()
-        whole = [*leaves_of(self.rule), *([] if ticket is None else [ticket])]
+        whole = [*leaves_of(self.rule), *([] if self._ticket_form is None else [self._ticket_form])]
         if not self._row_by_row and any(t.shape == (sum(self.sizes),) for t in whole):
             raise UnsupportedError("a vector in another memory layout")
         self._loops[False] = self._loops_for(None)
         if self._starts:
             self._init = self._init_loops()
         return self._run_loops
-
-    def _template_ticket(self) -> Tensor | None:
-        return self.rule.ticket(self._template) if needs_ticket(self.rule) else None
 
     def _loops_for(self, ticket: Tensor | None) -> Loops:
         dtype = self.tensors[0].dtype
@@ -260,10 +257,8 @@ class TensorsStep:
             self._loops[late] = self._loops_for(ticket)
         loops = self._loops[late]
         places: list[Place] = [*map(loops.place, leaves_of(self.rule)), self._delay]
-        if ticket is not None:
-            form = self._template_ticket()
-            assert form is not None
-            places.append(loops.place(checked("ticket", ticket, form, self.device)))
+        if ticket is not None and self._ticket_form is not None:
+            places.append(loops.place(checked("ticket", ticket, self._ticket_form, self.device)))
         places += [self._known(n) if n in self._long else self.state.numbers[n] for n in self._leaves]
         loops([*places, grads, *([self.tensors] if self._mirrored else [])])
         torch.autograd.graph.increment_version(self.tensors)
