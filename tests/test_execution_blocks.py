@@ -90,6 +90,14 @@ def test_the_state_is_one_vector_that_the_parameters_have_views_into():
     assert all(set(optimizer.state[p]) == {"momentum"} for p in params)  # the parameters hold x
 
 
+def test_matrix_products_are_compiled_only_when_asked_to():
+    """They take most of the time, compiled or not, and compiling them takes long."""
+    params = parameters([(2000, 100), (4,)], dtype=torch.float32)
+    optimizer = FromRule(params, Orthogonal(0.1))
+    run(optimizer, params, [0])
+    assert backends(optimizer) == ["eager"]
+
+
 def test_each_parameter_alone_and_upwards():
     params = parameters(SHAPES)
     starts = [p.detach().clone().flatten() for p in params]

@@ -245,7 +245,8 @@ class RuleOptimizer(Optimizer):
         compile = group["compile"]
         if compile is None:
             total = sum(p.numel() for p in params)
-            compile = compiling_pays(STEPS_OF_AN_OPTIMIZER, total, backend="loops")
+            shaped = any(getattr(rule, "blocks", None) is not None for rule, _ in vectors)  # slow to compile
+            compile = not shaped and compiling_pays(STEPS_OF_AN_OPTIMIZER, total, backend="loops")
         saved = group["scalars"] or [None] * len(vectors)
         if len(saved) != len(vectors):
             raise ValueError(f"the state is of {len(saved)} vectors, the group has {len(vectors)}")
