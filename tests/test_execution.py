@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import lategrad as lg
+from helpers.memory import largest_allocation
 from lategrad.execution.eager import overwrite
 from lategrad.registry import RULES, build_rule
 from lategrad.rules import apply_update, issue_ticket
@@ -60,20 +61,6 @@ def test_values_that_change_places_are_not_lost():
     assert (state.a.item(), state.b.item()) == (2.0, 1.0)
     overwrite(state, Pair(a=state.a + state.b, b=state.a))
     assert (state.a.item(), state.b.item()) == (3.0, 2.0)
-
-
-def largest_allocation(run):
-    """The most bytes held at once by tensors made while `run` runs."""
-    run()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        kept = run()
-    held = most = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    del kept
-    return most
 
 
 def test_the_profiler_sees_allocations():

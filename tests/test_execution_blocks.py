@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 import lategrad as lg
+from helpers.parameters import backends, flat, parameters, pure_run, set_grads
 from lategrad.execution import UnsupportedError, in_place
 from lategrad.optim import FromRule
 from lategrad.rules.rule import first_query
-from test_optim import backends, flat, parameters, pure_run, saved_and_loaded, set_grads
+from test_optim import saved_and_loaded
 
 SHAPES = [(4, 3), (5,), (4, 3), (2, 3, 2, 2), ()]
 

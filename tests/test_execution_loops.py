@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 import lategrad as lg
+from helpers.parameters import ELEMENTWISE, backends, flat, parameters, pure_run, set_grads
 from lategrad.execution import UnsupportedError
 from lategrad.execution.c_source import CHUNK, emit
 from lategrad.execution.loops import Loops
 from lategrad.optim import AnytimeSGD, Delayed, FromRule
 from lategrad.registry import build_rule
-from test_optim import ELEMENTWISE, backends, flat, parameters, pure_run, set_grads
 
 SHAPES = [(3, 4), (CHUNK + 5,), (), (2, 3, 2, 2)]
 DIM = CHUNK + 42

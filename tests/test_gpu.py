@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import lategrad as lg
+from helpers.parameters import ELEMENTWISE, backends, flat
 from lategrad.execution.c_source import CHUNK
 from lategrad.optim import FromRule
 from lategrad.registry import RULES, build_rule
 from lategrad.rules.rule import apply_update, issue_ticket
 from lategrad.support.runs import owned, tensors
-from test_optim import ELEMENTWISE, backends, flat
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

@@ -15,6 +15,9 @@ REFUSED = {
     "dc-asgd-a": "tickets",
     "picky-sgd": "tickets",
     "ringmaster": "tickets",
+    "gap-aware": "tickets",
+    "dana-slim": "tickets",
+    "ringmaster-muon": "tickets",
     "steady-coordinate": "norms",
 }
 

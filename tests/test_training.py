@@ -476,7 +476,7 @@ def test_a_killed_server_leaves_no_orphans_and_is_resumed_without_loss_or_repeti
     assert (tmp_path / "updates.bin").read_bytes()[: 24 * before.version] == kept
     trace = lg.Trace.load(tmp_path / "trace.safetensors")
     _audit(trace)
-    problem, rule = SoftmaxRegression(load("digits", "standardise"), batch=16), lg.Anytime(lg.OGD(lr=0.1))
+    problem, rule = SoftmaxRegression(load("digits", "standardise-globally"), batch=16), lg.Anytime(lg.OGD(lr=0.1))
     assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
     with pytest.raises(ValueError, match="had other data or another preprocessing"):
         lg.replay(trace, SoftmaxRegression(load("digits", "centre"), batch=16), rule)

@@ -60,7 +60,7 @@ class RecordedSamples:
 def replay(
     trace: Trace,
     problem: Problem,
-    rule: AnyRule[Any],
+    rule: AnyRule[Any] | str,
     *,
     record_every: int | None = None,
     device: torch.device | str = "cpu",
@@ -76,7 +76,8 @@ def replay(
     Args:
         trace: of :func:`~lategrad.train`.
         problem: the one that was trained on.
-        rule: the run's own, or another; hyper-parameters of shape ``(*runs, 1)`` try several at once.
+        rule: the run's own, or another, also as a text such as ``"sgd:lr=0.1|1"``; hyper-parameters of shape
+            ``(*runs, 1)`` try several at once.
         record_every: updates between two records; by default ten records.
         device: "cpu" or "cuda".
         progress: show a progress bar; by default on a terminal.

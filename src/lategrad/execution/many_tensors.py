@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from lategrad.execution.loops import Loops, Place, checked, update_loops
 from lategrad.execution.torch_private import copy_all
 from lategrad.execution.unsupported import UnsupportedError
 from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
-from lategrad.support.runs import map_tensors
+from lategrad.support.runs import leaf_names, map_tensors, require_state
 from lategrad.support.runs import tensors as leaves_of
 
 
@@ -34,15 +35,6 @@ class StateBeside(NamedTuple):
     """For each tensor, the parts of the state that are as large, by their names."""
     numbers: dict[str, Tensor]
     """The parts that do not grow with the vector."""
-
-
-def leaf_names(tree: Any, prefix: str = "") -> list[str]:
-    """A name for every tensor of a state, such as ``learner.w``."""
-    if isinstance(tree, Tensor):
-        return [prefix]
-    fields = tree._fields if hasattr(tree, "_fields") else map(str, range(len(tree)))
-    prefix = f"{prefix}." if prefix else ""
-    return [name for field, child in zip(fields, tree, strict=True) for name in leaf_names(child, prefix + field)]
 
 
 def same_objects(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
@@ -62,6 +54,22 @@ def scatter(vector: Tensor, targets: Sequence[Tensor]) -> None:
     copy_all([part.view(target.shape) for part, target in zip(parts, targets, strict=True)], targets)
 
 
+def _common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
+    return reduce(torch.promote_types, [t.dtype for t in tensors], torch.float32)
+
+
+def state_form(rule: AnyRule[Any], tensors: Sequence[Tensor]) -> tuple[Any, Any]:
+    """A rule and its first state on tensors, without memory: rules do not look at values.
+
+    Raises a ValueError for a state that is not made of tensors.
+    """
+    shadow = map_tensors(lambda t: t.to("meta"), rule)
+    entries = sum(t.numel() for t in tensors)
+    state = shadow.init(torch.empty(entries, dtype=_common_dtype(tensors), device="meta"))
+    require_state(state, type(rule).__name__)
+    return shadow, state
+
+
 class TensorsStep:
     """A rule's update on tensors that hold its query.
 
@@ -79,12 +87,8 @@ class TensorsStep:
     ) -> None:
         self.rule, self.tensors, self.device = rule, list(tensors), tensors[0].device
         self.sizes = [t.numel() for t in self.tensors]
-        self.dtype = torch.float32
-        for t in self.tensors:
-            self.dtype = torch.promote_types(self.dtype, t.dtype)
-        # The structure of the state, without memory: rules do not look at values.
-        shadow = map_tensors(lambda t: t.to("meta"), rule)
-        self._template = shadow.init(torch.empty(sum(self.sizes), dtype=self.dtype, device="meta"))
+        shadow, self._template = state_form(rule, self.tensors)
+        self.dtype = _common_dtype(self.tensors)
         self._leaves = dict(zip(leaf_names(self._template), leaves_of(self._template), strict=True))
         self._long = [name for name, leaf in self._leaves.items() if leaf.shape == (sum(self.sizes),)]
         query = shadow.query(self._template)

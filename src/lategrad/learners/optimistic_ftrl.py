@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, owned_hint, squared_norm, weighted
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.support.runs import per_run
+from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
 
@@ -67,7 +66,7 @@ class OptimisticFTRL:
         return OptimisticFTRLState(
             w=w,
             start=w.clone(),
-            grad_sum=torch.zeros_like(w, dtype=torch.float64),
+            grad_sum=wide_zeros(w),
             hint=owned_hint(None, w),
             surprise=per_run(w, 0),
         )

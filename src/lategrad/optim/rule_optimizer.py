@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from lategrad.execution import StateBeside, TensorsStep, WithGradient, in_place
-from lategrad.execution.many_tensors import joined, same_objects, scatter
+from lategrad.execution.many_tensors import joined, same_objects, scatter, state_form
 from lategrad.execution.pays import STEPS_OF_AN_OPTIMIZER, compiling_pays
+from lategrad.registry import parse_rule
 from lategrad.rules.blocks import Blocks, fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
@@ -222,6 +223,7 @@ class RuleOptimizer(Optimizer):
         """Move the parameters to the nearest point of the set."""
         device = group["params"][0].device if group["params"] else None
         for rule, params in self._vectors(group, torch.ones(1, dtype=torch.float64, device=device)):
+            state_form(rule, params)  # raises for a state that cannot be kept
             if not isinstance(rule.domain, WholeSpace):
                 scatter(rule.domain.project(joined(params)), params)
 
@@ -336,7 +338,7 @@ class FromRule(RuleOptimizer):
 
     Args:
         params: as for any optimizer; a group may have a ``rule`` of its own.
-        rule: one run of any rule (no hyper-parameter with a dimension of runs).
+        rule: one run of any rule (no hyper-parameter with a dimension of runs), or a text such as ``"steady:lr=1"``.
         maximize: ascend instead of descend.
         per_parameter: each parameter is a vector of its own, with its own projection and its own norms,
             instead of the whole group.
@@ -360,12 +362,13 @@ class FromRule(RuleOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        rule: AnyRule[Any],
+        rule: AnyRule[Any] | str,
         *,
         maximize: bool = False,
         per_parameter: bool = False,
         compile: bool | None = None,
     ) -> None:
+        rule = parse_rule(rule) if isinstance(rule, str) else rule
         super().__init__(params, {"rule": rule}, maximize=maximize, per_parameter=per_parameter, compile=compile)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lategrad.sets import ConvexSet
-from lategrad.support.runs import spread
+from lategrad.support.runs import owned, require_state, runs_shape, spread
 from lategrad.support.validation import Scalar
 
 State = TypeVar("State")
@@ -106,6 +106,23 @@ def apply_update(rule: AnyRule[State], state: State, grad: Tensor, delay: Delay,
 def first_query(rule: _Server[State], x0: Tensor) -> Tensor:
     """:math:`x_1`: the start, projected, with a row for every run of the rule."""
     return rule.domain.project(spread(rule, x0))
+
+
+def first_state(rule: _Server[State], x0: Tensor) -> State:
+    """The state before any update, with memory of its own, as every host starts with it.
+
+    Raises a ValueError for a state that hosts cannot keep (:func:`~lategrad.support.runs.require_state`), and for
+    one that has not a row for every run of the rule.
+    """
+    name = type(rule).__name__
+    state = rule.init(x0)
+    require_state(state, name)
+    runs, got = torch.broadcast_shapes(x0.shape[:-1], runs_shape(rule)), rule.query(state).shape[:-1]
+    if got != runs:
+        raise ValueError(f"{name} has hyper-parameters for runs of shape {tuple(runs)}, but its query has shape "
+                         f"{(*got, x0.shape[-1])}: begin its init with first_query(self, x0), which makes a row for "
+                         f"each run, or run it with one value at a time")  # fmt: skip
+    return owned(state)
 
 
 def average_in(mean: Tensor, point: Tensor, share: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ Every engine drives it the same way, from one thread:
 2. ``job = server.exchange(worker, version, sequence, grad)`` takes the gradient in, as update t with the
    delay :math:`\tau_t = (t - 1) - v`, and hands out the worker's next job.
 
-A gradient is applied once or refused. It is refused, with the state untouched, if nobody asked for it (its
-sequence number is unknown or was used before), if its version is not the one that was handed out, or if it
-is not a finite vector of the right length and dtype.
+A gradient is applied once or refused, or dropped where it is later than ``max_delay``. It is refused, with the
+state untouched, if nobody asked for it (its sequence number is unknown or was used before), if its version is
+not the one that was handed out, or if it is not a finite vector of the right length and dtype.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from torch import Tensor
 from lategrad.execution import in_place
 from lategrad.execution.pays import compiling_pays
 from lategrad.problems.problem import Problem
-from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
+from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket
 from lategrad.serve.checkpoint import Checkpoint, newest, save_checkpoint
 from lategrad.serve.updates import LogMark, UpdateLog
-from lategrad.support.runs import owned, tensors
+from lategrad.staleness import StalenessGate
+from lategrad.support.runs import tensors
 from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
 
@@ -118,6 +119,7 @@ class Server:
         checkpoint_every: updates between two checkpoints; by default a minute passes between them.
         keep: checkpoints to keep.
         max_refusals: refused gradients in a row after which a worker gets no more work; None for never.
+        max_delay: gradients later than this are dropped, and counted; None applies all.
         config: what else the trace and the checkpoints should say about the run; JSON values.
         lend: whether :meth:`exchange` may hand out a query that is part of the state, which the next exchange
             overwrites: for engines that have sent it off by then. Saves a pass over the vector.
@@ -146,6 +148,7 @@ class Server:
         checkpoint_every: int | None = None,
         keep: int = 2,
         max_refusals: int | None = 10,
+        max_delay: int | None = None,
         config: dict[str, Any] | None = None,
         lend: bool = False,
     ) -> None:
@@ -158,7 +161,7 @@ class Server:
         self.record_every = record_every or max(1, steps // 10)
         self.checkpoint_every, self.keep, self.max_refusals = checkpoint_every, keep, max_refusals
         self.folder = folder
-        self.state = owned(rule.init(problem.start()))
+        self.state = first_state(rule, problem.start())
         query = rule.query(self.state)
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype = query.shape[-1], query.dtype
@@ -173,6 +176,7 @@ class Server:
         self.log = UpdateLog(None if folder is None else folder / "updates.bin")
         self.records: dict[str, list[Any]] = {"steps": [], "loss": [], "accuracy": []}
         self.refusals: Counter[str] = Counter()
+        self.gate = None if max_delay is None else StalenessGate(max_delay)
         self._refused_in_a_row: Counter[int] = Counter()
         self.last_refusal: str | None = None
         self._next_sequence: Counter[int] = Counter()
@@ -245,6 +249,9 @@ class Server:
             if objection is not None:
                 self.refuse(worker, sequence, objection)
                 return self.issue(worker, out)
+            if self.gate is not None and self.gate.admit(self.version - version, worker).action == "drop":
+                self.forget(worker, sequence)
+                return self.issue(worker, out)
             if self._lends:
                 self._apply(worker, sequence, grad, None)
                 query = self.rule.query(self.state)
@@ -290,6 +297,11 @@ class Server:
     def dropped(self, worker: int) -> bool:
         """Whether a worker gets no more work because too many of its gradients in a row were refused."""
         return self.max_refusals is not None and self._refused_in_a_row[worker] >= self.max_refusals
+
+    @property
+    def too_late(self) -> dict[str, int]:
+        """How many gradients of each worker were dropped because they were later than ``max_delay``."""
+        return {} if self.gate is None else {f"worker {w}": n for w, n in sorted(self.gate.dropped.items()) if n}
 
     def forget(self, worker: int, sequence: int) -> None:
         """Give up a job whose gradient will not arrive."""
@@ -350,7 +362,7 @@ class Server:
             delays=self.log.column("delay"),
             output=self.output().clone(),
             query=self.rule.query(self.state).clone(),
-            config={**self.config, "seconds": self.seconds, "refusals": dict(self.refusals)},
+            config={**self.config, "seconds": self.seconds, "refusals": dict(self.refusals), "too_late": self.too_late},
             time=self.log.column("time"),
             worker=self.log.column("worker"),
             sequence=self.log.column("sequence"),
@@ -381,6 +393,7 @@ class Server:
             "log": mark._asdict(),
             "records": self.records,
             "refusals": dict(self.refusals),
+            "gate": {} if self.gate is None else self.gate.summary(),
             "next_sequence": {str(worker): k for worker, k in self._next_sequence.items()},
             "seconds": self.seconds,
         }
@@ -413,6 +426,9 @@ class Server:
         self.log = log
         self.records = {name: list(values) for name, values in saved["records"].items()}
         self.refusals = Counter(saved["refusals"])
+        if self.gate is not None:
+            for worker, counts in saved.get("gate", {}).items():
+                self.gate.applied[int(worker)], self.gate.dropped[int(worker)] = counts["applied"], counts["dropped"]
         self._next_sequence = Counter({int(worker): k for worker, k in saved["next_sequence"].items()})
         self._issued.clear()
         self._begin = time.monotonic() - saved["seconds"]

@@ -40,6 +40,7 @@ class Settings:
     address: str | None = None
     shards: int = 1
     ahead: int = 0
+    max_delay: int | None = None
 
     def __post_init__(self) -> None:
         for name, count in (("threads", self.threads), ("shards", self.shards)):
@@ -52,6 +53,8 @@ class Settings:
         require("shards", self.shards, on_ray or self.shards == 1, "1, unless engine='ray'")
         valid_ahead = isinstance(self.ahead, int) and 0 <= self.ahead <= (0 if on_ray else _MOST_AHEAD)
         require("ahead", self.ahead, valid_ahead, "0 with engine='ray'" if on_ray else f"in 0..{_MOST_AHEAD}")
+        valid_delay = self.max_delay is None or (isinstance(self.max_delay, int) and self.max_delay >= 0)
+        require("max_delay", self.max_delay, valid_delay, "an integer >= 0, or None")
         require("seed", self.seed, isinstance(self.seed, int) and self.seed >= 0, "an integer >= 0")
         if not on_ray:  # the driver need not have the GPUs of its workers
             require_device("device", self.device)

@@ -56,6 +56,9 @@ class _Whole:
     def diameter(self) -> Any:
         return self.inner.diameter
 
+    def diameter_in(self, dim: int) -> Any:
+        return self.inner.diameter_in(dim)
+
     def project(self, x: Tensor) -> Tensor:
         with summed_norms(None):
             return self.inner.project(x)
@@ -63,6 +66,10 @@ class _Whole:
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
         with summed_norms(None):
             return self.inner.contains(x, tol)
+
+    def support(self, direction: Tensor) -> Tensor:
+        with summed_norms(None):
+            return self.inner.support(direction)
 
 
 def _cut(tree: Part, begin: int, end: int) -> Part:

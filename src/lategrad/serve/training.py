@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 
 from lategrad.problems.problem import Problem
+from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.checkpoint import checkpoint_paths, locked, newest
 from lategrad.serve.control import requested_workers, stop_on_signals
@@ -39,7 +40,7 @@ _LONGEST_BACKOFF = 5.0
 
 def train(
     problem: Problem,
-    rule: AnyRule[Any],
+    rule: AnyRule[Any] | str,
     *,
     steps: int,
     workers: int | str = 4,
@@ -53,6 +54,7 @@ def train(
     ahead: int = 0,
     deadline: float = 300.0,
     max_refusals: int | None = 10,
+    max_delay: int | None = None,
     record_every: int | None = None,
     compile: bool | None = None,
     out: str | Path | None = None,
@@ -67,7 +69,7 @@ def train(
     Args:
         problem: the objective; any :class:`~lategrad.problems.Problem`, such as
             :class:`~lategrad.problems.ModuleProblem` for an ``nn.Module``.
-        rule: the server rule.
+        rule: the server rule, or a text such as ``"steady:lr=1"``.
         steps: updates to make in all.
         workers: how many; can be changed while it runs (:class:`Training`, or the file ``out/workers``).
             On Ray also ``"2:8"``: between 2 and 8, as many as the cluster has CPUs for.
@@ -88,6 +90,10 @@ def train(
             replaced. Slow is not hung: late work is used.
         max_refusals: gradients in a row that must be refused (not finite, wrong shape, ...) for a worker to
             be dropped; None for never.
+        max_delay: gradients that are later than so many updates are dropped; their workers go on from the present
+            query. A warning names workers whose share of the updates nearly vanishes, ``trace.config["too_late"]``
+            says how many were dropped of each. None applies all, which the rules are made for; rules that weigh late
+            gradients less are :class:`~lategrad.Steady` and ``lategrad.rivals``.
         record_every: updates between two records of loss and accuracy; by default ten records.
         compile: the rule's update through ``torch.compile``; by default for long runs.
         out: folder for checkpoints, the log of updates and the trace; None keeps everything in memory.
@@ -108,7 +114,8 @@ def train(
     (True, True)
     """
     settings = Settings(steps, workers, engine, seed, str(device), slow, threads, deadline, max_refusals, record_every,
-                        compile, checkpoint_every, keep, log, notes or {}, address, shards, ahead)  # fmt: skip
+                        compile, checkpoint_every, keep, log, notes or {}, address, shards, ahead,
+                        max_delay)  # fmt: skip
     folder = None if out is None else Path(out)
     with locked(folder):
         if folder is not None and checkpoint_paths(folder):
@@ -117,7 +124,7 @@ def train(
 
 
 def resume(
-    out: str | Path, problem: Problem, rule: AnyRule[Any], *, progress: bool | None = None, **changes: Any
+    out: str | Path, problem: Problem, rule: AnyRule[Any] | str, *, progress: bool | None = None, **changes: Any
 ) -> Trace:
     """Go on with a run from its newest whole checkpoint: state, version, sample streams and trace.
 
@@ -144,8 +151,9 @@ def resume(
 
 
 def _make_training(
-    problem: Problem, rule: AnyRule[Any], settings: Settings, folder: Path | None, progress: bool | None
+    problem: Problem, rule: AnyRule[Any] | str, settings: Settings, folder: Path | None, progress: bool | None
 ) -> Training | ClusterTraining:
+    rule = as_rule(rule)
     if settings.engine != "ray":
         return Training(problem, rule, settings, folder, progress)
     try:
@@ -201,7 +209,7 @@ class Training:
         self.server = Server(
             problem, rule, steps=settings.steps, record_every=settings.record_every, compile=settings.compile,
             folder=folder, checkpoint_every=settings.checkpoint_every, keep=settings.keep,
-            max_refusals=settings.max_refusals, config={"settings": asdict(settings)},
+            max_refusals=settings.max_refusals, max_delay=settings.max_delay, config={"settings": asdict(settings)},
         )  # fmt: skip
         self._problem = problem
         self._wanted, _ = settings.worker_range()

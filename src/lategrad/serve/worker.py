@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lategrad.delays import Law
 from lategrad.problems.problem import Problem
 from lategrad.serve.server import Job
+from lategrad.support.seeds import Stream, derived_seed
 
-_STREAM, _PAUSES = 0x776F726B6572, 0x7061757365  # tags: streams of workers share no random numbers
 _BLOCK = 256  # samples drawn at once
 
 
@@ -40,7 +39,7 @@ def stream_seed(seed: int, worker: int) -> int:
     >>> stream_seed(0, 1) == stream_seed(0, 1) != stream_seed(0, 2)
     True
     """
-    return int(np.random.SeedSequence((seed, _STREAM, worker)).generate_state(1)[0])
+    return derived_seed(seed, Stream.WORKER, worker)
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,8 @@ class Oracle:
         law = self.slowness.of(job.worker)
         if law is None:
             return 0.0
-        seed = np.random.SeedSequence((self.seed, _PAUSES, job.worker, job.sequence)).generate_state(1)[0]
-        return float(law.raw(1, int(seed))[0]) / 1000
+        seed = derived_seed(self.seed, Stream.PAUSES, job.worker, job.sequence)
+        return float(law.raw(1, seed)[0]) / 1000
 
 
 def work(oracle: Oracle, link: Link, sleep: Callable[[float], object]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.support.runs import per_run
+from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
 
@@ -66,7 +65,7 @@ class AdaDelay:
     def init(self, x0: Tensor) -> AdaDelayState:
         """Start at the projection of ``x0``."""
         x = first_query(self, x0)
-        return AdaDelayState(x=x, mean=x.clone(), squares=torch.zeros_like(x, dtype=torch.float64), t=per_run(x, 0))
+        return AdaDelayState(x=x, mean=x.clone(), squares=wide_zeros(x), t=per_run(x, 0))
 
     def query(self, state: AdaDelayState) -> Tensor:
         """The iterate."""

@@ -181,7 +181,8 @@ class ServerActor:
         options = {
             "steps": settings.steps, "record_every": settings.record_every, "compile": settings.compile,
             "folder": self._folder, "checkpoint_every": settings.checkpoint_every, "keep": 1,
-            "max_refusals": settings.max_refusals, "config": {"settings": asdict(settings)},
+            "max_refusals": settings.max_refusals, "max_delay": settings.max_delay,
+            "config": {"settings": asdict(settings)},
         }  # fmt: skip
         server = self._make_server(problem, rule, settings, options)
         if files is not None:

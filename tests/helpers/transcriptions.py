@@ -343,3 +343,151 @@ def steady(x0, grads, delays, *, lr, c, project, diameter=math.inf, per_coordina
     x = anytime_queries(w, list(range(1, len(w) + 1)))
     share = [min(1.0, c / math.sqrt(t)) for t in range(1, len(w) + 1)]
     return [weighted_average([e, 1 - e], pair) for e, *pair in zip(share, w, x, strict=True)], x
+
+
+# ---- rules for deep models
+
+
+def sgd_momentum(x0, grads, delays, *, lr, gamma, project):
+    x, v = [project(x0)], [0.0] * len(x0)
+    for g in grads:
+        v = add(g, v, gamma)
+        x.append(project(add(x[-1], v, -lr)))
+    return x, x
+
+
+def adam_moments(grads, beta1, beta2):
+    """After each gradient: m, v, and 1 - beta^t for both."""
+    m, v = [0.0] * len(grads[0]), [0.0] * len(grads[0])
+    for t, g in enumerate(grads, start=1):
+        m = [beta1 * a + (1 - beta1) * b for a, b in zip(m, g, strict=True)]
+        v = [beta2 * a + (1 - beta2) * b * b for a, b in zip(v, g, strict=True)]
+        yield m, v, 1 - beta1**t, 1 - beta2**t
+
+
+def adam_directions(grads, beta1=0.9, beta2=0.999, eps=1e-8):
+    return [
+        [(a / c1) / (math.sqrt(b / c2) + eps) for a, b in zip(m, v, strict=True)]
+        for m, v, c1, c2 in adam_moments(grads, beta1, beta2)
+    ]
+
+
+def adamw(x0, grads, delays, *, lr, project, decay=0.01, average=False):
+    x = [project(x0)]
+    for d in adam_directions(grads):
+        x.append(project(add(add(x[-1], x[-1], -lr * decay), d, -lr)))
+    means = [x[0]] + [weighted_average(list(range(1, t + 1)), x[:t]) for t in range(1, len(x))]
+    return x, means if average else x
+
+
+def nadam(x0, grads, delays, *, lr, project, beta1=0.99, beta2=0.999, decay=0.01):
+    x, product = [project(x0)], 1.0
+    for t, (g, (m, v, _, c2)) in enumerate(zip(grads, adam_moments(grads, beta1, beta2), strict=True), start=1):
+        mu, mu_next = (beta1 * (1 - 0.5 * 0.96 ** (0.004 * s)) for s in (t, t + 1))
+        product *= mu
+        step = [
+            ((1 - mu) * a / (1 - product) + mu_next * b / (1 - product * mu_next)) / (math.sqrt(c / c2) + 1e-8)
+            for a, b, c in zip(g, m, v, strict=True)
+        ]
+        x.append(project(add(add(x[-1], x[-1], -lr * decay), step, -lr)))
+    return x, x
+
+
+def schedule_free_adamw(x0, grads, delays, *, lr, project, b=0.9, decay=0.0):
+    z = [project(x0)]
+    x, y = [z[0]], [z[0]]
+    for t, (g, (_, v, _, c2)) in enumerate(zip(grads, adam_moments(grads, 0.0, 0.999), strict=True), start=1):
+        step = [a / (math.sqrt(c / c2) + 1e-8) + decay * p for a, c, p in zip(g, v, y[-1], strict=True)]
+        z.append(project(add(z[-1], step, -lr)))
+        x.append(weighted_average([1] * t, z[1:]))
+        y.append(weighted_average([1 - b, b], [z[-1], x[-1]]))
+    return y, x
+
+
+def product(a, b):
+    return [
+        [math.fsum(p * q for p, q in zip(row, column, strict=True)) for column in zip(*b, strict=True)] for row in a
+    ]
+
+
+def newton_schulz(a):
+    """Five steps of X <- 3.4445 X - 4.7750 A X + 2.0315 A A X, A = X X', from a/|a|."""
+    size = length([value for row in a for value in row])
+    a = [[value / size for value in row] for row in a]
+    for _ in range(5):
+        gram = product(a, list(zip(*a, strict=True)))
+        once = product(gram, a)
+        twice = product(gram, once)
+        a = [
+            [3.4445 * p - 4.7750 * q + 2.0315 * r for p, q, r in zip(*rows, strict=True)]
+            for rows in zip(a, once, twice, strict=True)
+        ]
+    return a
+
+
+def orthogonal_then_other(n, other, side=2):
+    """A square matrix in the first entries of the vector; what is after it is elementwise."""
+    square = newton_schulz([n[side * i : side * (i + 1)] for i in range(side)])
+    return [0.2 * math.sqrt(side) * value for row in square for value in row] + other[side * side :]
+
+
+def muon(x0, grads, delays, *, lr, project, mu=0.95):
+    x, m = [project(x0)], [0.0] * len(x0)
+    for g, adam in zip(grads, adam_directions(grads), strict=True):
+        m = add([mu * a for a in m], g, 1 - mu)
+        n = add([mu * a for a in m], g, 1 - mu)
+        step = orthogonal_then_other(n, adam)
+        decayed = [p * (1 - lr * (0.1 if j < 4 else 0.01)) for j, p in enumerate(x[-1])]
+        x.append(project(add(decayed, step, -lr)))
+    return x, x
+
+
+def ringmaster_muon(x0, grads, delays, *, lr, threshold, project, mu=0.95):
+    x, k, m = [project(x0)], [0], [0.0] * len(x0)
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True)):
+        if k[-1] - k[t - tau] < threshold:
+            m = add([mu * a for a in m], g, 1 - mu)
+            step = orthogonal_then_other(m, [0.2 * math.copysign(1, a) for a in m])
+            x.append(project(add(x[-1], step, -lr)))
+            k.append(k[-1] + 1)
+        else:
+            x.append(x[-1])
+            k.append(k[-1])
+    return x, x
+
+
+def gap_aware(x0, grads, delays, *, lr, gamma, project):
+    x, v, moves = [project(x0)], [0.0] * len(x0), []
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True)):
+        gaps = [abs(a) for a in sub(x[-1], x[t - tau])]
+        means = weighted_average([1] * t, moves) if moves else [1.0] * len(x0)
+        v = [gamma * a + b / (1 + (gap / c if gap else 0)) for a, b, gap, c in zip(v, g, gaps, means, strict=True)]
+        x.append(project(add(x[-1], v, -lr)))
+        moves.append([abs(a) for a in sub(x[-1], x[-2])])
+    return x, x
+
+
+def dana_slim(x0, grads, delays, *, lr, gamma, project):
+    """v[s] is the momentum of whoever was handed x_s: the worker that sent the gradient before it."""
+    x, v = [project(x0)], [[0.0] * len(x0)]
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True)):
+        v.append(add(g, v[t - tau], gamma))
+        x.append(project(add(x[-1], add(g, v[-1], gamma), -lr)))
+    return x, x
+
+
+def pipemare(x0, grads, delays, *, lr, annealing, project):
+    x = [project(x0)]
+    for t, (d, tau) in enumerate(zip(adam_directions(grads), delays, strict=True), start=1):
+        step = lr / max(1, tau) ** (1 - min(t / annealing, 1))
+        x.append(project(add(add(x[-1], x[-1], -step * 0.01), d, -step)))
+    return x, x
+
+
+def weight_prediction(x0, grads, delays, *, lr, project):
+    x = [project(x0)]
+    queries = [x[0]]
+    for d, tau in zip(adam_directions(grads), delays, strict=True):
+        x.append(project(add(add(x[-1], x[-1], -lr * 0.01), d, -lr)))
+        queries.append(project(add(x[-1], d, -lr * tau)))
+    return queries, x
