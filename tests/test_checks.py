@@ -9,6 +9,7 @@ import torch
 
 import lategrad as lg
 from helpers import transcriptions as plain
+from lategrad import checks
 from lategrad.checks import check_learner, check_rule, check_set
 from lategrad.problems import Quadratic
 from lategrad.registry import LEARNERS, RULES, build_rule, parse_set
@@ -384,6 +385,38 @@ class NoSupport(lg.Ball):
 def test_broken_sets_are_caught(broken, message):
     with pytest.raises(AssertionError, match=message):
         check_set(broken, compile=False)
+
+
+class CannotBeTraced(Good):
+    def update(self, state, grad, delay):
+        if state.count.sum() > 100:
+            return state
+        return super().update(state, grad, delay)
+
+
+class NeedsATensor(Good):
+    def update(self, state, grad, delay):
+        step = 0.1 if isinstance(delay, torch.Tensor) else 0.2
+        return State(self.domain.project(state.x - step * grad), state.count + 1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"), [(CannotBeTraced, "torch.compile"), (NeedsATensor, "a delay that is an int")]
+)
+def test_rules_that_hosts_cannot_run_are_caught(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        check_rule(broken())
+
+
+def test_every_backend_of_this_machine_is_tried(monkeypatch):
+    tried = []
+    original = checks.in_place
+    monkeypatch.setattr(
+        checks, "in_place", lambda *args, backend: tried.append(backend) or original(*args, backend=backend)
+    )
+    check_rule(Good())
+    assert set(tried) == {"eager", "compile", "loops"}
+    check_rule(lg.SGD(0.1, lg.Simplex()))  # sorting has no form as loops, which is no fault of the rule
 
 
 def test_runs_must_be_plain_numbers():

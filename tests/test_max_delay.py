@@ -6,6 +6,7 @@ import torch
 import lategrad as lg
 from lategrad import cli
 from lategrad.problems import Quadratic
+from lategrad.serve import Settings
 from lategrad.serve.server import Server
 
 PROBLEM = Quadratic(noise=0.0)

@@ -72,6 +72,8 @@ def test_the_compiled_update_is_the_rules_own(name, domain):
     rule = build_rule(name, value, parse_set(domain))
     plain, fast = _server(rule, compile=False), _server(rule, compile=True)
     generator = torch.Generator().manual_seed(0)
+    assert plain.config["backend"] == "eager"
+    assert fast.config["backend"] == ("compile" if domain == "simplex" else "loops")
     held = {worker: (plain.issue(worker), fast.issue(worker)) for worker in range(3)}
     for step in range(30):
         worker = step * step % 3

@@ -74,7 +74,7 @@ def test_a_bad_option_is_named_with_its_value_and_what_is_valid(bad, message):
 
 
 def test_settings_survive_a_checkpoint():
-    slow = {0: "constant:5", 3: "uniform:1,2"}
+    slow = {0: "constant:5", 2: "uniform:1,2"}
     settings = Settings(steps=7, workers=3, slow=slow, device=torch.device("cpu"), out="here", notes={"a": [1]})
     again = Settings(**json.loads(json.dumps(settings.saved())), out="there")
     assert dataclasses.replace(again, out="here", slow=slow) == settings

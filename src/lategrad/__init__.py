@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from lategrad import delays, problems, serve, theory
 from lategrad.delays import clocks
-from lategrad.inplace import in_place
+from lategrad.execution import in_place
 from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
 from lategrad.registry import parse_rule, parse_set
 from lategrad.replay import replay

@@ -36,9 +36,6 @@ __all__ = ["LateClassifier", "LateRegressor"]
 Array = npt.NDArray[Any]
 Self = TypeVar("Self", bound="_LateEstimator")
 
-_COMPILE_FROM = 20_000
-"""Updates from which compiling the simulation (seconds) pays for problems of this size."""
-
 _SCALE = 10.0
 """What ``lr=None`` stands for, in units that make it independent of the scale of features and targets."""
 
@@ -104,10 +101,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         problem, seed = self._problem(X, y), self._seed()
         rule = self._rule(problem)
         if self.workers is None:
-            steps, compile = self.steps, self.steps >= _COMPILE_FROM if isinstance(self.steps, int) else None
-            trace = simulate(
-                problem, rule, self.delays, steps, seed=seed, device=self.device, compile=compile, progress=False
-            )
+            trace = simulate(problem, rule, self.delays, self.steps, seed=seed, device=self.device, progress=False)
         else:
             require("delays", self.delays, self.delays == 0, "0 with workers: their delays are real")
             how: dict[str, Any] = {"workers": self.workers, "engine": self.engine, "device": self.device}

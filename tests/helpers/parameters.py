@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+import lategrad as lg
+from lategrad.registry import RULES, build_rule
 from lategrad.rules.rule import apply_update, issue_ticket
 
 SHAPES = [(3, 4), (5,), (2, 3, 2, 2), ()]
@@ -32,3 +34,12 @@ def pure_run(rule, x0, grads):
     for grad in grads:
         state = apply_update(rule, state, grad, NO_DELAY, issue_ticket(rule, state))
     return state
+
+
+ELEMENTWISE = [name for name in RULES if not hasattr(build_rule(name, 0.5, lg.WholeSpace()), "blocks")]
+"""The rules that do not look at shapes: they have a form as loops."""
+
+
+def backends(optimizer):
+    """What runs each vector of the first group."""
+    return [step.backend for step in optimizer.in_place_steps(0)]

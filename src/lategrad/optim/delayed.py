@@ -286,11 +286,14 @@ class Delayed(Optimizer):
         self.updates, self._pending = own["updates"], {}
         self._reset_draws()
         devices = [p.device for p in self._params()]
+        of_groups = [group["params"][0].device if group["params"] else None for group in self.param_groups]
         for t, late in own["pending"].items():
             grads = [None if g is None else g.to(device, copy=True)
                      for g, device in zip(late["grads"], devices, strict=False)]  # fmt: skip
-            tickets = late["tickets"] and [of_group and [ticket.to(devices[0], copy=True) for ticket in of_group]
-                                           for of_group in late["tickets"]]  # fmt: skip
+            tickets = late["tickets"] and [
+                of_group and [ticket.to(device, copy=True) for ticket in of_group]
+                for of_group, device in zip(late["tickets"], of_groups, strict=False)
+            ]
             self._pending[t] = Late(grads, tickets)
 
     def _reset_draws(self) -> None:

@@ -47,7 +47,7 @@ class AnytimeSGD(RuleOptimizer):
         maximize: ascend instead of descend.
         per_parameter: each parameter is a vector of its own, with its own projection.
         compile: compile the step (takes seconds, once), or run it operation by operation. None compiles for
-            groups of at least 2^18 entries.
+            groups of some 190,000 entries and more.
 
     >>> import torch, lategrad as lg
     >>> model = torch.nn.Linear(2, 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.rules.lateness import next_mean_delay
 from lategrad.rules.moments import root_mean_square
-from lategrad.rules.rule import as_dtype, average_in, first_query
+from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
@@ -93,7 +93,7 @@ class SteadyAdam:
         """Mostly the average."""
         return state.q
 
-    def update(self, state: SteadyAdamState, grad: Tensor, delay: Tensor) -> SteadyAdamState:
+    def update(self, state: SteadyAdamState, grad: Tensor, delay: Delay) -> SteadyAdamState:
         """One braked step along the normalised gradient; the new iterate joins the average."""
         t = state.t + 1
         mean_delay = next_mean_delay(state.mean_delay, delay, t)

@@ -13,7 +13,7 @@ from lategrad.rules.blocks import Blocks
 from lategrad.rules.lateness import next_mean_delay
 from lategrad.rules.moments import root_mean_square
 from lategrad.rules.orthogonal import matrix_steps
-from lategrad.rules.rule import as_dtype, average_in, first_query
+from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require, require_number
@@ -117,7 +117,7 @@ class SteadyMuon:
         """Where the average and the iterate are expected to be when the gradient is back."""
         return state.q
 
-    def update(self, state: SteadyMuonState, grad: Tensor, delay: Tensor) -> SteadyMuonState:
+    def update(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> SteadyMuonState:
         """One braked step along the orthogonalised momentum; the new iterate joins the average."""
         t = state.t + 1
         mean_delay = next_mean_delay(state.mean_delay, delay, t)

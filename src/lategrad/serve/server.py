@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.execution import in_place
+from lategrad.execution.pays import compiling_pays
 from lategrad.problems.problem import Problem
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket
@@ -31,15 +33,11 @@ from lategrad.serve.job import Job, unusable
 from lategrad.serve.records import Records
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry, measure
-from lategrad.serve.update import update_of
 from lategrad.serve.update_log import UpdateLog
 from lategrad.staleness import StalenessGate
 from lategrad.support.runs import map_tensors, tensors
 from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
-
-COMPILE_FROM = 2e9
-"""Steps times entries from which compiling (seconds) pays."""
 
 
 class _Issued(NamedTuple):
@@ -87,11 +85,13 @@ class Server:
         in_state = any(query is leaf for leaf in tensors(self.state))
         self._query_in_place = query_in_place and in_state
         self._writes_query = not self._query_in_place and device.type == "cpu"  # in the pass of the update
-        automatic = self.steps * self.dim >= COMPILE_FROM
+        shaped = getattr(rule, "blocks", None) is not None  # its matrix products gain little, and compile for long
+        automatic = not shaped and compiling_pays(self.steps, self.dim)
         self.compiled = automatic if settings.compile is None else settings.compile
+        self._update = in_place(self.rule, self.state, backend=None if self.compiled else "eager")
         self.config: dict[str, Any] = {
             **identify(problem), "rule": describe(rule), "steps": self.steps, "compiled": self.compiled,
-            "torch": torch.__version__, "settings": settings.saved(), "replaced": {},
+            "backend": self._update.backend, "torch": torch.__version__, "settings": settings.saved(), "replaced": {},
         }  # fmt: skip
 
         self.log = UpdateLog()
@@ -103,13 +103,11 @@ class Server:
         self.last_refusal: str | None = None
         self._next_sequence: Counter[int] = Counter()
         self._issued: dict[tuple[int, int], _Issued] = {}
-        self._delay = torch.zeros(1, dtype=torch.int64, device=device)
         self._no_ticket = query[:0].clone()
         self._begin = time.monotonic()
         self.whole = True
         """False within an update: a state that was left there must not be saved."""
 
-        self._update = update_of(self.rule, self.state, writes_query=self._writes_query, compile=self.compiled)
         self.records.take(0, self.output())
 
     @property
@@ -208,7 +206,7 @@ class Server:
         version, ticket = self._issued.pop((worker, sequence))
         delay = self.version - version
         self.whole = False
-        self._update(self.state, grad, self._delay.fill_(delay), ticket, next_query)
+        self._update(grad, delay, ticket, next_query)
         self.log.append(worker, sequence, delay, self.seconds)
         self.whole = True
 

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from lategrad.delays import Arrivals, Constant, DelayModel, as_delay_model
 from lategrad.delays.stages import StageDelays
-from lategrad.inplace import compiled, in_place
+from lategrad.execution import WithGradient, in_place
+from lategrad.execution.pays import compiling_pays
 from lategrad.problems.problem import Problem
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
@@ -42,7 +43,6 @@ from lategrad.support.validation import require, require_device
 from lategrad.trace import Axis, Trace, describe
 
 _CHUNK = 256  # updates whose samples and slots are loaded at once
-_COMPILE_FROM = 2_000  # updates from which compiling (seconds) pays on the CPU
 
 Delays = DelayModel | StageDelays | int | str
 
@@ -80,7 +80,7 @@ def simulate(
         share_samples: runs with the same seed see the same samples, which makes them comparable and fast;
             False gives every run samples of its own.
         compile: through ``torch.compile``, gradient and update as one, or the rule's update alone ("rule", as a
-            real server does it); by default for long runs.
+            real server does it); by default where it pays (:mod:`lategrad.execution.pays`).
         progress: show a progress bar; by default on a terminal.
         save_to: keep the trace in this file, up to date with every record, so that a killed run is not
             lost.
@@ -113,8 +113,7 @@ def simulate(
     rule = fill_in(rule, getattr(problem, "blocks", None))
     device = require_device("device", device)
     simulation = Simulation(problem.to(device), map_tensors(lambda leaf: leaf.to(device), rule), arrivals, seeds,
-                             share_samples, compile if compile is not None else steps >= _COMPILE_FROM,
-                             profiles)  # fmt: skip
+                             share_samples, compile, profiles)  # fmt: skip
     single = (isinstance(seed, int), not isinstance(delays, Sequence) or isinstance(delays, str))
     own = rule_axes(rule, simulation.shape[2:-1], axes)
     all_axes = [Axis("seed", seeds), Axis("delay", tuple(_label(m) for m in models)), *own]
@@ -189,7 +188,7 @@ class Simulation:
         arrivals: list[list[Arrivals]],
         seeds: tuple[int, ...],
         share_samples: bool,
-        compile: bool | Literal["rule"],
+        compile: bool | Literal["rule"] | None,
         profiles: Sequence[StageDelays | None] | None = None,
     ) -> None:
         self.problem, self.rule, self.arrivals = problem, rule, arrivals
@@ -207,7 +206,8 @@ class Simulation:
         ticket = issue_ticket(rule, self.state)
         self.ticket_shape, self.no_ticket = ticket.shape, ticket[..., :0]
         ticket_width = ticket.numel() // self.sequences
-        _check_memory(History.bytes_needed(plans, width + ticket_width, query.element_size()), query.device)
+        needed = History.bytes_needed(plans, width, query.element_size())
+        _check_memory(needed + History.bytes_needed(plans, ticket_width, ticket.element_size()), query.device)
         self.queries = History(plans, width, query, stage_of)
         by_entry = stage_of is None or ticket_width in (0, width)
         require("rule", describe(rule), by_entry, "one whose ticket has the blocks of the query, with delays by stage")
@@ -219,12 +219,12 @@ class Simulation:
         self.chunk = _Chunk.empty()
         self.at = torch.zeros(1, dtype=torch.int64, device=query.device)
 
-        step = in_place(rule, compile=compile == "rule")
-
-        def update(state: Any, stale: Tensor, ticket: Tensor, sample: Tensor, delay: Tensor) -> None:
-            step(state, problem.gradient(stale, sample), delay, ticket)
-
-        self.advance_state = compiled(update) if compile is True else update
+        if compile is None:
+            compile = compiling_pays(len(self.delays), query.numel())
+        # Compiled, gradient and update become one function, unless the update is to be one of its own.
+        self.gradient = problem.gradient if compile == "rule" else None
+        whole = rule if compile == "rule" else WithGradient(rule, lambda given: problem.gradient(*given))
+        self.step = in_place(whole, self.state, backend=None if compile else "eager")
         self.graph: torch.cuda.CUDAGraph | None = None
         self.warm_steps = 0
 
@@ -267,7 +267,8 @@ class Simulation:
             carried = issue_ticket(self.rule, self.state).reshape(self.sequences, -1)
             ticket = self.tickets.exchange(write, carried, read).view(self.ticket_shape)
         sample, delay = chunk.samples.index_select(0, at)[0], chunk.delays.index_select(0, at)[0]
-        self.advance_state(self.state, stale, ticket, sample, delay)
+        grad = (stale, sample) if self.gradient is None else self.gradient(stale, sample)
+        self.step(grad, delay, ticket)
         at += 1
 
     def _capture_when_warm(self) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
-from lategrad.rules.rule import as_dtype, first_query
+from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
@@ -81,7 +81,7 @@ class WeightPrediction:
         ahead = as_dtype(self.lr * state.delay, state.x) * direction
         return self.domain.project(state.x - ahead)
 
-    def update(self, state: WeightPredictionState, grad: Tensor, delay: Tensor) -> WeightPredictionState:
+    def update(self, state: WeightPredictionState, grad: Tensor, delay: Delay) -> WeightPredictionState:
         """One projected step of AdamW from the iterate itself."""
         t = state.t + 1
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)

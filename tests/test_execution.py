@@ -1,7 +1,11 @@
 """A pure rule as an in-place step: the same values, in buffers that the host owns."""
 
+import os
+import re
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -9,28 +13,29 @@ import torch
 
 import lategrad as lg
 from helpers.memory import largest_allocation
-from lategrad.inplace import overwrite
+from lategrad.execution.eager import overwrite
 from lategrad.registry import RULES, build_rule
 from lategrad.rules import apply_update, issue_ticket
 from lategrad.support.runs import map_tensors, tensors
 
 
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("backend", ["eager", "compile"])
 @pytest.mark.parametrize(
     "name", ["anytime-sgd", "optimistic-anytime", "strongly-convex", "sgd-linear", "steady", "dc-asgd"]
 )
-def test_equals_the_pure_form_in_the_same_memory(name, compile):
+def test_equals_the_pure_form_in_the_same_memory(name, backend):
     rule = build_rule(name, 0.5, lg.Ball(1.0))
     generator = torch.Generator().manual_seed(0)
     pure = state = rule.init(torch.zeros(4, 1000, dtype=torch.float64))
     state = map_tensors(torch.Tensor.clone, state)
     addresses = [leaf.data_ptr() for leaf in tensors(state)]
     ticket = issue_ticket(rule, pure)  # all gradients come from the start
-    step = lg.in_place(rule, compile=compile)
+    step = lg.in_place(rule, state, backend=backend)
+    assert step.backend == backend
     for t in range(20):
         grad = torch.randn(4, 1000, generator=generator, dtype=torch.float64)
         pure = apply_update(rule, pure, grad, torch.tensor(t), ticket)
-        step(state, grad, torch.tensor(t), ticket)
+        step(grad, t, ticket)
     for got, want in zip(tensors(state), tensors(pure), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     assert [leaf.data_ptr() for leaf in tensors(state)] == addresses
@@ -41,7 +46,7 @@ def test_a_missing_ticket_is_named():
     rule = lg.rivals.DCASGD(0.1)
     state = rule.init(torch.zeros(2))
     with pytest.raises(ValueError, match="ticket must be what issue_ticket gave with the query: DCASGD needs it"):
-        lg.in_place(rule, compile=False)(state, grad, delay)
+        lg.in_place(rule, state, backend="eager")(grad, delay)
     assert torch.equal(state.x, torch.zeros(2))
 
 
@@ -74,8 +79,52 @@ def test_an_update_allocates_at_most_one_new_state(name):
     update = torch.compile(lambda *args: apply_update(rule, *args), fullgraph=True, dynamic=False)
     torch.compiler.reset()
     assert largest_allocation(lambda: update(state, grad, delay, ticket)) <= size + slack
-    step = lg.in_place(rule)
-    assert largest_allocation(lambda: step(state, grad, delay, ticket)) <= slack
+    for backend in ("compile", "loops") if name in ("anytime-sgd", "dc-asgd", "steady") else ("loops",):
+        step = lg.in_place(rule, state, backend=backend)
+        assert largest_allocation(partial(step, grad, delay, ticket)) <= slack
+
+
+def test_what_is_private_in_torch_is_still_there():
+    """All that the package uses of it: when a version of torch drops one, this says which."""
+    import torch._dynamo.exc
+    import torch._inductor.codecache
+    import torch._inductor.exc
+
+    assert callable(torch._inductor.codecache.CppCodeCache.load)
+    assert callable(torch.cuda._compile_kernel)
+    assert callable(torch._foreach_copy_)
+    assert issubclass(torch._dynamo.exc.TorchDynamoException, Exception)
+    assert issubclass(torch._inductor.exc.InvalidCxxCompiler, Exception)
+    assert issubclass(torch._inductor.exc.CppCompileError, Exception)
+    private = re.compile(r"(torch|cuda)\._[a-z]|\b_inductor\b|\b_dynamo\b")
+    source = Path(lg.__file__).parent
+    using = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if private.search(path.read_text())}
+    assert using == {"execution/torch_private.py"}
+
+
+def test_the_step_says_what_runs_it():
+    rule = lg.Anytime(lg.OGD(lr=0.5))
+    one, many = rule.init(torch.zeros(5)), rule.init(torch.zeros(2, 5))
+    assert repr(lg.in_place(rule, one)) == "<loops step of Anytime>"
+    assert repr(lg.in_place(rule, many)) == "<compile step of Anytime>"
+    assert repr(lg.in_place(rule, None, tensors=[torch.zeros(2, 2), torch.zeros(3)])) == (
+        "<loops step of Anytime on 2 tensors>"
+    )
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(5, dtype=torch.float64), torch.zeros(2, 5)])
+def test_loops_refuse_a_gradient_of_another_form(wrong):
+    rule = lg.SGD(0.1)
+    step = lg.in_place(rule, rule.init(torch.zeros(5)), backend="loops")
+    with pytest.raises(ValueError, match="grad must be torch.float32 of shape \\(5,\\) on cpu"):
+        step(wrong, 0)
+
+
+def test_a_gradient_may_have_gaps():
+    rule = lg.SGD(1.0)
+    state = rule.init(torch.zeros(5))
+    lg.in_place(rule, state, backend="loops")(torch.arange(10.0)[::2], 0)
+    assert state.x.tolist() == [0.0, -2.0, -4.0, -6.0, -8.0]
 
 
 def test_without_a_compiler_it_warns_and_runs_eagerly(tmp_path):
@@ -84,12 +133,22 @@ def test_without_a_compiler_it_warns_and_runs_eagerly(tmp_path):
 import torch, warnings, lategrad as lg
 rule = lg.Anytime(lg.OGD(lr=0.5))
 state = rule.init(torch.zeros(2))
-step = lg.in_place(rule)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    for t in range(3):
-        step(state, torch.tensor([1.0, 0.0]), torch.tensor(0))
-assert any("running eagerly" in str(w.message) for w in caught), [str(w.message) for w in caught]
+    for run in range(2):  # the second step says nothing
+        state = rule.init(torch.zeros(2))
+        step = lg.in_place(rule, state)
+        for t in range(3):
+            step(torch.tensor([1.0, 0.0]), 0)
+assert step.backend == "eager"
+assert sum("running eagerly" in str(w.message) for w in caught) == 1, [str(w.message) for w in caught]
+for backend in ("loops", "compile"):
+    try:
+        lg.in_place(rule, state, backend=backend)
+    except lg.execution.UnsupportedError as error:
+        assert "no compiler works here" in str(error)
+    else:
+        raise AssertionError(backend)
 want = rule.init(torch.zeros(2))
 for t in range(3):
     want = rule.update(want, torch.tensor([1.0, 0.0]), torch.tensor(0))
@@ -100,6 +159,7 @@ assert torch.equal(rule.query(state), rule.query(want))
         "CXX": "no-such-compiler",
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
         "HOME": str(tmp_path),
+        **{name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ},
     }
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -23,6 +23,19 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from lategrad.execution.c_words import (
+    ARITHMETIC,
+    COMPUTED,
+    CPU_HEAD,
+    CUDA_HEAD,
+    FILLED,
+    LOGIC,
+    SAME,
+    STORED,
+    literal,
+)
+from lategrad.execution.unsupported import UnsupportedError
+
 _aten = torch.ops.aten
 
 CHUNK = 8192
@@ -30,83 +43,6 @@ CHUNK = 8192
 
 THREADS = 256
 """Threads of a block on a GPU; each takes four entries at a time."""
-
-
-class UnsupportedError(Exception):
-    """The function does something that has no translation: it has to be run another way."""
-
-
-_TYPES = {torch.float32: "float", torch.float64: "double", torch.int64: "i64", torch.bool: "bool"}
-_STORED = _TYPES | {torch.bfloat16: "bf16", torch.float16: "f16"}
-_COMPUTED = _TYPES | {torch.bfloat16: "float", torch.float16: "float"}
-
-_SAME = {
-    _aten._to_copy.default,
-    _aten.alias.default,
-    _aten.clone.default,
-    _aten.detach.default,
-    _aten.expand.default,
-    _aten.lift_fresh_copy.default,
-    _aten.reshape.default,
-    _aten.squeeze.dim,
-    _aten.unsqueeze.default,
-    _aten.view.default,
-}
-"""Nothing but the dtype changes."""
-
-_FILLED = {
-    _aten.full.default: 1,
-    _aten.full_like.default: 1,
-    _aten.ones_like.default: 1.0,
-    _aten.scalar_tensor.default: 0,
-    _aten.zeros_like.default: 0.0,
-}
-"""All entries alike: the number, or (an integer) where it is among the arguments."""
-
-_ARITHMETIC: dict[Any, str] = {
-    _aten.abs.default: "fabs({0})",
-    _aten.add.Tensor: "{0} + {1}",
-    _aten.clamp_max.default: "{0} > {1} ? {1} : {0}",
-    _aten.clamp_min.default: "{0} < {1} ? {1} : {0}",
-    _aten.div.Tensor: "{0} / {1}",
-    _aten.exp.default: "exp({0})",
-    _aten.floor.default: "floor({0})",
-    _aten.log.default: "log({0})",
-    _aten.maximum.default: "{0} > {1} || {0} != {0} ? {0} : {1}",
-    _aten.minimum.default: "{0} < {1} || {0} != {0} ? {0} : {1}",
-    _aten.mul.Tensor: "{0} * {1}",
-    _aten.neg.default: "-{0}",
-    _aten.reciprocal.default: "1 / {0}",
-    _aten.remainder.Scalar: "{0} - {1} * floor({0} / {1})",
-    _aten.rsqrt.default: "1 / sqrt({0})",
-    _aten.rsub.Scalar: "{1} - {0}",
-    _aten.sign.default: "({0} > 0) - ({0} < 0)",
-    _aten.sqrt.default: "sqrt({0})",
-    _aten.sub.Tensor: "{0} - {1}",
-}
-"""Of arguments that have been cast to the dtype of the result."""
-
-_LOGIC: dict[Any, str] = {
-    _aten.bitwise_and.Tensor: "{0} && {1}",
-    _aten.bitwise_not.default: "!{0}",
-    _aten.bitwise_or.Tensor: "{0} || {1}",
-    _aten.logical_and.default: "{0} && {1}",
-    _aten.logical_not.default: "!{0}",
-    _aten.logical_or.default: "{0} || {1}",
-    _aten.eq.Scalar: "{0} == {1}",
-    _aten.eq.Tensor: "{0} == {1}",
-    _aten.ge.Scalar: "{0} >= {1}",
-    _aten.ge.Tensor: "{0} >= {1}",
-    _aten.gt.Scalar: "{0} > {1}",
-    _aten.gt.Tensor: "{0} > {1}",
-    _aten.le.Scalar: "{0} <= {1}",
-    _aten.le.Tensor: "{0} <= {1}",
-    _aten.lt.Scalar: "{0} < {1}",
-    _aten.lt.Tensor: "{0} < {1}",
-    _aten.ne.Scalar: "{0} != {1}",
-    _aten.ne.Tensor: "{0} != {1}",
-}
-"""Of arguments in their common dtype; the result is a bool."""
 
 
 @dataclass
@@ -129,10 +65,10 @@ class Source:
     """C code, and what it wants to be called with."""
 
     cpu: str
-    """Has a function ``run``."""
     cuda: str
-    cuda_kernels: list[tuple[str, bool]]
-    """What to launch, in this order, and whether with a block for every chunk or with one."""
+    """Both have a function ``run``; on a GPU its first argument is the stage."""
+    stages: list[bool]
+    """What to launch on a GPU, in this order: with a block for every chunk, or with one."""
     places: int
     numbers: int
     """Eight-byte slots for numbers between the passes."""
@@ -183,18 +119,18 @@ class _Emitter:
         if node.op != "call_function" or not self.is_number(node) or not any(map(self.is_long, node.all_input_nodes)):
             return False
         square = node.target is _aten.linalg_vector_norm.default and (len(node.args) < 2 or node.args[1] == 2)
-        if not (square or node.target is _aten.sum.dim_IntList):
+        if not (square or node.target in (_aten.sum.dim_IntList, _aten.mean.dim)):
             raise UnsupportedError(f"{node.target} of a vector")
         return True
 
     def dtype(self, node: Node) -> torch.dtype:
         dtype = self.value(node).dtype
-        if dtype not in _STORED:
+        if dtype not in STORED:
             raise UnsupportedError(f"{node.target} has dtype {dtype}")
         return dtype
 
     def type(self, node: Node) -> str:
-        return _COMPUTED[self.dtype(node)]
+        return COMPUTED[self.dtype(node)]
 
     # ---- Expressions
 
@@ -202,7 +138,7 @@ class _Emitter:
         if isinstance(value, Node):
             return f"v{self.name(value)}" if self.type(value) == ctype else f"({ctype})v{self.name(value)}"
         if isinstance(value, bool | int | float):
-            return f"({ctype})({_literal(value)})"
+            return f"({ctype})({literal(value)})"
         raise UnsupportedError(f"argument {value!r}")
 
     def name(self, node: Node) -> int:
@@ -215,20 +151,27 @@ class _Emitter:
         half = self.dtype(node) in (torch.bfloat16, torch.float16)
         if half and (target is not _aten._to_copy.default or self.dtype(node) not in self.dtypes):
             raise UnsupportedError(f"{target} in {self.dtype(node)}")  # it would have to be rounded
-        if target in _SAME:
+        if target in SAME:
             return self.argument(args[0], ctype)
-        if target in _FILLED:
-            filled = _FILLED[target]
+        if target in FILLED:
+            filled = FILLED[target]
             return self.argument(args[filled] if isinstance(filled, int) else filled, ctype)
         if node.kwargs.get("alpha", 1) != 1:
             raise UnsupportedError(f"{target} with alpha")
-        if target in _ARITHMETIC:
-            return _ARITHMETIC[target].format(*(self.argument(a, ctype) for a in args))
-        if target in _LOGIC:
+        if target in ARITHMETIC:
+            return ARITHMETIC[target].format(*(self.argument(a, ctype) for a in args))
+        if target in LOGIC:
             common = self.common_type(args)
-            return _LOGIC[target].format(*(self.argument(a, common) for a in args))
+            return LOGIC[target].format(*(self.argument(a, common) for a in args))
         if target is _aten.where.self:
             return f"{self.argument(args[0], 'bool')} ? " + " : ".join(self.argument(a, ctype) for a in args[1:])
+        if target is _aten.clamp.default:
+            low, high = (*args[1:], None)[:2]
+            value = self.argument(args[0], ctype)
+            for sign, bound in (("<", low), (">", high)):
+                limit = None if bound is None else self.argument(bound, ctype)
+                value = value if limit is None else f"({value} {sign} {limit} ? {limit} : {value})"
+            return value
         if target is _aten.pow.Tensor_Scalar:
             return self.power(self.argument(args[0], ctype), args[1], ctype)
         if target in (_aten.lerp.Scalar, _aten.lerp.Tensor):
@@ -242,7 +185,7 @@ class _Emitter:
             dtype = self.dtype(node) if dtype is None else torch.promote_types(dtype, self.dtype(node))
         if dtype is None or (not dtype.is_floating_point and any(isinstance(a, float) for a in args)):
             raise UnsupportedError(f"a comparison of {args}")
-        return _COMPUTED[dtype]
+        return COMPUTED[dtype]
 
     def power(self, base: str, exponent: Any, ctype: str) -> str:
         simple = {0: "1", 1: base, 2: f"{base} * {base}", 0.5: f"sqrt({base})", -1: f"1 / {base}"}
@@ -284,11 +227,11 @@ class _Emitter:
         """What one pass does with one entry."""
         read = [self.inputs[place] for place in one.reads]
         arguments = [f"const {self.type(n)} v{self.name(n)}" for n in [*read, *one.numbers]]
-        arguments += [f"{_COMPUTED[self.dtypes[place]]}& w{i}" for i, (place, _) in enumerate(one.writes)]
+        arguments += [f"{COMPUTED[self.dtypes[place]]}& w{i}" for i, (place, _) in enumerate(one.writes)]
         arguments += [f"double& s{i}" for i in range(len(one.sums))]
         lines = [f"const {self.type(n)} v{self.name(n)} = {self.expression(n)};" for n in one.nodes]
         for i, (place, node) in enumerate(one.writes):
-            lines.append(f"w{i} = {self.argument(node, _COMPUTED[self.dtypes[place]])};")
+            lines.append(f"w{i} = {self.argument(node, COMPUTED[self.dtypes[place]])};")
         for i, node in enumerate(one.sums):
             term = self.argument(node.args[0], "double")
             lines.append(f"s{i} += {term} * {term};" if self.is_norm(node) else f"s{i} += {term};")
@@ -309,18 +252,19 @@ class _Emitter:
             ctype, name = self.type(node), f"v{self.name(node)}"
             if node.op == "placeholder":
                 place = self.inputs.index(node)
-                value = f"load(*(const {_STORED[self.dtype(node)]}*)numbers[{place}])"
+                value = f"load(*(const {STORED[self.dtype(node)]}*)numbers[{place}])"
             elif node in sums:
                 value = f"total_{sums.index(node)}"
-                value = f"({ctype})" + (f"sqrt({value})" if self.is_norm(node) else value)
+                value = f"{value} / {self.size}" if node.target is _aten.mean.dim else value
+                value = f"({ctype})" + (f"sqrt({value})" if self.is_norm(node) else f"({value})")
             else:
                 value = self.expression(node)
             lines.append(f"const {ctype} {name} = {value};")
             lines.append(f"{self.kept(node)} = {name};")
         for place, node in self.results:
             if not self.is_long(node) and self.level[node] == level:
-                value = self.argument(node, _COMPUTED[self.dtypes[place]])
-                lines.append(f"store(*({_STORED[self.dtypes[place]]}*)numbers[{place}], {value});")
+                value = self.argument(node, COMPUTED[self.dtypes[place]])
+                lines.append(f"store(*({STORED[self.dtypes[place]]}*)numbers[{place}], {value});")
         return lines
 
     def kept(self, node: Node) -> str:
@@ -338,29 +282,30 @@ class _Emitter:
         most = max((len(one.sums) for one in passes), default=0)
         return Source(
             cpu=("#define HALF\n" if torch.float16 in self.dtypes else "")
-            + _CPU_HEAD
+            + CPU_HEAD
             + bodies
             + self.cpu(passes, levels),
-            cuda=_CUDA_HEAD + bodies + self.cuda(passes, levels),
-            cuda_kernels=self.order(passes),
+            cuda=CUDA_HEAD + bodies + self.cuda(passes, levels),
+            stages=[over_chunks for _, over_chunks in self.stages(passes)],
             places=len(self.dtypes),
             numbers=max(1, len(self.slots)),
             sums=max(1, most),
         )
 
-    def order(self, passes: list[Pass]) -> list[tuple[str, bool]]:
+    def stages(self, passes: list[Pass]) -> list[tuple[str, bool]]:
+        """The functions of the GPU's code in their order, and whether each takes a block for every chunk."""
         with_pass = {one.level for one in passes}
-        kernels = []
+        stages = []
         for level in range(self.count):
-            kernels.append((f"numbers_{level}", False))
+            stages.append((f"numbers_{level}", False))
             if level in with_pass:
-                kernels.append((f"pass_{level}", True))
-        return kernels
+                stages.append((f"pass_{level}", True))
+        return stages
 
     def pointers(self, one: Pass) -> list[str]:
         lines = []
         for place in dict.fromkeys([*one.reads, *(place for place, _ in one.writes)]):
-            ctype = _STORED[self.dtypes[place]]
+            ctype = STORED[self.dtypes[place]]
             lines.append(f"{ctype}* const p{place} = ({ctype}*)vectors[{place} * tensors + t] + begin;")
         for node in one.numbers:
             lines.append(f"const {self.type(node)} v{self.name(node)} = {self.kept(node)};")
@@ -369,7 +314,7 @@ class _Emitter:
 
     def entry(self, one: Pass, which: int, read: str, write: str) -> str:
         """The call for one entry, with texts for reading and writing place {0}."""
-        outs = " ".join(f"{_COMPUTED[self.dtypes[place]]} w{i};" for i, (place, _) in enumerate(one.writes))
+        outs = " ".join(f"{COMPUTED[self.dtypes[place]]} w{i};" for i, (place, _) in enumerate(one.writes))
         arguments = [read.format(place) for place in one.reads] + [f"v{self.name(n)}" for n in one.numbers]
         arguments += [f"w{i}" for i in range(len(one.writes))] + [f"s{i}" for i in range(len(one.sums))]
         stores = " ".join(write.format(place, f"w{i}") for i, (place, _) in enumerate(one.writes))
@@ -403,14 +348,14 @@ class _Emitter:
 
     def cuda(self, passes: list[Pass], levels: list[list[str]]) -> str:
         text = ""
-        arguments = """(const i64* numbers, const i64* vectors, int tensors, const i64* where, const i64* sizes,
-  int chunks, double* kept, double* sums)"""
+        arguments = """const i64* numbers, const i64* vectors, int tensors, const i64* where, const i64* sizes,
+  int chunks, double* kept, double* sums"""
         for level, lines in enumerate(levels):
-            text += f'extern "C" __global__ void numbers_{level}{arguments} {{\n'
+            text += f"INLINE void numbers_{level}({arguments}) {{\n"
             text += self.totals(passes, level)
             text += "if (threadIdx.x) return;\n" + "\n".join(lines) + "\n}\n"
         for which, one in enumerate(passes):
-            text += f'extern "C" __global__ void __launch_bounds__({THREADS}) pass_{one.level}{arguments} {{\n'
+            text += f"INLINE void pass_{one.level}({arguments}) {{\n"
             text += "const int c = blockIdx.x;\nconst i64 t = where[2 * c], begin = where[2 * c + 1];\n"
             text += f"const int n = sizes[t] - begin < {CHUNK} ? (int)(sizes[t] - begin) : {CHUNK};\n"
             text += "\n".join(self.pointers(one)) + "\n"
@@ -419,97 +364,23 @@ class _Emitter:
             text += f"const int fours = {aligned} ? n / 4 : 0;\n"
             text += f"for (int i = threadIdx.x; i < fours; i += {THREADS}) {{\n"
             for place in places:
-                ctype = _STORED[self.dtypes[place]]
+                ctype = STORED[self.dtypes[place]]
                 load = f" = ((const Four<{ctype}>*)p{place})[i]" if place in one.reads else ""
                 text += f"Four<{ctype}> f{place}{load};\n"
             text += "#pragma unroll\nfor (int k = 0; k < 4; ++k) { "
             text += self.entry(one, which, "load(f{0}.at[k])", "store(f{0}.at[k], {1});") + " }\n"
             for place, _ in one.writes:
-                text += f"((Four<{_STORED[self.dtypes[place]]}>*)p{place})[i] = f{place};\n"
+                text += f"((Four<{STORED[self.dtypes[place]]}>*)p{place})[i] = f{place};\n"
             text += f"}}\nfor (int i = 4 * fours + threadIdx.x; i < n; i += {THREADS}) {{ "
             text += self.entry(one, which, "load(p{0}[i])", "store(p{0}[i], {1});") + " }\n"
             for i in range(len(one.sums)):
                 text += f"s{i} = block_sum(s{i}); if (!threadIdx.x) sums[{i} * chunks + c] = s{i};\n"
             text += "}\n"
-        return text
-
-
-def _literal(value: float) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return f"{value}LL"
-    if math.isnan(value):
-        return "0.0 / 0.0"
-    return repr(value) if math.isfinite(value) else f"{math.copysign(1, value)} / 0.0"
-
-
-_COMMON = """
-typedef long long i64;
-struct bf16 { unsigned short bits; };
-struct f16 { unsigned short bits; };
-INLINE float load(float x) { return x; }
-INLINE double load(double x) { return x; }
-INLINE i64 load(i64 x) { return x; }
-INLINE bool load(bool x) { return x; }
-INLINE void store(float& to, float x) { to = x; }
-INLINE void store(double& to, double x) { to = x; }
-INLINE void store(i64& to, i64 x) { to = x; }
-INLINE void store(bool& to, bool x) { to = x; }
-INLINE unsigned bf16_bits(unsigned bits) {
-  return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-}
-"""
-
-_CPU_HEAD = (
-    """#include <cmath>
-#include <cstring>
-using namespace std;
-#define INLINE static inline __attribute__((always_inline))
-"""
-    + _COMMON
-    + """
-INLINE float load(bf16 x) { unsigned bits = (unsigned)x.bits << 16; float y; memcpy(&y, &bits, 4); return y; }
-INLINE void store(bf16& to, float x) { unsigned bits; memcpy(&bits, &x, 4); to.bits = bf16_bits(bits); }
-#ifdef HALF  // not every compiler knows _Float16
-INLINE float load(f16 x) { _Float16 y; memcpy(&y, &x, 2); return y; }
-INLINE void store(f16& to, float x) { _Float16 y = x; memcpy(&to, &y, 2); }
-#endif
-INLINE double total(const double* of_chunks, i64 chunks) {
-  double sum = 0;
-  for (i64 c = 0; c < chunks; ++c) sum += of_chunks[c];
-  return sum;
-}
-"""
-)
-
-_CUDA_HEAD = (
-    "#define INLINE static __device__ __forceinline__\n"
-    + _COMMON
-    + """
-INLINE float load(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
-INLINE void store(bf16& to, float x) { to.bits = bf16_bits(__float_as_uint(x)); }
-INLINE float load(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
-INLINE void store(f16& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
-template <class T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
-template <class T> INLINE bool aligned(const T* p) { return (unsigned long long)p % (4 * sizeof(T)) == 0; }
-INLINE double block_sum(double x) {
-  __shared__ double of_warp[32];
-  for (int k = 16; k; k /= 2) x += __shfl_down_sync(0xffffffffu, x, k);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
-  __syncthreads();
-  double total = 0;
-  if (threadIdx.x == 0) for (int w = 0; w < blockDim.x / 32; ++w) total += of_warp[w];
-  return total;
-}
-INLINE double total(const double* of_chunks, int chunks) {
-  double sum = 0;
-  for (int c = threadIdx.x; c < chunks; c += blockDim.x) sum += of_chunks[c];
-  return block_sum(sum);
-}
-"""
-)
+        # One kernel for all stages: it is compiled once, which takes most of the first step.
+        text += f'extern "C" __global__ void __launch_bounds__({THREADS}) run(int stage, {arguments}) {{\n'
+        for i, (name, _) in enumerate(self.stages(passes)):
+            text += f"if (stage == {i}) {name}(numbers, vectors, tensors, where, sizes, chunks, kept, sums);\n"
+        return text + "}\n"
 
 
 def emit(
@@ -535,7 +406,7 @@ def emit(
     written = [inputs[place] for place in targets if place is not None and place < len(inputs)]
     if any(sum(one is other for other in inputs) > 1 for one in written):
         raise UnsupportedError("a tensor that is written is two inputs")
-    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes a second
 
     graph = make_fx(function, tracing_mode="fake")(*inputs)
     return _Emitter(graph, size, targets, dtypes).source()
