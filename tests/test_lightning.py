@@ -7,13 +7,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lategrad as lg
 import lategrad.optim
+from helpers.examples import example
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed: pip install 'lategrad[integrations]'")
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: E402
 
 from lategrad.integrations.lightning import OutputCallback  # noqa: E402
-from test_delayed_optimizer import example  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,6 +1,7 @@
 """What users of other optimizers expect: modes, weight decay, and a sentence for every mistake."""
 
 import copy
+import io
 import pickle
 
 import pytest
@@ -9,8 +10,29 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import lategrad as lg
+from helpers.parameters import flat, parameters, set_grads
 from lategrad.optim import AnytimeSGD, Delayed, FromRule, OptimisticAnytime, StronglyConvexSGD
-from test_optim import flat, interpolating, parameters, run_steps, saved_and_loaded, set_grads, strongly_convex
+
+
+def run_steps(optimizer, params, seeds):
+    for seed in seeds:
+        set_grads(params, seed)
+        optimizer.step()
+
+
+def saved_and_loaded(saved):
+    buffer = io.BytesIO()
+    torch.save(saved, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+def interpolating(params):
+    return AnytimeSGD(params, lr=0.5, interpolation=0.5)
+
+
+def strongly_convex(params):
+    return StronglyConvexSGD(params, 1.0)
 
 
 def steady(params):

@@ -6,6 +6,7 @@ from torch import nn
 
 import lategrad as lg
 import lategrad.optim
+from helpers.examples import example
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed: pip install 'lategrad[integrations]'"
@@ -14,7 +15,6 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: pip insta
 from safetensors.torch import load_file  # noqa: E402
 
 from lategrad.integrations.transformers import OutputCallback  # noqa: E402
-from test_delayed_optimizer import example  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
