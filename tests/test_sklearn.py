@@ -224,13 +224,13 @@ def test_sparse_rows_are_the_dense_ones(build, format):
 
 
 def test_wide_sparse_rows_are_never_dense_at_once():
-    """2,000 texts over 50,000 words: dense they would take 800 MB."""
+    """1,500 texts over 20,000 words: dense they would take 240 MB."""
     generator = np.random.default_rng(0)
-    X = scipy.sparse.random_array((2000, 50_000), density=2e-4, rng=generator, format="csr")
-    y = generator.integers(0, 2, 2000)
+    X = scipy.sparse.random_array((1500, 20_000), density=5e-4, rng=generator, format="csr")
+    y = generator.integers(0, 2, 1500)
     X = scipy.sparse.hstack([scipy.sparse.csr_array(y[:, None] * 1.0), X[:, 1:]], format="csr")
     model = LateClassifier(steps=20, random_state=0)
-    assert largest_allocation(lambda: model.fit(X, y)) < 300e6
+    assert largest_allocation(lambda: model.fit(X, y)) < 120e6
     assert model.score(X, y) == 1.0
 
 
@@ -272,7 +272,7 @@ def test_labels_may_be_anything():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "adam"}, "unknown rule 'adam'; valid: anytime-sgd"),
+        ({"rule": "adam"}, "unknown rule 'adam'; .*valid: anytime-sgd"),
         ({"rule": lg.SGD(0.1), "lr": 0.1}, "lr and domain must be None with a rule that is not a name"),
         ({"domain": "cube:1"}, "unknown set 'cube:1'"),
         ({"delays": "sometimes"}, "sometimes"),
