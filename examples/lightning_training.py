@@ -38,8 +38,7 @@ class Digits(LightningModule):
         self.log("accuracy", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
 
     def configure_optimizers(self):  # noqa: D102
-        rule = lg.SteadyAdam(lr=0.01)
-        return lg.optim.Delayed(lg.optim.FromRule(self.parameters(), rule), self.delay)
+        return lg.optim.Delayed(lg.optim.SteadyAdam(self.parameters(), lr=0.01), self.delay)
 
 
 def loaders():

@@ -35,8 +35,7 @@ def fit(text, folder, steps, delay, resume=None):
     torch.manual_seed(0)
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": CONTEXT, "vocab_size": letters}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
-    rule = lg.SteadyAdam(lr=0.01, weight_decay=0.1)
-    optimizer = lg.optim.Delayed(lg.optim.FromRule(model.parameters(), rule), delay)
+    optimizer = lg.optim.Delayed(lg.optim.SteadyAdam(model.parameters(), lr=0.01, weight_decay=0.1), delay)
     arguments = TrainingArguments(
         output_dir=folder, max_steps=steps, per_device_train_batch_size=16, save_steps=steps // 2, max_grad_norm=1.0,
         lr_scheduler_type="cosine", warmup_steps=steps // 10, report_to="none", disable_tqdm=True, use_cpu=True,

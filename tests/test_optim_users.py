@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import lategrad as lg
 from helpers.parameters import flat, parameters, set_grads
-from lategrad.optim import AnytimeSGD, Delayed, FromRule, OptimisticAnytime, StronglyConvexSGD
+from lategrad.optim import AnytimeSGD, Delayed, FromRule, OptimisticAnytime, SteadyAdam, SteadyMuon, StronglyConvexSGD
 
 
 def run_steps(optimizer, params, seeds):
@@ -40,14 +40,18 @@ def steady(params):
 
 
 def steady_adam(params):
-    return FromRule(params, lg.SteadyAdam(lr=0.1))
+    return SteadyAdam(params, lr=0.1)
+
+
+def steady_muon(params):
+    return SteadyMuon(params, lr=0.1)
 
 
 def delayed(params):
     return Delayed(steady(params), 2)
 
 
-AVERAGING = [interpolating, strongly_convex, steady, steady_adam, delayed]
+AVERAGING = [interpolating, strongly_convex, steady, steady_adam, steady_muon, delayed]
 
 # ---- train() and eval()
 
@@ -281,6 +285,11 @@ def test_weight_decay_is_saved_and_a_change_takes_effect():
 
 
 # ---- Mistakes
+
+
+def test_a_group_of_a_deep_optimizer_knows_its_keys():
+    with pytest.raises(ValueError, match="SteadyAdam does not know 'betas' in a parameter group; valid are"):
+        SteadyAdam([{"params": parameters(), "betas": (0.9, 0.99)}])
 
 
 @pytest.mark.parametrize(

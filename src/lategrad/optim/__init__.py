@@ -3,5 +3,6 @@
 from lategrad.optim.delayed import Delayed
 from lategrad.optim.drop_ins import AnytimeSGD, OptimisticAnytime, StronglyConvexSGD
 from lategrad.optim.rule_optimizer import FromRule
+from lategrad.optim.steady import SteadyAdam, SteadyMuon
 
-__all__ = ["AnytimeSGD", "Delayed", "FromRule", "OptimisticAnytime", "StronglyConvexSGD"]
+__all__ = ["AnytimeSGD", "Delayed", "FromRule", "OptimisticAnytime", "SteadyAdam", "SteadyMuon", "StronglyConvexSGD"]

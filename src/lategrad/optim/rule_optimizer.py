@@ -99,7 +99,7 @@ class RuleOptimizer(OutputMode):
         """One update of every group, with the gradients in ``.grad``; returns what the closure returns.
 
         In a group in which some parameter has a gradient, a parameter without one has a gradient of zero.
-        A group without any gradient is left alone.
+        A group without any gradient is left alone, and so are parameters that require none.
 
         Args:
             closure: computes the gradients and returns the loss.
@@ -118,8 +118,9 @@ class RuleOptimizer(OutputMode):
         for i, (group, of_group) in enumerate(zip(self.param_groups, grads, strict=True)):
             if any(grad is not None for grad in of_group):
                 steps = self._ready(i)
-                if len(of_group) > sum(len(step.tensors) for step in steps):  # some parameters have no entries
-                    of_group = [grad for p, grad in zip(group["params"], of_group, strict=True) if p.numel()]
+                if len(of_group) > sum(len(step.tensors) for step in steps):  # some have no entries, or are frozen
+                    pairs = zip(group["params"], of_group, strict=True)
+                    of_group = [grad for p, grad in pairs if p.numel() and p.requires_grad]
                 of_vectors = (tickets[i] if tickets else None) or itertools.repeat(None)
                 rest = iter(of_group)
                 for step, ticket in zip(steps, of_vectors, strict=False):
@@ -196,9 +197,9 @@ class RuleOptimizer(OutputMode):
     # ---- From groups to steps
 
     def _vectors(self, group: dict[str, Any], number: Tensor) -> list[tuple[Any, list[Tensor]]]:
-        """The vectors of a group: each a rule and its parameters; those without entries are in none."""
+        """The vectors of a group: each a rule and its parameters; those without entries, or frozen, are in none."""
         named = list(zip(group["params"], group.get("kinds") or itertools.repeat(None), strict=False))
-        used = [(p, kind) for p, kind in named if p.numel()]
+        used = [(p, kind) for p, kind in named if p.numel() and p.requires_grad]
         if not used:
             return []
         device = used[0][0].device
@@ -233,6 +234,12 @@ class RuleOptimizer(OutputMode):
             return []
         entries = ("maximize", "per_parameter", "compile", "kinds", *self.structure)
         options = tuple(group.get(name) for name in entries)
+        trained = [p.requires_grad for p in params]
+        if made is not None and made.trained != trained and group["scalars"]:
+            raise RuntimeError(
+                "requires_grad of a parameter has changed since the first step, but its group is one vector: make "
+                "a new optimizer, or put what is thawed later into a group of its own"
+            )
         kinds = ([p.dtype for p in params], [p.shape for p in params], [p.stride() for p in params], params[0].device)
         same = made is not None and made.options == options and made.kinds == kinds
         if made is not None and same and group["scalars"] and same_objects(made.params, params):
@@ -254,7 +261,7 @@ class RuleOptimizer(OutputMode):
             self.state.update(zip(of_vector, step.state.long, strict=True))
             steps.append(step)
         group["scalars"] = [step.state.numbers for step in steps]
-        self._made[i] = _Made(options, kinds, list(params), steps, number)
+        self._made[i] = _Made(options, kinds, list(params), trained, steps, number)
         return steps
 
     def _ready(self, i: int) -> list[TensorsStep]:
@@ -278,6 +285,8 @@ class _Made:
     kinds: tuple[object, ...]
     """Dtypes, shapes, strides and device of the parameters."""
     params: list[Tensor]
+    trained: list[bool]
+    """Whether each of them requires a gradient."""
     steps: list[TensorsStep]
     number: Tensor
     """The hyper-parameter that is read at every step, as the rule has it."""

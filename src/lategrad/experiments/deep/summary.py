@@ -76,6 +76,7 @@ def plot(setting: Setting, panel: Panel, delays: Sequence[str]) -> Figure:
         [title(setting)], "loss on held-out text" if setting.by_loss else "test accuracy", height=4
     )
     others = colormaps["tab20"]
+    constant = sum(delay.isdecimal() for delay in delays)  # they come first
     drawn = 0
     for result in ranked(panel):
         contender = result.contender
@@ -83,8 +84,10 @@ def plot(setting: Setting, panel: Panel, delays: Sequence[str]) -> Figure:
         colour = style.COLOURS.get(contender.rule) or others(drawn)
         drawn += contender.rule not in style.COLOURS
         dashes = {"synchronous-adamw": ":", "synchronous-muon": "--"}.get(contender.rule, "-")
-        ax.plot(range(len(delays)), values, dashes, color=colour, linewidth=2.6 if contender.ours else 1.2,
-                marker="o", markersize=5 if contender.ours else 3, label=style.TITLES[contender.rule])  # fmt: skip
+        look: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 5 if contender.ours else 3}
+        ax.plot(range(constant), values[:constant], dashes, linewidth=2.6 if contender.ours else 1.2,
+                label=style.TITLES[contender.rule], **look)  # fmt: skip
+        ax.plot(range(constant, len(delays)), values[constant:], linestyle="none", **look)  # no longer delay, another
     ax.set_xticks(range(len(delays)), [f"{delay}\n{setting.rounds(delay):,} rounds" for delay in delays], fontsize=8)
     ax.set_xlabel("delay")
     if setting.by_loss:
