@@ -35,7 +35,7 @@ data: $(STAMP) ## put Fashion-MNIST and Shakespeare's works into the user's cach
 	scripts/fetch_fashion_mnist.sh
 	scripts/fetch_shakespeare.sh
 
-test-all: lint data ## test, and the slow tests on real data and in a real browser
+test-all: lint data ## test, and the slow tests: real data, a real browser, Lightning and Hugging Face (200 MB)
 	scripts/install_chromium.sh
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations]'
 	$(PYTEST)

@@ -44,6 +44,7 @@ class OutputCallback(Callback):  # type: ignore[misc]
         """
         if stage != TrainerFn.FITTING:
             return
+        trainer.__dict__.pop("save_checkpoint", None)  # from a fit that failed
         save = trainer.save_checkpoint
 
         def save_output(*args: Any, **kwargs: Any) -> None:
