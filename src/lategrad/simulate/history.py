@@ -53,27 +53,22 @@ def plan_slots(delays: Tensor) -> SlotPlan:
 
 
 class History:
-    """Query vectors (and what else must be remembered with them) in the slots of several plans.
+    """Query vectors (or what else must be remembered with them) in the slots of several plans.
 
     Args:
-        plans: one for every sequence of delays; ``rows`` are vectors of runs that share a sequence.
-        width: length of what is remembered at each update for one sequence.
+        plans: one for every sequence of delays.
+        shape: of what is remembered at each update for one sequence: its runs and their vectors.
         like: a tensor whose dtype and device to use.
     """
 
-    def __init__(self, plans: list[SlotPlan], width: int, like: Tensor) -> None:
+    def __init__(self, plans: list[SlotPlan], shape: torch.Size, like: Tensor) -> None:
         sizes = torch.tensor([plan.slots for plan in plans])
         first_row = sizes.cumsum(0) - sizes
         self.write = torch.stack([plan.write for plan in plans], dim=1) + first_row
         self.read = torch.stack([plan.read for plan in plans], dim=1) + first_row
-        self.memory = torch.empty(int(sizes.sum()), width, dtype=like.dtype, device=like.device)
-
-    def exchange(self, write: Tensor, now: Tensor, read: Tensor) -> Tensor:
-        """Store a row for every sequence, then fetch a row for every sequence."""
-        self.memory.index_copy_(0, write, now)
-        return self.memory.index_select(0, read)
+        self.memory = torch.empty(int(sizes.sum()), *shape, dtype=like.dtype, device=like.device)
 
     @staticmethod
     def bytes_needed(plans: list[SlotPlan], width: int, itemsize: int) -> int:
-        """Memory that the slots of these plans take."""
+        """Memory that the slots of these plans take, ``width`` numbers each."""
         return sum(plan.slots for plan in plans) * width * itemsize

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lategrad.delays import Arrivals, Constant, DelayModel
 from lategrad.delays.specs import parse
-from lategrad.inplace import compiled, in_place
+from lategrad.inplace import Step, compiled, in_place
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule, issue_ticket
 from lategrad.simulate.history import History, SlotPlan, plan_slots
@@ -181,26 +181,25 @@ class Simulation:
         self.delays = torch.stack([torch.stack([a.delays for a in row], dim=-1) for row in arrivals], dim=1)
 
         plans = _plans(arrivals)
-        width = query.numel() // self.sequences
         ticket = issue_ticket(rule, self.state)
-        self.ticket_shape, self.no_ticket = ticket.shape, ticket[..., :0]
-        ticket_width = ticket.numel() // self.sequences
-        _check_memory(History.bytes_needed(plans, width + ticket_width, query.element_size()), query.device)
-        self.queries = History(plans, width, query)
-        self.tickets = History(plans, ticket_width, ticket) if ticket_width else None
+        width = (query.numel() + ticket.numel()) // self.sequences
+        _check_memory(History.bytes_needed(plans, width, query.element_size()), query.device)
+        self.queries = History(plans, self.shape[2:], query)
+        self.tickets = History(plans, ticket.shape[2:], ticket) if ticket.numel() else None
 
         streams = self.shape[:-1] if not share_samples else self.shape[:1]
         self.streams = torch.Size(streams)
         self.stream_seeds = seeds if share_samples else _own_seeds(seeds, streams.numel() // len(seeds))
+        self.slots = _slots(self.queries)
         self.chunk = _Chunk.empty()
         self.at = torch.zeros(1, dtype=torch.int64, device=query.device)
 
+        self.buffers = (self.state, self.queries.memory, None if self.tickets is None else self.tickets.memory)
+        _remember(rule, *self.buffers, self.slots[0, 0].to(query.device))
         step = in_place(rule, compile=compile == "rule")
-
-        def update(state: Any, stale: Tensor, ticket: Tensor, sample: Tensor, delay: Tensor) -> None:
-            step(state, problem.gradient(stale, sample), delay, ticket)
-
-        self.advance_state = compiled(update) if compile is True else update
+        advance = _one_update(problem, rule, step, self.shape, ticket)
+        # No guards: the buffers are the same at every call.
+        self.advance = compiled(advance, guards=False) if compile is True else advance
         self.graph: torch.cuda.CUDAGraph | None = None
         self.warm_steps = 0
 
@@ -225,30 +224,17 @@ class Simulation:
     def _load(self, first: int, last: int) -> None:
         """Samples, slots and delays of the updates of a chunk, into buffers that stay where they are."""
         samples = torch.stack([self.problem.samples(s, first, last - first) for s in self.stream_seeds], dim=1)
-        samples = samples.unflatten(1, self.streams)
         scalars = [1] * (len(self.shape) - 2)
         loaded = _Chunk(
-            samples=samples,
-            write=self.queries.write[first:last],
-            read=self.queries.read[first:last],
+            samples=samples.unflatten(1, self.streams),
+            slots=self.slots[first:last],
             delays=self.delays[first:last].reshape(last - first, *self.shape[:2], *scalars),
         )
         self.chunk = self.chunk.refill(loaded, self.at.device)
         self.at.zero_()
 
     def _step(self) -> None:
-        """One update of every run; everything that changes is read from and written to fixed buffers."""
-        chunk, at = self.chunk, self.at
-        write, read = chunk.write.index_select(0, at)[0], chunk.read.index_select(0, at)[0]
-        now = self.rule.query(self.state).reshape(self.sequences, -1)
-        stale = self.queries.exchange(write, now, read).view(self.shape)
-        ticket = self.no_ticket
-        if self.tickets is not None:
-            carried = issue_ticket(self.rule, self.state).reshape(self.sequences, -1)
-            ticket = self.tickets.exchange(write, carried, read).view(self.ticket_shape)
-        sample, delay = chunk.samples.index_select(0, at)[0], chunk.delays.index_select(0, at)[0]
-        self.advance_state(self.state, stale, ticket, sample, delay)
-        at += 1
+        self.advance(*self.buffers, self.chunk.samples, self.chunk.slots, self.chunk.delays, self.at)
 
     def _capture_when_warm(self) -> None:
         """On a GPU, record the step as a graph once it has run: replaying it costs one launch."""
@@ -267,21 +253,60 @@ class _Chunk:
     """Buffers for what a chunk of updates needs; they keep their addresses when refilled."""
 
     samples: Tensor
-    write: Tensor
-    read: Tensor
+    slots: Tensor
+    """int64 ``(updates, 2, sequences)``: where an update reads its query, and where it leaves the next one."""
     delays: Tensor
 
     @staticmethod
     def empty() -> _Chunk:
-        return _Chunk(*[torch.empty(0)] * 4)
+        return _Chunk(*[torch.empty(0)] * 3)
 
     def refill(self, loaded: _Chunk, device: torch.device) -> _Chunk:
-        count = len(loaded.samples)
-        if len(self.samples) < count:
-            return _Chunk(*(value.to(device, copy=True) for value in vars(loaded).values()))
+        if not len(self.samples):
+            empty = (value.new_zeros(_CHUNK, *value.shape[1:], device=device) for value in vars(loaded).values())
+            self = _Chunk(*empty)
         for name, value in vars(loaded).items():
-            getattr(self, name)[:count].copy_(value)
+            getattr(self, name)[: len(value)].copy_(value)
         return self
+
+
+def _one_update(
+    problem: Problem, rule: AnyRule[Any], step: Step, shape: torch.Size, ticket_like: Tensor
+) -> Callable[..., None]:
+    """One update of every run; everything that changes is read from and written to fixed buffers.
+
+    It ends with storing the next query, so that compiled it is one call, and the query is stored as it is made.
+    """
+    ticket_shape, no_ticket = ticket_like.shape, ticket_like[..., :0].clone()
+
+    def advance(
+        state: Any, queries: Tensor, tickets: Tensor | None, samples: Tensor, slots: Tensor, delays: Tensor, at: Tensor
+    ) -> None:
+        read, write = slots.index_select(0, at)[0].unbind()
+        stale = queries.index_select(0, read).view(shape)
+        ticket = no_ticket if tickets is None else tickets.index_select(0, read).view(ticket_shape)
+        grad = problem.gradient(stale, samples.index_select(0, at)[0])
+        step(state, grad, delays.index_select(0, at)[0], ticket)
+        _remember(rule, state, queries, tickets, write)
+        at += 1
+
+    return advance
+
+
+def _remember(rule: AnyRule[Any], state: Any, queries: Tensor, tickets: Tensor | None, slots: Tensor) -> None:
+    """Keep the query of a state, and its ticket, for the updates that will need them."""
+    queries.index_copy_(0, slots, rule.query(state).flatten(0, 1))
+    if tickets is not None:
+        tickets.index_copy_(0, slots, issue_ticket(rule, state).flatten(0, 1))
+
+
+def _slots(history: History) -> Tensor:
+    """Of every update, ``(updates, 2, sequences)``: the slots that it reads, and those of the queries after it.
+
+    The query after the last update, which nobody reads, goes where the last one was.
+    """
+    following = torch.cat([history.write[1:], history.write[-1:]])
+    return torch.stack([history.read, following], dim=1)
 
 
 def _plans(arrivals: list[list[Arrivals]]) -> list[SlotPlan]:
