@@ -50,7 +50,7 @@ def compiled(function: Callable[..., Any], *, guards: bool = True) -> Callable[.
 
     # torch.compile counts recompilations per code object and gives up after a few: one entry per function.
     own = FunctionType(entry.__code__.replace(), globals(), "entry", None, entry.__closure__)
-    options = None if guards else {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    options: dict[str, Any] | None = None if guards else {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     fast = torch.compile(own, fullgraph=True, dynamic=False, options=options)
     usable: bool | None = None
 

@@ -6,7 +6,8 @@ from lategrad.delays.laws import Constant, Cyclic, Geometric, LogNormal, Pareto,
 from lategrad.delays.model import Arrivals, DelayModel, Law, cap
 from lategrad.delays.specs import parse
 from lategrad.delays.summary import DelaySummary, Histogram, summarise
+from lategrad.delays.update_queue import UpdateQueue
 
 __all__ = ["Arrivals", "ByClass", "Constant", "Cyclic", "DelayModel", "DelaySummary", "FromFunction",
-           "Geometric", "Histogram", "Law", "LogNormal", "Pareto", "Recorded", "Regimes", "Uniform", "cap",
-           "clocks", "parse", "summarise"]  # fmt: skip
+           "Geometric", "Histogram", "Law", "LogNormal", "Pareto", "Recorded", "Regimes", "Uniform",
+           "UpdateQueue", "cap", "clocks", "parse", "summarise"]  # fmt: skip
