@@ -181,7 +181,7 @@ def section(config: Config, sweep_config: SweepConfig, sweeps: dict[Regime, dict
              for regime, traces in sweeps.items()}  # fmt: skip
     convex = [(regime, traces) for regime, traces in sweeps.items() if regime.l2 == 0]
     ball = sweeps[CONSTRAINED]
-    headline, (ax,) = style.panels(["Accuracy against the delay, on a ball"], "test accuracy", height=2.9)
+    headline, (ax,) = style.panels(["Accuracy against the delay, on a ball"], "test accuracy", height=style.HEADLINE)
     draw(ax, CONSTRAINED, ball, config.tuned_at)
     style.legend(headline, [ax])
     return Section(

@@ -62,8 +62,11 @@ section { scroll-margin-top: 3rem; }
   nav { top: 0; align-self: start; height: 100vh; padding-top: 3.5rem; border: 0; border-right: 1px solid var(--line); }
   nav ol { display: block; width: auto; margin: 0; padding: 0 1rem; }
   nav a { white-space: normal; }
+}
+@media screen and (min-width: 60rem) {
   #findings { display: grid; grid-template-columns: minmax(0, 24rem) minmax(0, 1fr); gap: 0 2.5rem; }
   .pictures { flex-direction: column; }
+  .pictures figure { flex: none; margin: 0; }
 }
 .experiment { margin-top: 3.5rem; padding-top: 2.5rem; border-top: 1px solid var(--line); }
 

@@ -42,8 +42,9 @@ SCENARIOS: dict[str, Delays] = {
 }
 """Kinds of delays by their names in tables; the first is the one that steps are frozen from."""
 
-RUN_STEP = 3e-6
+RUN_STEP = 5e-6
 """Seconds of one core for one update of one run on digits, about; for forecasts."""
+_three_digits = style.three_digits
 POINTS = ("output", "query")
 """Where a run is judged: at the rule's own output, and at its last query (most rules' last iterate)."""
 
@@ -284,15 +285,15 @@ def table(panel: Sequence[Result], constrained: bool, protocol: str) -> list[dic
     rows = []
     for result in sorted(panel, key=lambda r: -mean_late(getattr(r, protocol))):
         accuracy = getattr(result, protocol)
-        row = {"rule": title(result, constrained), "mean": style.three_digits(mean_late(accuracy)),
-               "worst drop": style.three_digits(worst_drop(accuracy))}  # fmt: skip
-        row |= dict(zip(SCENARIOS, map(style.three_digits, accuracy.mean(0).tolist()), strict=True))
-        row["spread"] = style.three_digits((accuracy.amax(0) - accuracy.amin(0)).max().item())
+        row = {"rule": title(result, constrained), "mean": _three_digits(mean_late(accuracy)),
+               "worst drop": _three_digits(worst_drop(accuracy))}  # fmt: skip
+        row |= dict(zip(SCENARIOS, map(_three_digits, accuracy.mean(0).tolist()), strict=True))
+        row["spread"] = _three_digits((accuracy.amax(0) - accuracy.amin(0)).max().item())
         if protocol == "frozen":
             knob, step = result.choice
             settled = f", {result.contender.knob} {result.contender.values[knob]:g}" if result.contender.knob else ""
             differs = not torch.equal(result.accuracy, result.at_query)
-            row["mean at query"] = style.three_digits(mean_late(result.frozen_at_query)) if differs else ""
+            row["mean at query"] = _three_digits(mean_late(result.frozen_at_query)) if differs else ""
             row["step"] = f"{result.steps[step]:.2g}{settled}"
         rows.append(row)
     return rows
@@ -339,7 +340,9 @@ OURS = ("steady", "steady-coordinate")
 def headline(panels: Panels) -> Figure:
     """Accuracy against the constant delays with frozen steps, in the first panel: ours before the rivals in grey."""
     (setting, (name, _)), panel = next(iter(panels.items()))
-    figure, (ax,) = style.panels([f"Ours against the rivals: {setting.data}, {name}"], "test accuracy", height=2.9)
+    figure, (ax,) = style.panels(
+        [f"Ours against the rivals: {setting.data}, {name}"], "test accuracy", height=style.HEADLINE
+    )
     constant = [position for position, label in enumerate(SCENARIOS) if label.isdecimal()]
     for result in sorted(panel, key=lambda result: result.rule in OURS):
         values = result.frozen.mean(0)[constant]
@@ -363,18 +366,18 @@ def finding(panels: Panels) -> str:
     parts = []
     for (setting, (name, _)), panel in panels.items():
         order = ranked(panel)
-        place = min(i for i, result in enumerate(order) if result.rule in OURS)
-        ours, best = order[place], next(result for result in order if result.rule not in OURS)
+        first = min(i for i, result in enumerate(order) if result.rule in OURS)
+        ours, best = order[first], next(result for result in order if result.rule not in OURS)
         parts.append(
-            f"{_ordinal(place + 1)} of {len(order)} on {setting.data}, {name} ({mean_late(ours.frozen):.3f} on "
+            f"{_ordinal(first + 1)} of {len(order)} on {setting.data}, {name} ({mean_late(ours.frozen):.3f} on "
             "average over "
             f"the delays; the best rival, {style.TITLES[best.rule]}, {mean_late(best.frozen):.3f})"
         )
     return f"Our own rule, Steady, with its step frozen from delay 0, is {', and '.join(parts)}."
 
 
-def _ordinal(place: int) -> str:
-    return {1: "first", 2: "second", 3: "third"}.get(place, f"{place}th")
+def _ordinal(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
 
 
 def rows(setting: Setting, domain: tuple[str, str], trace: Trace, contender: Contender) -> list[dict[str, Any]]:

@@ -128,8 +128,8 @@ def finding(config: StepRange, traces: dict[str, Trace]) -> str:
         steps, accuracy = accuracy_by_step(traces[rule], delay)
         counts[rule] = good_steps(accuracy, config.within)
     return (
-        f"There anytime SGD is within {config.within:.0%} of its best on {counts['anytime-sgd']} of the {len(steps)} "
-        f"steps of its grid, SGD on {counts['sgd']} (last iterate) and {counts['sgd-linear']} (average)."
+        f"At that delay anytime SGD is within {config.within:.0%} of its best on {counts['anytime-sgd']} of the "
+        f"{len(steps)} steps of its grid, SGD on {counts['sgd']} (last iterate) and {counts['sgd-linear']} (average)."
     )
 
 

@@ -41,6 +41,8 @@ COLOURS = {
 }
 WIDTH = 5.0
 """Inches; on a telephone that is 3.7 wide, letters of 10 points are still 7.5."""
+HEADLINE = 2.0
+"""The height of a panel beside the report's findings: two such pictures fit on a screen."""
 RIVAL = "#777777"
 """The colour of all others."""
 
