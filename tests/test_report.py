@@ -141,7 +141,9 @@ def page(report):
 def test_every_file_is_there_and_nothing_else(report):
     stems = ["fig1-accuracy", "fig1-curves", "map", "Wide"]
     names = {f"{stem}{suffix}" for stem in stems for suffix in (".svg", ".png")}
-    assert {path.name for path in report.parent.iterdir()} == names | {"report.html", "fig1.csv", "table_2.csv"}
+    assert {path.name for path in report.parent.iterdir()} == names | {
+        "report.html", "fig1.csv", "table_2.csv", "verdicts.csv"
+    }  # fmt: skip
     for stem in stems:
         assert (report.parent / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (report.parent / f"{stem}.svg").read_text(encoding="utf-8")
@@ -154,6 +156,12 @@ def test_the_csv_holds_the_numbers_of_the_rows(report):
     for row, want in zip(rows, wanted, strict=True):
         assert row["rule"] == want["rule"]
         assert float(row["accuracy"]) == want["accuracy"]  # to the last bit
+
+
+def test_all_verdicts_are_in_a_file(report):
+    rows = list(csv.DictReader((report.parent / "verdicts.csv").open(encoding="utf-8")))
+    assert [row["reproduced"] for row in rows] == ["yes", "no", "not judged", "yes"]
+    assert rows[1]["measured"] == "1.7 points"
 
 
 def test_the_markup_is_sound(report, page):
@@ -454,7 +462,7 @@ def test_in_a_browser(report, tab, width, scheme):
         assert box["left"] >= 0
         assert box["right"] <= width
     assert seen["strangers"] == 0  # every letter of a figure is drawn from its own figure
-    assert len(seen["links"]) == 6 + 1 + 4 + 3 * 4 + 2  # contents, count, verdicts, figures, CSV files
+    assert len(seen["links"]) == 6 + 1 + 4 + 3 * 4 + 3  # contents, count, verdicts, figures, CSV files
     for address in seen["links"]:
         name = urlsplit(address).fragment
         assert os.path.isfile(local(address))

@@ -102,18 +102,24 @@ def _verdicts(sections: Sequence[Section]) -> str:
 {lines}
 </tbody>
 </table>"""
+    files = '<p class="data">As a file: <a href="verdicts.csv">verdicts.csv</a></p>'
     nothing = "<p>No claim was judged.</p>"
     return (
         f'<section class="experiment" id="verdicts" aria-label="All verdicts">\n<h2>All verdicts</h2>\n'
-        f"{table if rows else nothing}\n</section>"
+        f"{table + files if rows else nothing}\n</section>"
     )
+
+
+def outcome(verdict: Verdict) -> str:
+    """In a word: yes, no, or not judged."""
+    return {True: "yes", False: "no", None: "not judged"}[verdict.reproduced]
 
 
 def _verdict_row(section: Section, index: int, verdict: Verdict) -> str:
     # The roles are those of the elements: browsers forget them where a narrow page lays the rows out as blocks.
     link = f'<a href="#verdict-{section.name}-{index + 1}">{_marked(verdict.claim)}</a>'
     kind, _ = _OUTCOMES[verdict.reproduced]
-    badge = f'<span class="badge {kind}">{"not judged" if kind == "open" else kind}</span>'
+    badge = f'<span class="badge {kind}">{outcome(verdict)}</span>'
     texts = (link, _marked(verdict.criterion), _marked(verdict.measured), badge)
     cells = "".join(f'<td role="cell" data-head="{h}"><div>{t}</div></td>' for h, t in zip(_HEADS, texts, strict=True))
     return f'<tr role="row">{cells}</tr>'

@@ -17,7 +17,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from lategrad.experiments.page import page_of
+from lategrad.experiments.page import outcome, page_of
 from lategrad.experiments.results import Section
 from lategrad.support.files import replacing
 from lategrad.support.validation import require
@@ -27,7 +27,7 @@ _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about: dict[str, Any]) -> Path:
-    """Write ``report.html``, and beside it a CSV file for each section and an SVG and a PNG for each figure.
+    """Write ``report.html``; beside it CSV files for each section and for all verdicts, each figure as SVG and PNG.
 
     Tables are in the page; the CSV files hold the numbers that they were made from.
 
@@ -58,6 +58,12 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
                 with replacing(out / f"{stem}.{suffix}") as part:
                     part.write_bytes(content)
             drawings[stem] = _inline(svg, stem, label)
+    judged = [{"section": section.name, "claim": verdict.claim, "criterion": verdict.criterion,
+               "measured": verdict.measured, "reproduced": outcome(verdict)}
+              for section in sections for verdict in section.verdicts]  # fmt: skip
+    if judged:
+        with replacing(out / "verdicts.csv") as part:
+            write_csv(part, judged)
     page = out / "report.html"
     with replacing(page) as part:
         part.write_text(page_of(sections, drawings, about), encoding="utf-8")
@@ -66,7 +72,7 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
 
 def _check(sections: Sequence[Section]) -> None:
     require("sections", list(sections), len(sections) > 0, "at least one section")
-    names: set[str] = set()
+    names: set[str] = {"verdicts"}
     stems: set[str] = set()
     for section in sections:
         _check_stem("the name of a section", section.name, names)

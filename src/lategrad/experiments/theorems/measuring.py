@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from lategrad.delays import Constant, Cyclic, DelayModel
 from lategrad.experiments.theorems.setup import (
@@ -24,6 +25,7 @@ from lategrad.experiments.theorems.setup import (
     STEPS_TO_TUNE,
     STRONGLY_CONVEX,
     Config,
+    Constants,
     D,
     Setting,
     bound,
@@ -66,7 +68,7 @@ class Point:
     """Standard deviation over the seeds."""
     worst: float
     """The excess loss of a point of the set that is as bad as we could find: what any point at all may have."""
-    bound: float | None
+    bound: float | None = None
 
     @property
     def says_something(self) -> bool:
@@ -116,7 +118,6 @@ def measure(
         raise KeyboardInterrupt
     excess = (trace.loss - setting.best).reshape(-1, run.seeds, len(patterns), len(setting.constants))
     worst = largest_excess(setting)
-    sequences = [pattern.model().draw(steps + 1, seed=0).delays for pattern in patterns]
     points = []
     for T in horizons:
         for j, pattern in enumerate(patterns):
@@ -127,11 +128,26 @@ def measure(
                 values = excess[T // every, :, j, i]
                 points.append(
                     Point(panel, setting.name, name, theorem, T, pattern.kind, pattern.delay,
-                          mean_delay=sequences[j][:T].double().mean().item(), L=c.L, H=c.H, G=c.G, sigma=c.sigma,
+                          mean_delay=_delays(*pattern, T).double().mean().item(), L=c.L, H=c.H, G=c.G, sigma=c.sigma,
                           seeds=run.seeds, excess=values.mean().item(), spread=values.std(correction=1).item(),
-                          worst=worst[i], bound=None if theorem is None else bound(theorem, T, c, sequences[j]))
+                          worst=worst[i])
                 )  # fmt: skip
-    return points
+    return [with_bound(point) for point in points]
+
+
+def with_bound(point: Point) -> Point:
+    """The point with the right-hand side of its theorem, if it has one."""
+    if point.theorem is None:
+        return point
+    constants = Constants(point.L, point.H, point.G, point.sigma)
+    return replace(
+        point, bound=bound(point.theorem, point.T, constants, _delays(point.delays, point.delay, point.T + 1))
+    )
+
+
+@lru_cache(maxsize=256)
+def _delays(kind: str, delay: int, steps: int) -> Tensor:
+    return Pattern(kind, delay).model().draw(steps, seed=0).delays
 
 
 def compared(horizons: Sequence[int]) -> tuple[int, ...]:
@@ -202,12 +218,13 @@ def points_of(piece: str, config: Config, out: Path) -> list[Point]:
     if path.exists():
         kept = json.loads(path.read_text())
         if kept["made_from"] == json.loads(json.dumps(key)):
-            return [Point(**point) for point in kept["points"]]
+            return [with_bound(Point(**point)) for point in kept["points"]]
     with torch_threads(1):  # the tensors are small: a second thread would only be waited for
         points = PIECES[piece](config)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
-        part.write_text(json.dumps({"made_from": key, "points": [asdict(point) for point in points]}))
+        bare = [asdict(replace(point, bound=None)) for point in points]  # bounds are theory, not measurements
+        part.write_text(json.dumps({"made_from": key, "points": bare}))
     return points
 
 
