@@ -7,7 +7,7 @@ from lategrad.delays import clocks
 from lategrad.inplace import in_place
 from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
 from lategrad.replay import replay
-from lategrad.rules import SGD, Anytime, Blocks, Steady, StronglyConvexOGD, rivals
+from lategrad.rules import SGD, Anytime, Blocks, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
 from lategrad.serve.training import resume, train
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
 from lategrad.simulate import simulate
@@ -38,6 +38,8 @@ __all__ = [
     "Product",
     "Simplex",
     "Steady",
+    "SteadyAdam",
+    "SteadyMuon",
     "StronglyConvexOGD",
     "Trace",
     "WholeSpace",

@@ -18,7 +18,7 @@ from lategrad.learners import (
     OptimisticFTRL,
     OptimisticOGD,
 )
-from lategrad.rules import SGD, AnyRule, Anytime, Steady, StronglyConvexOGD, rivals
+from lategrad.rules import SGD, AnyRule, Anytime, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
 from lategrad.sets import Ball, Box, ConvexSet, L1Ball, Simplex, WholeSpace
 from lategrad.support.validation import Scalar
 
@@ -78,6 +78,8 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
         "lr",
         lambda lr, domain: Steady(lr, domain, per_coordinate=True),
     ),
+    "steady-adam": Entry("our own, for deep models: Adam's steps, averaged and braked", "lr", SteadyAdam),
+    "steady-muon": Entry("our own, for deep models: orthogonalised steps that look ahead", "lr", SteadyMuon),
     "anytime-dog": _anytime("dog", "Algorithm 1 with DoG (experimental)"),
     "anytime-dowg": _anytime("dowg", "Algorithm 1 with DoWG (experimental)"),
     "anytime-kt": _anytime("kt", "Algorithm 1 with coin betting (experimental)"),
@@ -96,6 +98,16 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "clipped-sgd": Entry("SGD on gradients clipped to norm 1", "lr", rivals.ClippedSGD),
     "schedule-free": Entry("Schedule-Free SGD, interpolation 0.9", "lr", rivals.ScheduleFree),
     "unixgrad": Entry("UniXGrad, two gradients a round", "diameter", rivals.UniXGrad),
+    "sgd-momentum": Entry("SGD with momentum 0.9", "lr", rivals.SGDMomentum),
+    "adamw": Entry("AdamW, torch's constants", "lr", rivals.AdamW),
+    "nadam": Entry("NAdam with beta1 = 0.99, for asynchronous pipelines", "lr", rivals.NAdam),
+    "schedule-free-adamw": Entry("Schedule-Free AdamW, the package's constants", "lr", rivals.ScheduleFreeAdamW),
+    "muon": Entry("Muon on matrices, AdamW on the rest", "lr", rivals.Muon),
+    "gap-aware": Entry("Gap-Aware SGD with momentum 0.9", "lr", rivals.GapAware),
+    "dana-slim": Entry("DANA-Slim, a momentum of 0.9 for every worker", "lr", rivals.DANASlim),
+    "pipemare": Entry("AdamW with PipeMare's step schedule", "lr", rivals.PipeMare),
+    "weight-prediction": Entry("AdamW with predicted weights, as in XPipe", "lr", rivals.WeightPrediction),
+    "ringmaster-muon": Entry("Muon on gradients fewer than 10 steps late", "lr", rivals.RingmasterMuon),
 }
 
 

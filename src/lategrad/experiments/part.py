@@ -18,6 +18,10 @@ class Run:
     """quick, paper or full."""
     out: Path
     device: str = "cpu"
+    models: tuple[str, ...] = ()
+    """Limit deep models to these, unless empty."""
+    rules: tuple[str, ...] = ()
+    """Limit the rules that train them."""
 
 
 @dataclass(frozen=True)
@@ -29,3 +33,5 @@ class Part:
     """Work that may be shared with other parts: jobs with the same label are done once."""
     section: Callable[[Run], Section]
     """Read what the jobs left."""
+    hours_on_a_cpu: bool = False
+    """At any scale but quick: then it is not run without a GPU, unless it is asked for by name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
@@ -13,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from lategrad.experiments import fig1, fig2, fig3, fig4, rivals, step_range, theorems
+from lategrad.experiments import deep, fig1, fig2, fig3, fig4, rivals, step_range, theorems
 from lategrad.experiments.jobs import Job, Say, run_jobs
 from lategrad.experiments.part import Part, Run
 from lategrad.experiments.report import write_report
 from lategrad.experiments.results import Section
 from lategrad.experiments.sweep import REGIMES, SCALES, SweepConfig, sweep, sweep_jobs
-from lategrad.support.validation import require_choice, require_device
+from lategrad.support.validation import require, require_choice, require_device
 
 
 def _config(run: Run) -> SweepConfig:
@@ -42,6 +43,7 @@ PARTS = (
          lambda run: fig3.section(fig3.Config(), _config(run), _sweeps(run), run.out, device=run.device)),
     Part("fig4", _sweep_jobs, lambda run: step_range.section(fig4.CONFIG, _config(run), _sweeps(run), fig4.ABOUT)),
     Part("rivals", rivals.jobs, rivals.section),
+    Part("deep", deep.jobs, deep.section, hours_on_a_cpu=True),
     Part("theorems", theorems.jobs, theorems.section),
 )  # fmt: skip
 """In the order of the report. Whoever adds an experiment adds it here, and nowhere else."""
@@ -49,23 +51,39 @@ PARTS = (
 NAMES = tuple(part.name for part in PARTS)
 
 
-def reproduce(what: str, scale: str, out: Path, *, device: str = "cpu", say: Say = print) -> tuple[Path, list[Section]]:
+def reproduce(
+    what: str,
+    scale: str,
+    out: Path,
+    *,
+    device: str = "cpu",
+    models: Sequence[str] = (),
+    rules: Sequence[str] = (),
+    say: Say = print,
+) -> tuple[Path, list[Section]]:
     """Run one part or all of them; what is finished under ``out/traces`` is not run again.
 
     Args:
         what: one of the parts, or all.
         scale: quick (ten minutes on two cores), paper (under an hour on two cores), full (for a GPU). Beyond the quick
-            scale the rivals on Fashion-MNIST take hours on a CPU; there they are left to a GPU, and the report says so.
+            scale the deep models and the rivals on Fashion-MNIST take hours on a CPU; there ``all`` leaves them out.
         out: where the report, its figures and CSV files go.
         device: cpu or cuda.
+        models, rules: limit ``deep`` to these; by default all.
         say: called with a line on how long it will take, and on every piece that is done.
     """
     require_choice("what", what, (*NAMES, "all"))
     require_choice("scale", scale, tuple(SCALES))
     require_device("device", device)
     begin = time.monotonic()
-    run = Run(scale, Path(out), device)
+    run = Run(scale, Path(out), device, tuple(models), tuple(rules))
     wanted = [part for part in PARTS if what in (part.name, "all")]
+    if what not in ("deep", "all"):
+        require("--models and --rules", (*models, *rules), not (models or rules), "left out: they limit deep alone")
+    if what == "all" and scale != "quick" and device == "cpu":
+        for part in [part for part in wanted if part.hours_on_a_cpu]:
+            say(f"left out, as it takes hours on a CPU: lategrad reproduce {part.name} --scale {scale}")
+            wanted.remove(part)
     run_jobs(list({job.label: job for part in wanted for job in part.jobs(run)}.values()), say)
     sections = [part.section(run) for part in wanted]
     _sweeps.cache_clear()

@@ -6,6 +6,8 @@ from lategrad.rules.blocks import Block, Blocks
 from lategrad.rules.rule import AnyRule, Rule, TicketRule, apply_update, issue_ticket, needs_ticket
 from lategrad.rules.sgd import SGD
 from lategrad.rules.steady import Steady
+from lategrad.rules.steady_adam import SteadyAdam
+from lategrad.rules.steady_muon import SteadyMuon
 from lategrad.rules.strongly_convex import StronglyConvexOGD
 
 __all__ = [
@@ -16,6 +18,8 @@ __all__ = [
     "Blocks",
     "Rule",
     "Steady",
+    "SteadyAdam",
+    "SteadyMuon",
     "StronglyConvexOGD",
     "TicketRule",
     "apply_update",

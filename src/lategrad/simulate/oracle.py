@@ -31,6 +31,7 @@ from lategrad.delays import Arrivals, Constant, DelayModel
 from lategrad.delays.specs import parse
 from lategrad.inplace import Step, compiled, in_place
 from lategrad.problems.problem import Problem
+from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, issue_ticket
 from lategrad.simulate.history import History, SlotPlan, plan_slots
 from lategrad.simulate.progress import progress_bar
@@ -100,6 +101,7 @@ def simulate(
     parsed = tuple(_as_model(model) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
 
+    rule = fill_in(rule, getattr(problem, "blocks", None))
     device = require_device("device", device)
     simulation = Simulation(problem.to(device), map_tensors(lambda leaf: leaf.to(device), rule), arrivals, seeds,
                              share_samples, compile if compile is not None else steps >= _COMPILE_FROM)  # fmt: skip

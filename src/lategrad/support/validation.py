@@ -41,6 +41,18 @@ def require_number(name: str, value: Scalar, *, low: float, strict: bool = False
         require(name, value, math.isfinite(value) and (value > low if strict else value >= low), valid)
 
 
+def require_share(name: str, value: float) -> None:
+    """Require a number in [0, 1), such as a momentum.
+
+    >>> require_share("momentum", 1.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: momentum must be a number in [0, 1), got 1.0
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(name, value, number and 0 <= value < 1, "a number in [0, 1)")
+
+
 def require_device(name: str, value: str | torch.device) -> torch.device:
     """Require a device that torch can use here.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from lategrad.rules.rule import as_dtype, first_query
@@ -127,7 +128,7 @@ class AdaptiveDCASGD:
     def init(self, x0: Tensor) -> AdaptiveDCASGDState:
         """Start at the projection of ``x0``."""
         x = first_query(self, x0)
-        return AdaptiveDCASGDState(x=x, mean_square=0 * x)
+        return AdaptiveDCASGDState(x=x, mean_square=torch.zeros_like(x))
 
     def query(self, state: AdaptiveDCASGDState) -> Tensor:
         """The iterate."""

@@ -69,7 +69,7 @@ class Rennala:
     def init(self, x0: Tensor) -> RennalaState:
         """Start at the projection of ``x0``."""
         x = first_query(self, x0)
-        return RennalaState(x=x, batch_mean=0 * x, collected=per_run(x, 0), age=per_run(x, 0))
+        return RennalaState(x=x, batch_mean=torch.zeros_like(x), collected=per_run(x, 0), age=per_run(x, 0))
 
     def query(self, state: RennalaState) -> Tensor:
         """The iterate, the same until a batch is full."""
