@@ -82,17 +82,18 @@ class _Progress:
     """What is done, and how long the rest will take at the pace so far."""
 
     def __init__(self, jobs: Sequence[Job], processes: int, say: Say) -> None:
-        on_gpu = sum(job.expected for job in jobs if job.on_gpu)
-        on_cpu = sum(job.expected for job in jobs if not job.on_gpu)
-        self.total = max(on_gpu, on_cpu / processes, *(job.expected for job in jobs), 0.0) if jobs else 0.0
+        self.expected = {job.label: job.expected for job in jobs}  # what a job leaves changes that
+        on_gpu = sum(self.expected[job.label] for job in jobs if job.on_gpu)
+        on_cpu = sum(self.expected[job.label] for job in jobs if not job.on_gpu)
+        total = max(on_gpu, on_cpu / processes, *self.expected.values(), 0.0)
         self.work, self.finished, self.begin, self.say = on_gpu + on_cpu, 0.0, time.monotonic(), say
-        done = sum(job.expected == 0 for job in jobs)
-        say(f"{len(jobs)} pieces of work on {processes} core(s), {done} of them done before: {_about(self.total)}")
+        done = sum(seconds == 0 for seconds in self.expected.values())
+        say(f"{len(jobs)} pieces of work on {processes} core(s), {done} of them done before: {_about(total)}")
 
     def done(self, job: Job) -> None:
         """One more is."""
-        self.finished += job.expected
-        if not job.expected:
+        self.finished += self.expected[job.label]
+        if not self.expected[job.label]:
             return
         share, elapsed = self.finished / self.work, time.monotonic() - self.begin
         left = elapsed * (1 - share) / share

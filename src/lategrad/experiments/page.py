@@ -22,7 +22,11 @@ def page_of(sections: Sequence[Section], drawings: dict[str, str], about: dict[s
     body = "\n".join(_section(section, drawings) for section in sections)
     targets = {"findings": "Findings", **{f"section-{s.name}": _short(s.title) for s in sections},
                "verdicts": "All verdicts", **({"about": "What was run"} if about else {})}  # fmt: skip
-    contents = "\n".join(f'<li><a href="#{target}">{_marked(title)}</a></li>' for target, title in targets.items())
+    contents = "\n".join(
+        f'<li><a href="#{target}" style="animation-timeline: --{target}">{_marked(title)}</a></li>'
+        for target, title in targets.items()
+    )
+    timelines = ", ".join(f"--{target}" for target in targets)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -34,7 +38,7 @@ def page_of(sections: Sequence[Section], drawings: dict[str, str], about: dict[s
 <link rel="icon" href="data:,">
 <style>{STYLE_SHEET}</style>
 </head>
-<body>
+<body style="timeline-scope: {timelines}">
 <nav aria-label="Contents">
 <ol>
 {contents}
@@ -56,6 +60,11 @@ def page_of(sections: Sequence[Section], drawings: dict[str, str], about: dict[s
 """
 
 
+def _timeline(target: str) -> str:
+    """What lets the link to a section follow the scroll."""
+    return f'style="view-timeline-name: --{target}"'
+
+
 def _short(title: str) -> str:
     """What stands before the first full stop: "Figure 1" of "Figure 1. Accuracy against the delay"."""
     return title.partition(". ")[0]
@@ -66,7 +75,7 @@ def _findings(sections: Sequence[Section], drawings: dict[str, str]) -> str:
     found = " ".join(_marked(section.finding) for section in sections if section.finding)
     pictures = "\n".join(_figure(s, s.headline, drawings) for s in sections if s.headline)
     paragraph = f'<p class="summary">{found}</p>\n' if found else ""
-    return f"""<section id="findings" aria-label="Findings">
+    return f"""<section id="findings" {_timeline("findings")} aria-label="Findings">
 <div class="words">
 {paragraph}<p>{_count(sections)}</p>
 </div>
@@ -104,10 +113,8 @@ def _verdicts(sections: Sequence[Section]) -> str:
 </table>"""
     files = '<p class="data">As a file: <a href="verdicts.csv">verdicts.csv</a></p>'
     nothing = "<p>No claim was judged.</p>"
-    return (
-        f'<section class="experiment" id="verdicts" aria-label="All verdicts">\n<h2>All verdicts</h2>\n'
-        f"{table + files if rows else nothing}\n</section>"
-    )
+    begin = f'<section class="experiment" id="verdicts" {_timeline("verdicts")} aria-label="All verdicts">'
+    return f"{begin}\n<h2>All verdicts</h2>\n{table + files if rows else nothing}\n</section>"
 
 
 def outcome(verdict: Verdict) -> str:
@@ -129,8 +136,8 @@ def _about(about: dict[str, Any]) -> str:
     if not about:
         return ""
     rows = {key.replace("_", " "): _shown(value) for key, value in about.items()}
-    heading = '<section class="experiment" id="about" aria-label="What was run">\n<h2>What was run</h2>'
-    return f"{heading}\n{_pairs(rows)}\n</section>"
+    begin = f'<section class="experiment" id="about" {_timeline("about")} aria-label="What was run">'
+    return f"{begin}\n<h2>What was run</h2>\n{_pairs(rows)}\n</section>"
 
 
 def _section(section: Section, drawings: dict[str, str]) -> str:
@@ -157,8 +164,8 @@ def _section(section: Section, drawings: dict[str, str]) -> str:
         parts.append(f'<p class="data">Every number: <a href="{name}" download>{name}</a> ({size})</p>')
     body = "\n".join(parts)
     return (
-        f'<section class="experiment" id="section-{section.name}" aria-labelledby="title-{section.name}">\n'
-        f"{body}\n</section>"
+        f'<section class="experiment" id="section-{section.name}" {_timeline(f"section-{section.name}")} '
+        f'aria-labelledby="title-{section.name}">\n{body}\n</section>'
     )
 
 

@@ -20,7 +20,7 @@ STYLE_SHEET = """
   .drawing { background: #191919 !important; }
 }
 * { box-sizing: border-box; }
-html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
+html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; scroll-padding-top: 3rem; }
 body {
   margin: 0; background: var(--page); color: var(--ink);
   font: 1.0625rem/1.6 var(--serif); overflow-wrap: break-word;
@@ -46,7 +46,7 @@ code { font-family: var(--mono); font-size: .88em; overflow-wrap: anywhere; }
 /* The contents stay in sight: a bar at the top, or a column where there is room. What is being read is marked by the
    browsers that can tell (no script is needed for that). */
 nav {
-  position: sticky; top: 0; z-index: 1; overflow-x: auto; scroll-target-group: auto;
+  position: sticky; top: 0; z-index: 1; overflow-x: auto;
   background: var(--page); border-bottom: 1px solid var(--line); font: .9rem/1.4 var(--sans);
 }
 nav ol { display: flex; gap: .2rem; width: max-content; margin: 0 auto; padding: .3rem .75rem; list-style: none; }
@@ -55,9 +55,12 @@ nav a {
   text-decoration: none; white-space: nowrap;
 }
 nav a:hover { color: var(--link); }
-nav a:target-current { color: var(--ink); background: var(--panel); font-weight: 600; }
-section { scroll-margin-top: 3rem; }
+/* A section is being read while it crosses a line a fifth below the top; that is the time of its link's animation. */
+main > section { view-timeline-axis: block; view-timeline-inset: 20% 80%; }
+nav a { animation: being-read linear; }
+@keyframes being-read { from, to { color: var(--ink); background: var(--panel); } }
 @media screen and (min-width: 84rem) {
+  html { scroll-padding-top: 1rem; }
   body { display: grid; grid-template-columns: 13rem minmax(0, 1fr); }
   nav { top: 0; align-self: start; height: 100vh; padding-top: 3.5rem; border: 0; border-right: 1px solid var(--line); }
   nav ol { display: block; width: auto; margin: 0; padding: 0 1rem; }
@@ -97,7 +100,7 @@ blockquote { margin: 1.2rem 0 .6rem; padding: 0 0 0 1rem; max-width: 44rem; font
 blockquote p { margin: 0; }
 .verdict {
   margin: 1rem 0; padding: .8rem 1.1rem; max-width: 46rem; background: var(--panel);
-  border-left: .25rem solid var(--line); border-radius: 0 .3rem .3rem 0; scroll-margin-top: 3.5rem;
+  border-left: .25rem solid var(--line); border-radius: 0 .3rem .3rem 0;
 }
 .verdict.yes { border-color: var(--yes); }
 .verdict.no { border-color: var(--no); }
