@@ -100,7 +100,7 @@ def delays(problem):
 MEMORY = """
 import re, torch, lategrad as lg
 from lategrad.problems import SoftmaxRegression, load
-problem = SoftmaxRegression(load("fashion-mnist", "standardise"))
+problem = SoftmaxRegression(load("fashion-mnist", "standardise-globally"))
 rule = lg.Anytime(lg.OGD(torch.logspace(-4, 4, 18).unsqueeze(-1), lg.Ball(5.0)))
 trace = lg.simulate(problem, rule, "lognormal:7,0.4", 8000, seed=[0, 1, 2], record_every=8000)
 peak = int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 2**20
@@ -119,7 +119,7 @@ def memory():
 
 def main():
     torch.set_num_threads(2)
-    data = load("fashion-mnist", "standardise")
+    data = load("fashion-mnist", "standardise-globally")
     problem = SoftmaxRegression(data, batch=BATCH)
     speed(data, problem)
     small_batches(data)

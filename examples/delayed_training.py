@@ -130,7 +130,7 @@ Results = dict[str, dict[str, tuple[float, list[float]]]]
 
 
 def run_all(config: Config) -> Results:
-    data = load(config.data, preprocessing="standardise")
+    data = load(config.data, preprocessing="standardise-globally")
     results: Results = {kind: {} for kind in MODELS}
     for kind in MODELS:
         for name in OPTIMIZERS:

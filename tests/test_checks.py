@@ -1,5 +1,6 @@
 """Everything registered passes the shipped checks, and broken parts do not."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -7,9 +8,13 @@ import pytest
 import torch
 
 import lategrad as lg
-import transcriptions as plain
+from helpers import transcriptions as plain
+from lategrad import checks
 from lategrad.checks import check_learner, check_rule, check_set
+from lategrad.problems import Quadratic
 from lategrad.registry import LEARNERS, RULES, build_rule, parse_set
+from lategrad.rules import first_query
+from lategrad.support.runs import per_run
 
 DOMAINS = {"whole": lg.WholeSpace(), "ball": lg.Ball(1.0), "simplex": lg.Simplex()}
 SETS = {
@@ -32,7 +37,8 @@ def test_sets(name):
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("name", LEARNERS)
 def test_learners(name, domain):
-    check_learner(LEARNERS[name].build(0.7, DOMAINS[domain]), compile=domain == "ball")
+    compile = (name, domain) == ("ogd", "ball")  # the others are compiled inside their anytime rules
+    check_learner(LEARNERS[name].build(0.7, DOMAINS[domain]), compile=compile)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -153,6 +159,122 @@ def test_broken_rules_are_caught(broken, message):
         check_rule(broken(), compile=False)
 
 
+@dataclass(frozen=True, eq=False)
+class KeepsADict(Good):
+    """A dict and a list are as good as a tuple, in whatever order update makes them."""
+
+    def init(self, x0):
+        return {"x": first_query(self, x0), "more": [per_run(x0, 0)]}
+
+    def query(self, state):
+        return state["x"]
+
+    output = query
+
+    def update(self, state, grad, delay):
+        return {"more": [state["more"][0] + 1], "x": self.domain.project(state["x"] - 0.1 * grad)}
+
+
+def test_states_may_be_dicts_and_lists_and_learn_everywhere():
+    check_rule(KeepsADict())
+    problem = Quadratic(noise=0.0)
+    simulated = lg.simulate(problem, KeepsADict(), 2, 200)
+    assert simulated.loss[-1] < 0.1 * simulated.loss[0]
+    trained = lg.train(problem, KeepsADict(), steps=200, workers=2, engine="threads")
+    assert trained.loss[-1] < 0.1 * trained.loss[0]
+    parameter = torch.nn.Parameter(problem.start().float())
+    optimizer = lg.optim.FromRule([parameter], KeepsADict())
+    for _ in range(200):
+        parameter.grad = problem.gradient(parameter.detach().double(), torch.zeros(10)).float()
+        optimizer.step()
+    assert problem.loss(parameter.detach()) < 0.1 * simulated.loss[0]
+
+
+class CountsInPython(Good):
+    def init(self, x0):
+        return State(first_query(self, x0), 0)
+
+
+class KeepsASet(Good):
+    def init(self, x0):
+        return {"x": first_query(self, x0), "seen": {1, 2}}
+
+
+class ReturnsTheStart(Good):
+    def init(self, x0):
+        return State(x0, torch.zeros(*x0.shape[:-1], 1))
+
+
+class ChangesItsDict(KeepsADict):
+    def update(self, state, grad, delay):
+        return super().update(state, grad, delay) | {"grad": grad.clone()}
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (
+            CountsInPython,
+            "state of CountsInPython must be made of tensors, .* state.count is the int 0; keep",
+        ),
+        (KeepsASet, r"state.seen is the set \{1, 2\}"),
+        (ReturnsTheStart, "init returns x0 itself, or a view of it"),
+        (ChangesItsDict, "the state changes what it is made of"),
+    ],
+)
+def test_states_that_hosts_cannot_keep_are_caught(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        check_rule(broken(lg.WholeSpace()), compile=False)
+
+
+@pytest.mark.parametrize("broken", [CountsInPython, KeepsASet])
+def test_every_host_refuses_what_it_cannot_keep(broken):
+    problem, message = Quadratic(), f"the state of {broken.__name__} must be made of tensors"
+    with pytest.raises(ValueError, match=message):
+        lg.simulate(problem, broken(), 0, 10)
+    with pytest.raises(ValueError, match=message):
+        lg.train(problem, broken(), steps=10, engine="threads")
+    with pytest.raises(ValueError, match=message):
+        lg.optim.FromRule([torch.nn.Parameter(torch.zeros(3))], broken())
+
+
+@dataclass(frozen=True, eq=False)
+class OneValue(Good):
+    """Computes with its lr as Python does."""
+
+    lr: float | torch.Tensor = 0.1
+
+    def update(self, state, grad, delay):
+        return State(self.domain.project(state.x - math.sqrt(self.lr) * grad), state.count + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class OneNumber(OneValue):
+    lr: float = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class MixesValues(OneValue):
+    def update(self, state, grad, delay):
+        return State(self.domain.project(state.x - torch.as_tensor(self.lr).mean() * grad), state.count + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class OneRow(OneValue):
+    def init(self, x0):
+        return State(self.domain.project(x0.flatten(0, -2).mean(0).clone()), torch.zeros(1))
+
+
+def test_a_rule_that_cannot_be_swept_is_told_so():
+    for broken in (OneValue, MixesValues):
+        with pytest.raises(AssertionError, match=f"{broken.__name__} cannot be swept over lr: .* compute with torch"):
+            check_rule(broken(), compile=False)
+    with pytest.warns(UserWarning, match="OneNumber cannot be swept over lr"):
+        check_rule(OneNumber(), compile=False)
+    with pytest.raises(ValueError, match="OneRow has hyper-parameters for runs of shape .* begin its init with"):
+        lg.simulate(Quadratic(), OneRow(lr=torch.tensor([[0.1], [0.2]])), 0, 10)
+
+
 class GoodTicket(Good):
     """A correct rule with a ticket, that steps towards the point where the query was."""
 
@@ -227,9 +349,34 @@ class NotFiniteAtZero(lg.Ball):
         return x / x.norm(dim=-1, keepdim=True).clamp_min(0) * x.norm(dim=-1, keepdim=True).clamp_max(1.0)
 
 
+class TooSmallDiameter(lg.Ball):
+    def diameter_in(self, dim):
+        return 1.9 * self.radius
+
+
+class TooSmallSupport(lg.Ball):
+    def support(self, direction):
+        return 0.9 * super().support(direction)
+
+
+class TooLargeSupport(lg.Simplex):
+    def support(self, direction):
+        return super().support(direction) + 0.02 * direction.double().norm(dim=-1, keepdim=True)
+
+
+class NoSupport(lg.Ball):
+    @property
+    def support(self):
+        raise AttributeError
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
+        (TooSmallDiameter(1.0), "further apart than"),
+        (TooSmallSupport(1.0), "support is too small"),
+        (TooLargeSupport(), "support is larger than any point"),
+        (NoSupport(1.0), "has no support"),
         (TooShort(1.0), "variational|moved|twice"),
         (NotNearest(-1.0, 1.0), "variational"),
         (NotFiniteAtZero(1.0), "not finite"),
@@ -238,6 +385,38 @@ class NotFiniteAtZero(lg.Ball):
 def test_broken_sets_are_caught(broken, message):
     with pytest.raises(AssertionError, match=message):
         check_set(broken, compile=False)
+
+
+class CannotBeTraced(Good):
+    def update(self, state, grad, delay):
+        if state.count.sum() > 100:
+            return state
+        return super().update(state, grad, delay)
+
+
+class NeedsATensor(Good):
+    def update(self, state, grad, delay):
+        step = 0.1 if isinstance(delay, torch.Tensor) else 0.2
+        return State(self.domain.project(state.x - step * grad), state.count + 1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"), [(CannotBeTraced, "torch.compile"), (NeedsATensor, "a delay that is an int")]
+)
+def test_rules_that_hosts_cannot_run_are_caught(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        check_rule(broken())
+
+
+def test_every_backend_of_this_machine_is_tried(monkeypatch):
+    tried = []
+    original = checks.in_place
+    monkeypatch.setattr(
+        checks, "in_place", lambda *args, backend: tried.append(backend) or original(*args, backend=backend)
+    )
+    check_rule(Good())
+    assert set(tried) == {"eager", "compile", "loops"}
+    check_rule(lg.SGD(0.1, lg.Simplex()))  # sorting has no form as loops, which is no fault of the rule
 
 
 def test_runs_must_be_plain_numbers():

@@ -72,8 +72,20 @@ def test_digits_split_never_changes():
     assert fingerprint == "dd82963602a00ec7a5acb3d83ef540e3a20b54d2e70797c745a817e4328ba5e4"
 
 
-def test_standardise_uses_two_numbers_of_the_training_part():
+def test_standardise_uses_two_numbers_for_each_feature(tmp_path):
     raw, digits = data.load("digits"), data.load("digits", "standardise")
+    varies = raw.x_train.std(0) > 0
+    assert 0 < varies.sum() < 64
+    torch.testing.assert_close(digits.x_train.mean(0), torch.zeros(64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(digits.x_train.std(0, correction=0), varies.float(), atol=1e-5, rtol=0)
+    scale = torch.where(varies, raw.x_train.std(0, correction=0), 1.0)
+    torch.testing.assert_close(digits.x_test, (raw.x_test - raw.x_train.mean(0)) / scale, atol=1e-5, rtol=1e-5)
+    write_npz(tmp_path / "flat.npz", np.full((5, 2), 0.1), CLASSES)
+    assert data.load(tmp_path / "flat.npz", "standardise").x_train.abs().max() < 1e-6
+
+
+def test_standardise_globally_uses_two_numbers_of_the_training_part():
+    raw, digits = data.load("digits"), data.load("digits", "standardise-globally")
     assert digits.x_train.mean().item() == pytest.approx(0, abs=1e-6)
     assert digits.x_train.std(correction=0).item() == pytest.approx(1, abs=1e-6)
     mean, std = raw.x_train.mean(), raw.x_train.std(correction=0)
@@ -89,11 +101,11 @@ def test_centre_subtracts_the_training_mean_of_each_feature():
 
 
 def test_preprocessing_errors(tmp_path):
-    with pytest.raises(ValueError, match=r"preprocessing must be one of 'none', .*'centre', got 'whiten'"):
+    with pytest.raises(ValueError, match=r"preprocessing must be one of 'standardise', .*'none', got 'whiten'"):
         data.load("digits", "whiten")
     write_npz(tmp_path / "flat.npz", np.full((5, 2), 0.1), CLASSES)
     with pytest.raises(ValueError, match=r"standard deviation of '.*flat.npz' must be > 0"):
-        data.load(tmp_path / "flat.npz", "standardise")
+        data.load(tmp_path / "flat.npz", "standardise-globally")
 
 
 # ---- Files that load
@@ -120,6 +132,34 @@ def test_other_targets_are_for_regression(tmp_path, suffix):
     assert own.classes is None
     assert (own.y_train.dtype, own.y_test.dtype) == (torch.float32, torch.float32)
     assert rows(own) == sorted((*x, y) for x, y in zip(X.tolist(), NUMBERS.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("header", ["", "length{0}width{0}kind\n"])
+def test_csv_with_words_as_targets_and_any_mark_between_columns(tmp_path, mark, header):
+    path = tmp_path / "flowers.csv"
+    lines = [f"{i}.5{mark}{-i}{mark}{kind}" for i, kind in enumerate(["rose", "aster", "rose", "tulip", "aster"])]
+    path.write_text(header.format(mark) + "\n".join(lines) + "\n")
+    own = data.load(path)
+    assert own.classes == 3
+    assert own.class_names == ("aster", "rose", "tulip")
+    names = {"rose": 1.0, "aster": 0.0, "tulip": 2.0}
+    assert rows(own) == sorted((i + 0.5, -i, names[line.rpartition(mark)[2]]) for i, line in enumerate(lines))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,5;2,5;a\n1,5;2,5;b\n", "got '1,5': write decimals with a point"),
+        ("1,2,a\n3,4,\n", "the target in row 2 of .* must be a word"),
+        ("1,2,3\n3,4,a\n", "column 3 in row 2 of .* must be a finite number, got 'a'"),
+        ("1,x,a\n3,4,b\n", "column 2 in row 1 of .* must be a finite number, got 'x'"),
+    ],
+)
+def test_csv_that_is_nearly_right_is_told_what_is_wrong(tmp_path, text, message):
+    (tmp_path / "odd.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        data.load(tmp_path / "odd.csv")
 
 
 def test_npz_with_a_test_part_keeps_order_and_flattens_images(tmp_path):

@@ -1,10 +1,7 @@
 """Delayed: every gradient applied once, exactly as late as the delays say."""
 
 import copy
-import importlib.util
 import io
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +11,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import lategrad as lg
+from helpers.examples import example
 from lategrad.optim import AnytimeSGD, Delayed, FromRule, StronglyConvexSGD
-from lategrad.optim.delayed import largest_delay
 from lategrad.problems import Quadratic
 from lategrad.registry import RULES, build_rule
 
@@ -305,20 +302,28 @@ def test_what_depends_on_the_length_of_the_run_needs_it():
     assert [source for source, _ in optimizer.received] == [t - tau for t, tau in enumerate(taus, start=1)]
 
 
-def test_largest_delays():
-    assert largest_delay(lg.delays.Constant(5)) == 5
-    assert largest_delay(lg.delays.Cyclic((1, 7, 2))) == 7
-    assert largest_delay(lg.delays.Recorded(torch.tensor([0, 1, 1]))) == 1
-    assert largest_delay(lg.delays.Regimes(((5, 3), (None, lg.delays.Geometric(2.0))))) is None
-    assert largest_delay(lg.delays.Pareto(1.5, 2.0)) is None
+class MyDelays:
+    """A delay model of a user's own: every third gradient is late."""
+
+    needs_labels, largest = False, 4
+
+    def draw(self, steps, seed, labels=None):
+        return lg.delays.Arrivals(lg.delays.cap(4 * (torch.arange(steps) % 3 == 0).numpy()))
+
+
+def test_a_delay_model_of_ones_own_bounds_the_memory_itself():
+    optimizer = Delayed(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), MyDelays())
+    assert optimizer.max_delay == 4
+    assert lg.simulate(Quadratic(), lg.SGD(0.1), MyDelays(), steps=9).delays.max() == 4
+    assert lg.delays.Regimes(((5, 9), (None, MyDelays()))).largest == 9
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"delays": -1}, ValueError, "delay must be an integer >= 0"),
-        ({"delays": 1.5}, ValueError, "delays must be an integer, a delay model or a text"),
-        ({"delays": True}, ValueError, "delays must be an integer, a delay model or a text"),
+        ({"delays": 1.5}, ValueError, "delays must be a delay model, an integer, or a text"),
+        ({"delays": True}, ValueError, "delays must be a delay model, an integer, or a text"),
         ({"delays": "sometimes"}, ValueError, "does not parse"),
         ({"delays": "lognormal:2,0.5"}, ValueError, "max_delay must be given, to bound the memory: LogNormal"),
         ({"delays": 3, "max_delay": -1}, ValueError, "max_delay must be an integer >= 0"),
@@ -332,15 +337,6 @@ def test_bad_arguments(arguments, error, message):
     arguments = {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), **arguments}
     with pytest.raises(error, match=message):
         Delayed(**arguments)
-
-
-def example(name):
-    path = Path(__file__).parent.parent / "examples" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_example_of_delayed_training(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+import lategrad as lg
 from lategrad.delays import (
     ByClass,
     Constant,
@@ -251,7 +252,7 @@ class TestRegimes:
             (((True, 1), (None, 2)), "length of part 1"),
             (((5, 1), (None, 2), (None, 3)), "length of part 2"),
             (((0.6, 1), (0.6, 2)), "at most 1 together"),
-            (((0.6, "1"), (None, 2)), "model of part 1"),
+            (((0.6, 1.5), (None, 2)), "model of part 1"),
             (((0.6, 1), (None, -2)), "delay must be"),
         ],
     )
@@ -358,7 +359,7 @@ class TestByClass:
         [
             ({}, "max", "by_class must be"),
             ({-1: 3}, "max", "each class of by_class"),
-            ({0: "slow"}, "max", r"by_class\[0\] must be a delay model"),
+            ({0: 1.5}, "max", r"by_class\[0\] must be a delay model"),
             ((1, 2), "sum", "reduce must be one of 'max', 'mean'"),
         ],
     )
@@ -540,6 +541,37 @@ class TestParse:
         assert dash == "-"
         assert len((example + meaning).splitlines()) == 1
         assert len(parse(example).draw(20, 0).delays) == 20
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_delay_is_larger_than_the_largest(name):
+    model = MODELS[name]
+    if model.largest is not None:
+        assert draw(name, steps=500).max() <= model.largest
+
+
+def test_largest_delays():
+    delays = lg.delays
+    assert delays.Constant(5).largest == 5
+    assert delays.Uniform(2, 9).largest == 9
+    assert delays.Cyclic((1, 7, 2)).largest == 7
+    assert delays.Recorded(torch.tensor([0, 1, 1])).largest == 1
+    assert delays.Regimes(((5, 3), (0.5, "uniform:0,9"), (None, 1))).largest == 9
+    assert delays.Regimes(((5, 3), (None, delays.Geometric(2.0)))).largest is None
+    assert delays.ByClass({0: 3, 4: "cyclic:1,8"}).largest == 8
+    assert delays.Pareto(1.5, 2.0).largest is None
+
+
+def test_an_object_that_is_nearly_a_delay_model_is_told_what_it_lacks():
+    class NoBound:
+        needs_labels = False
+
+        def draw(self, steps, seed, labels=None): ...
+
+    with pytest.raises(ValueError, match=r"delays must be a delay model, .* \(it has no largest\)"):
+        lg.delays.as_delay_model(NoBound())
+    with pytest.raises(ValueError, match="delays must be a delay model"):
+        lg.delays.as_delay_model(lg.delays.Constant)
 
 
 # ---- delays that run forward

@@ -1,9 +1,12 @@
 """Minima are certified, not believed."""
 
+import math
+
 import pytest
 import torch
 
 import lategrad as lg
+from lategrad.checks import check_set
 from lategrad.problems import LeastSquares, Quadratic, SmoothedSVM, SoftmaxRegression, load, minimum
 from lategrad.problems.optimum import optimality_gap
 
@@ -87,7 +90,38 @@ def test_what_cannot_be_certified_is_refused():
     with pytest.raises(ValueError, match="else no gap can be proven"):
         minimum(SoftmaxRegression(load("digits")))
     with pytest.raises(ValueError, match="else no gap can be proven"):
-        minimum(quadratic(), lg.Simplex())
+        minimum(SoftmaxRegression(load("digits")), lg.HalfSpace(torch.ones(650), 1.0))
+
+
+class Orthant:
+    """A set of a user's own: no coordinate is negative."""
+
+    diameter = math.inf
+
+    def diameter_in(self, dim):
+        return math.inf
+
+    def project(self, x):
+        return x.clamp_min(0)
+
+    def contains(self, x, tol=1e-5):
+        return (x >= -tol).all(-1, keepdim=True)
+
+    def support(self, direction):
+        return torch.where(direction.amax(-1, keepdim=True) > 0, math.inf, 0.0).double()
+
+
+@pytest.mark.parametrize("domain", [lg.Simplex(), lg.L1Ball(0.7), lg.HalfSpace(torch.arange(5) + 1.0, 0.2), Orthant(),
+                                    lg.Product((lg.Simplex(), 2), (lg.Box(-1.0, -0.1), 3))])  # fmt: skip
+def test_the_minimum_over_any_set_is_certified_by_its_members(domain):
+    check_set(domain, dim=5, compile=False)
+    problem = quadratic()
+    best = minimum(problem, domain, tolerance=1e-9, cache=False)
+    assert domain.contains(best.x).all()
+    for seed in range(20):
+        z = torch.randn(5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        value, _ = problem.value_and_gradient(domain.project(best.x + 0.1 * z))
+        assert value >= best.value - 1e-9
 
 
 def test_sets_that_print_alike_do_not_share_a_cache():

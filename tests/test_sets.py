@@ -71,6 +71,31 @@ def test_diameter_is_reached(domain, far_apart):
     assert (a - b).norm().item() == pytest.approx(float(domain.diameter), rel=1e-6)
 
 
+def test_the_diameter_of_a_box_with_numbers_comes_with_the_dimension():
+    assert lg.Box(-1.0, 2.0).diameter_in(4) == pytest.approx(6.0)
+    per_coordinate = lg.Box(torch.zeros(4), torch.tensor([3.0, 0.0, 4.0, 0.0]))
+    assert float(per_coordinate.diameter_in(4)) == pytest.approx(5.0)
+    assert lg.Product((lg.Box(0.0, 3.0), 1), (lg.Box(0.0, 2.0), 4)).diameter == pytest.approx(5.0)
+    runs = lg.Box(torch.zeros(2, 1), torch.tensor([[1.0], [2.0]]))
+    assert runs.diameter_in(9).tolist() == [[3.0], [6.0]]
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@given(g=vectors, z=vectors)
+def test_the_support_function_bounds_every_point_and_is_reached(name, g, z):
+    domain, size = SETS[name], g.norm() + 1
+    support = domain.support(g).item()
+    assert (g @ domain.project(z)).item() <= support + 1e-9 * size * (z.norm() + 1)
+    far = domain.project(1e9 * g / size)
+    assert (g @ far).item() == pytest.approx(support, abs=1e-5 * float(size))
+
+
+def test_a_half_space_ends_in_the_direction_of_its_normal_alone():
+    half = lg.HalfSpace(torch.tensor([3.0, 4.0]), 2.0)
+    directions = torch.tensor([[1.5, 2.0], [-3.0, -4.0], [3.0, 4.1], [0.0, 0.0]])
+    assert half.support(directions).flatten().tolist() == [1.0, math.inf, math.inf, 0.0]
+
+
 def test_unbounded_sets_have_infinite_diameter():
     assert lg.WholeSpace().diameter == math.inf
     assert lg.HalfSpace(torch.ones(2), 0.0).diameter == math.inf
@@ -113,8 +138,8 @@ def test_contains_says_no(name):
         (lambda: lg.Ball(math.nan), "radius must be a finite number >= 0, got nan"),
         (lambda: lg.Ball(math.inf), "radius must be a finite number >= 0, got inf"),
         (lambda: lg.Ball("1"), "radius must be a finite number >= 0, got '1'"),
-        (lambda: lg.Ball(torch.tensor([[1.0], [-2.0]])), "radius must be a finite number >= 0, got tensor"),
-        (lambda: lg.Ball(1.0, center=torch.tensor([math.nan])), "center must be finite, got tensor"),
+        (lambda: lg.Ball(torch.tensor([[1.0], [-2.0]])), r"radius must be a finite number >= 0, got \["),
+        (lambda: lg.Ball(1.0, center=torch.tensor([math.nan])), "center must be finite, got nan"),
         (lambda: lg.Box(1.0, 0.0), "low must be <= high = 0.0, got 1.0"),
         (lambda: lg.Box(0.0, math.inf), "high must be finite, got inf"),
         (lambda: lg.Box(math.nan, 1.0), "low must be finite, got nan"),

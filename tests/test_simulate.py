@@ -198,9 +198,9 @@ def test_a_finished_simulation_frees_its_memory_at_once():
 
 
 def test_too_little_memory_is_said_before_anything_runs():
-    problem = Quadratic(dim=10**6)
+    problem = Quadratic(dim=10**5)
     with pytest.raises(MemoryError, match="would take .* GiB and .* GiB are free: simulate fewer runs"):
-        lg.simulate(problem, lg.SGD(torch.full((1000, 1), 0.1).double()), 100_000, 200_000)
+        lg.simulate(problem, lg.SGD(torch.full((100, 1), 0.1).double()), 20_000, 40_000)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_too_little_memory_is_said_before_anything_runs():
         ({"delays": []}, "delays must be at least one delay model"),
         ({"delays": -5}, "delay must be an integer >= 0, got -5"),
         ({"delays": "lognormal:x"}, "lognormal:x"),
-        ({"delays": 1.5}, "delays must be a delay model, an integer or a specification, got 1.5"),
+        ({"delays": 1.5}, "delays must be a delay model, an integer, or a text such as .*, got 1.5"),
         ({"delays": d.ByClass({0: 1})}, "problem must be one with classes"),
     ],
 )
@@ -386,3 +386,43 @@ def test_an_axis_is_named_only_by_the_one_thing_that_varies():
 def test_a_step_for_each_run_needs_its_own_dimension():
     with pytest.raises(ValueError, match=r"lr must be of shape \(\*runs, 1\).*unsqueeze\(-1\), got \(3,\)"):
         lg.SGD(torch.tensor([0.1, 0.3, 1.0]))
+
+
+def test_a_rule_from_its_name_is_that_rule():
+    problem = Quadratic()
+    named = lg.simulate(problem, "anytime-sgd:lr=0.5,power=2,domain=ball:1", "uniform:0,9", 40)
+    made = lg.simulate(problem, lg.Anytime(lg.OGD(0.5, lg.Ball(1.0)), power=2), d.Uniform(0, 9), 40)
+    assert torch.equal(named.output, made.output)
+    sweep = lg.simulate(problem, "steady:lr=0.5|2,c=10|20|30", 3, 40)
+    assert [(axis.name, axis.values) for axis in sweep.axes] == [("lr", (0.5, 2.0)), ("c", (10.0, 20.0, 30.0))]
+    alone = lg.simulate(problem, lg.Steady(2.0, c=20.0), 3, 40)
+    torch.testing.assert_close(sweep.output[1, 1], alone.output, rtol=1e-12, atol=1e-12)
+
+
+def test_axes_have_the_names_that_the_caller_gives():
+    steps, radii = torch.tensor([[0.1], [1.0]]), torch.tensor([[1.0], [2.0]])
+    rule = lg.SGD(steps, lg.Ball(radii))  # both vary together: no one name is right
+    assert lg.simulate(Quadratic(), rule, 0, 10).axes[0].name == "run0"
+    named = lg.simulate(Quadratic(), rule, 0, 10, axes=["lr and radius"])
+    assert (named.axes[0].name, named.axes[0].values) == ("lr and radius", (0, 1))
+    assert lg.simulate(Quadratic(), rule, 0, 10, axes=["radius"]).axes[0].values == (1.0, 2.0)
+    with pytest.raises(ValueError, match="axes must be 1 different names"):
+        lg.simulate(Quadratic(), rule, 0, 10, axes=["lr", "radius"])
+
+
+def test_delays_longer_than_the_run_are_said():
+    with pytest.warns(UserWarning, match="delay 5000 is too long for 100 steps: every gradient is taken at the start"):
+        lg.simulate(Quadratic(), "sgd:lr=0.01", [0, 5000], 100)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lg.Steady, r"got the class Steady: call it, Steady\(\.\.\.\)"),
+        (torch.optim.SGD([torch.zeros(1)], lr=0.1), "got SGD, which has no domain, init, query, update, output"),
+        ("stedy:lr=1", "unknown rule 'stedy'; did you mean 'steady'?"),
+    ],
+)
+def test_what_is_no_rule_is_told_so(rule, message):
+    with pytest.raises(ValueError, match=message):
+        lg.simulate(Quadratic(), rule, 0, 10)

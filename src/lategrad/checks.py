@@ -7,20 +7,26 @@ pure, in-place and compiled forms, and a state that can be saved without pickle.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import pickle
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lategrad.inplace import compiled, overwrite
+from lategrad.execution import BACKENDS, UnsupportedError, in_place
+from lategrad.execution.compiled import Compiled
+from lategrad.execution.torch_private import missing_compiler
 from lategrad.learners.learner import Learner, Linear
-from lategrad.rules.rule import AnyRule, apply_update, issue_ticket
+from lategrad.rules.rule import AnyRule, apply_update, first_state, issue_ticket
 from lategrad.sets import ConvexSet, norm
-from lategrad.support.runs import map_tensors, runs_shape, tensors
+from lategrad.support.options import Option, options_of
+from lategrad.support.runs import map_tensors, owned, require_state, runs_shape, structure, tensors
 from lategrad.support.validation import require
 
 __all__ = ["check_learner", "check_rule", "check_set"]
@@ -76,6 +82,7 @@ def _check_machine(machine: _Machine, dim: int, steps: int, seed: int, compile: 
             "none: check it with plain numbers as hyper-parameters")  # fmt: skip
     grads = _gradients(steps, (3, dim), seed)
     x0 = _gradients(1, (3, dim), seed + 1)[0]
+    _check_first_state(machine, name, x0)
     states = machine.run(x0, grads)
 
     _check_purity(machine, name, states, grads[-1])
@@ -101,6 +108,21 @@ def _check_machine(machine: _Machine, dim: int, steps: int, seed: int, compile: 
 
     _check_saved_state(machine, name, states, grads)
     _check_in_place(machine, name, x0, grads, states, compile)
+
+
+def _check_first_state(machine: _Machine, name: str, x0: Tensor) -> None:
+    """A state that hosts can keep, and that is not the start itself."""
+    given = x0.clone()
+    state = machine.part.init(given)
+    try:
+        require_state(state, type(machine.part).__name__)
+    except ValueError as error:
+        raise AssertionError(f"{name}: {error}") from None
+    _assert(len(tensors(state)) > 0, f"{name}: the state has no tensor in it")
+    memory = given.untyped_storage().data_ptr()
+    shared = any(leaf.untyped_storage().data_ptr() == memory for leaf in tensors(state) if leaf.numel())
+    _assert(not shared, f"{name}: init returns x0 itself, or a view of it, which hosts would overwrite: copy it, as "
+                        f"first_query(self, x0) of lategrad.rules does")  # fmt: skip
 
 
 def _check_purity(machine: _Machine, name: str, states: list[Any], grad: Tensor) -> None:
@@ -137,6 +159,8 @@ def _check_shapes_and_dtypes(machine: _Machine, name: str, dim: int, steps: int,
         for runs in ((), (1,), (2, 3)):
             x0 = _gradients(1, (*runs, dim), seed, dtype)[0]
             states = machine.run(x0, _gradients(steps, (*runs, dim), seed, dtype))
+            _assert(all(structure(state) == structure(states[0]) for state in states),
+                    f"{name}: the state changes what it is made of")  # fmt: skip
             kinds = [[(leaf.dtype, leaf.shape) for leaf in tensors(state)] for state in states]
             _assert(all(kind == kinds[0] for kind in kinds), f"{name}: the state changes its dtypes or shapes")
             for point in machine.points(machine.part, states[-1]):
@@ -156,17 +180,97 @@ def _check_saved_state(machine: _Machine, name: str, states: list[Any], grads: T
     _close(state, states[-1], f"{name}: a saved and loaded state goes on differently")
 
 
-def _check_in_place(machine: _Machine, name: str, x0: Tensor, grads: Tensor, states: list[Any], compile: bool) -> None:
-    def step(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> None:
-        overwrite(state, machine.step(machine.part, state, grad, delay, ticket))
+@dataclass(frozen=True, eq=False)
+class _AsRule:
+    """What steps need of a rule, for learners too."""
 
-    forms = [("in place", step, 0.0)] + ([("compiled", compiled(step), 1e-9)] if compile else [])
-    for form, function, tolerance in forms:
-        state = machine.part.init(x0)
-        for t, grad in enumerate(grads):
-            ticket = machine.ticket(machine.part, states[t - t % 2]).clone()
-            function(state, grad, torch.tensor(t % 2), ticket)
-        _close(state, states[-1], f"{name}: the {form} update differs from the pure one", tolerance, tolerance)
+    machine: _Machine
+
+    def query(self, state: Any) -> Tensor:
+        return self.machine.points(self.machine.part, state)[0]
+
+    def ticket(self, state: Any) -> Tensor:
+        return self.machine.ticket(self.machine.part, state)
+
+    def update(self, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
+        return self.machine.step(self.machine.part, state, grad, delay, ticket)
+
+
+def _check_in_place(machine: _Machine, name: str, x0: Tensor, grads: Tensor, states: list[Any], compile: bool) -> None:
+    """Through every backend that this machine has: three runs at once, and one alone."""
+    for backend in [b for b in BACKENDS if b == "eager" or (compile and missing_compiler("cpu", b) is None)]:
+        for runs in (slice(None), 0) if backend != "compile" else (slice(None),):
+            past = [map_tensors(lambda leaf, runs=runs: leaf[runs], state) for state in states]  # type: ignore[misc]
+            state = owned(past[0])
+            rule: Any = _AsRule(machine)
+            try:
+                step = in_place(rule, state, backend=backend)
+                for t, grad in enumerate(grads[:, runs]):
+                    step(grad, t % 2, machine.ticket(machine.part, past[t - t % 2]).clone())
+            except UnsupportedError as error:  # not everything is arithmetic, but everything can be traced
+                _assert(backend == "loops", f"{name}: {error}")
+                continue
+            _assert(step.backend == backend, f"{name}: {step.backend} instead of {backend}")
+            tolerance = 0.0 if backend == "eager" and runs != 0 else 1e-9
+            _close(state, past[-1], f"{name}: the in-place update ({backend}) differs from the pure one",
+                   tolerance, tolerance)  # fmt: skip
+
+
+def _check_sweeps(rule: AnyRule[Any], dim: int, seed: int) -> None:
+    """Whether two values of a hyper-parameter in one rule do what two rules do."""
+    for name, option, value, change in _numbers(rule):
+        values = value, 0.75 * value
+        try:
+            singles = [change(one) for one in values]
+        except ValueError:  # not a valid value; the same one twice still tells the shapes
+            singles = [rule, rule]
+            values = value, value
+        try:
+            sweep = change(torch.tensor(values, dtype=torch.float64).unsqueeze(-1))
+            got = _outputs(sweep, (2, dim), seed)
+            _close(got, torch.stack([_outputs(one, (dim,), seed) for one in singles]), "the runs differ", 1e-9, 1e-12)
+        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            message = (f"rule {type(rule).__name__} cannot be swept over {name}: {reason} (a sweep makes it a tensor "
+                       f"of shape (*runs, 1): compute with torch, and branch on nothing)")  # fmt: skip
+            if option.sweeps:
+                raise AssertionError(message) from None
+            warnings.warn(message, stacklevel=3)
+
+
+def _outputs(rule: AnyRule[Any], shape: tuple[int, ...], seed: int) -> Tensor:
+    """The output after three updates; every run gets the same gradients."""
+    grads = _gradients(3, shape[-1:], seed)
+    state = first_state(rule, _gradients(1, shape[-1:], seed + 1)[0].expand(shape))
+    _assert(rule.query(state).shape == shape, f"the query has shape {tuple(rule.query(state).shape)}, not {shape}")
+    for grad in grads:
+        state = apply_update(rule, state, grad.expand(shape), torch.tensor(0), issue_ticket(rule, state))
+    output = rule.output(state)
+    _assert(output.shape == shape, f"the output has shape {tuple(output.shape)}, not {shape}")
+    return output
+
+
+def _numbers(part: Any) -> Iterator[tuple[str, Option, float, Callable[[Any], Any]]]:
+    """Every number among the fields of a rule and of the learner inside it, and how to change it."""
+    if not dataclasses.is_dataclass(part) or isinstance(part, type) or hasattr(part, "project"):
+        return
+    options = options_of(type(part))
+    for field in dataclasses.fields(part):
+        value, option = getattr(part, field.name), options.get(field.name)
+        change = partial(_with_field, part, field.name)
+        if option is not None and float in option.types and type(value) in (int, float):
+            yield field.name, option, value, change
+        elif field.init:
+            for name, inner, number, change_inner in _numbers(value):
+                yield name, inner, number, partial(_compose, change, change_inner)
+
+
+def _with_field(part: Any, name: str, value: Any) -> Any:
+    return dataclasses.replace(part, **{name: value})
+
+
+def _compose(outer: Callable[[Any], Any], inner: Callable[[Any], Any], value: Any) -> Any:
+    return outer(inner(value))
 
 
 def _check_reference(points: list[Tensor], x0: Tensor, grads: Tensor, reference: Reference, message: str) -> None:
@@ -233,6 +337,9 @@ def check_rule(
 ) -> None:
     """Put a server rule through all generic checks.
 
+    A hyper-parameter that is annotated ``Scalar`` must also take a value for each run, so that a sweep is one rule. One
+    that is annotated ``float`` may do without; a warning says so then.
+
     Args:
         rule: the rule, with plain numbers as hyper-parameters.
         dim: dimension of the test vectors; must fit the rule's domain.
@@ -256,6 +363,7 @@ def check_rule(
         ticket=issue_ticket,
     )
     _check_machine(machine, dim, steps=6, seed=seed, compile=compile)
+    _check_sweeps(rule, dim, seed)
 
     x0, grads = _gradients(1, (2, dim), seed + 1)[0], _gradients(5, (2, dim), seed)
     state, other = rule.init(x0), (undelayed or rule).init(x0)
@@ -264,8 +372,11 @@ def check_rule(
     _close(rule.output(state), start, "rule: the output before any update is not the projected start")
     queries = [rule.query(state)]
     for grad in grads:
+        before = state
         state = apply_update(rule, state, grad, torch.tensor(0), issue_ticket(rule, state))
         zeros, ticket = torch.zeros(2, 1, dtype=torch.int64), issue_ticket(undelayed or rule, other)
+        with_int = apply_update(rule, before, grad, 0, issue_ticket(rule, before))
+        _close(with_int, state, "rule: a delay that is an int gives something else than a tensor")
         other = apply_update(undelayed or rule, other, grad, zeros, ticket)
         queries.append(rule.query(state))
         _close(rule.query(state), (undelayed or rule).query(other), "rule: zero delay is not the undelayed rule")
@@ -279,7 +390,10 @@ def check_set(domain: ConvexSet, *, dim: int = 6, seed: int = 0, compile: bool =
     r"""Put a convex set through all generic checks.
 
     The heart is the theorem that characterises the projection: :math:`p = \Pi_K(z)` if and only if p is in
-    K and :math:`\langle z - p, u - p \rangle \le 0` for all u in K.
+    K and :math:`\langle z - p, u - p \rangle \le 0` for all u in K. The diameter D and the support function h
+    must agree with it: :math:`\|u - v\| \le D` and :math:`\langle g, u \rangle \le h(g)` for all u, v in K,
+    :math:`h(g) + h(-g) \le D \|g\|`, and, from the characterisation at :math:`p = \Pi_K(s g)`,
+    :math:`h(g) \le \langle g, p \rangle + D \|p\| / s` for every s > 0.
 
     Args:
         domain: the set.
@@ -323,7 +437,39 @@ def check_set(domain: ConvexSet, *, dim: int = 6, seed: int = 0, compile: bool =
             _assert(bool(torch.isfinite(point).all()), f"{name}: not finite at {extreme.tolist()}")
             _assert(bool(domain.contains(point).all()), f"{name}: not in the set at {extreme.tolist()}")
 
+        _check_size(name, domain, p, feasible, tol)
         copy = pickle.loads(pickle.dumps(domain))
         _close(copy.project(z), p, f"{name}: a pickled copy behaves differently")
-        if compile:
-            _close(compiled(project)(z), p, f"{name}: the compiled projection differs", tol, tol)
+        if compile and dtype == torch.float32:  # where fused operations round most differently
+            _close(Compiled(project)(z), p, f"{name}: the compiled projection differs", tol, tol)
+
+
+def _check_size(name: str, domain: ConvexSet, points: Tensor, feasible: Tensor, tol: float) -> None:
+    """The diameter and the support function, against the projection."""
+    for member in ("diameter_in", "support"):
+        _assert(hasattr(domain, member), f"{name}: has no {member}")
+    dim = points.shape[-1]
+    diameter = torch.as_tensor(domain.diameter_in(dim), dtype=torch.float64)
+    apart = norm(points.unsqueeze(1) - feasible)
+    _assert(
+        bool((apart <= diameter * (1 + tol) + tol).all()), f"{name}: two points are further apart than the diameter"
+    )
+
+    directions = _gradients(1, (20, dim), 7, points.dtype)[0]
+    far = domain.support(directions)
+    kind = f"{far.dtype} {tuple(far.shape)}"
+    _assert(far.dtype == torch.float64 and far.shape == (20, 1), f"{name}: support gives {kind}, not float64 (20, 1)")
+    zero, twice = domain.support(torch.zeros_like(directions)), domain.support(2 * directions)
+    _close(zero, torch.zeros_like(zero), f"{name}: the support function is not 0 at 0", 0.0, tol)
+    _close(twice, 2 * far, f"{name}: the support function of twice a direction is not twice", tol, tol)
+    size = norm(directions)
+    reached = directions.double() @ feasible.double().T
+    _assert(bool((reached <= far + tol * size * (1 + norm(feasible).T)).all()), f"{name}: support is too small")
+    if bool(torch.isfinite(diameter).all()):
+        width = far + domain.support(-directions)
+        slack = tol * size * (1 + diameter + far.abs() / size)
+        _assert(bool((width <= diameter * size + slack).all()), f"{name}: wider than its diameter")
+        scale = 1e3
+        p = domain.project(scale * directions.double())
+        reach = (directions.double() * p).sum(-1, keepdim=True) + diameter * norm(p) / scale
+        _assert(bool((far <= reach + slack).all()), f"{name}: support is larger than any point of the set reaches")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,35 +17,48 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lategrad import __version__
+from lategrad.commands import tolerance as tolerance_command
+from lategrad.comparison import Contender, file_name, require_new, table, write_results
 from lategrad.delays import specs as delay_specs
 from lategrad.experiments.reproduce import NAMES as PARTS
 from lategrad.experiments.reproduce import reproduce as run_reproduction
 from lategrad.problems import Dataset, Problem, Quadratic, load
 from lategrad.problems.data import PREPROCESSING
 from lategrad.problems.linear import MODELS
-from lategrad.registry import LEARNERS, RULES, SETS, build_rule, parse_set
+from lategrad.registry import LEARNERS, RULES, SETS, Entry, RuleSpec, parse_set, read_rule
 from lategrad.replay import replay as replay_trace
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.settings import ENGINES
-from lategrad.serve.training import TrainingError, saved_config
-from lategrad.serve.training import resume as resume_training
+from lategrad.serve import TrainingError
+from lategrad.serve.command_line import RESUME_OPTIONS, TRAIN_OPTIONS, with_options
+from lategrad.serve.training import resume_from
 from lategrad.serve.training import train as run_training
+from lategrad.sets import ConvexSet
 from lategrad.simulate import simulate as run_simulation
-from lategrad.support.validation import require_choice
-from lategrad.trace import Axis, Trace, write_csv
+from lategrad.support.options import as_text, load_object, options_of, own_target, parse_options
+from lategrad.support.validation import did_you_mean
+from lategrad.trace import Axis, Trace
 
 app = typer.Typer(
     name="lategrad",
     help="Train from late gradients: compare server rules under unknown, changing delays.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
 
-_REPEATED = ("--rule", "--lr", "--delay", "--slow")
-"""Options that take several values after one name: ``--lr 0.1 0.3 1``."""
+_REPEATED = {
+    "simulate": ("--rule", "--lr", "--delay"),
+    "train": ("--slow",),
+    "replay": ("--rule", "--lr"),
+    "tolerance": ("--optimizer",),
+}
+"""Options of each command that take several values after one name: ``--lr 0.1 0.3 1``."""
 
-_DEFAULTS: dict[str, list[Any]] = {"rule": ["anytime-sgd"], "lr": [0.1], "delay": ["constant:0"]}
+_DEFAULTS: dict[str, list[Any]] = {"rule": ["anytime-sgd"], "delay": ["constant:0"]}
+_LR = 0.1
+"""The step of rules that have one, and no default of their own."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What the parser raises for wrong options: its own click's or the installed one's, depending on its version."""
@@ -55,12 +68,24 @@ PROBLEMS = {
     "fashion-mnist": "28x28 images of clothes, 60,000 + 10,000",
     "quadratic": "noisy quadratic with a known optimum",
     "FILE": "your own .npz, .csv or libsvm file",
+    "MODULE:CLASS": "your own problem, package.module:Class or file.py:Class, and :option=value,... after it",
+}
+MODEL_SUMMARIES = {
+    "softmax": "softmax regression, for any number of classes",
+    "least-squares": "least squares, for numbers or for classes",
+    "svm": "support vector machine with a smoothed hinge, for two classes",
 }
 
 
-ProblemName = Annotated[str, typer.Option(help="digits, fashion-mnist, quadratic, or a data file.")]
+_PREPROCESSING_HELP = "; ".join(f"{name} ({meaning})" for name, meaning in PREPROCESSING.items())
+ProblemName = Annotated[
+    str, typer.Option(help="digits, fashion-mnist, quadratic, a data file, or your own module:Class or file.py:Class.")
+]
 ModelName = Annotated[str, typer.Option(help=f"What is fitted to the data: {', '.join(MODELS)}.")]
-Preprocessing = Annotated[str, typer.Option(help=f"One of {', '.join(PREPROCESSING)}.")]
+Preprocessing = Annotated[
+    str | None,
+    typer.Option(help=f"{_PREPROCESSING_HELP}; by default standardise for files, standardise-globally for the images."),
+]
 Batch = Annotated[int, typer.Option(help="Rows in a minibatch.")]
 Sampling = Annotated[str, typer.Option(help="Minibatches: iid (the paper's model) or epochs.")]
 Penalty = Annotated[float, typer.Option(help="Quadratic penalty; makes the problem strongly convex.")]
@@ -70,48 +95,66 @@ RecordEvery = Annotated[int | None, typer.Option(help="Updates between records; 
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 
 
+RuleHelp = (
+    "such as steady or anytime-sgd:lr=1,power=2 (see `lategrad list`), or your own module:Class or file.py:Class."
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lategrad {__version__}")
+        raise typer.Exit
+
+
+app.command()(tolerance_command.tolerance)
+
+
 @app.callback()
-def _about() -> None:
-    """Keeps subcommands even when there is only one."""
+def _about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version, and stop.")
+    ] = False,
+) -> None:
+    """What every command has."""
 
 
 @app.command("list")
 def list_everything() -> None:
     """List all rules, learners, sets, problems and delays, a line each."""
     console = Console()
-    tables = {
-        "rules (--rule)": {name: f"{e.summary}; --lr is its {e.parameter}" for name, e in RULES.items()},
-        "learners inside anytime rules": {name: entry.summary for name, entry in LEARNERS.items()},
-        "sets (--domain)": {entry.form: entry.summary for entry in SETS.values()},
-        "problems (--problem)": PROBLEMS,
-        "models (--model)": {name: _first_line(model) for name, model in MODELS.items()},
-        "delays (--delay)": delay_specs.FORMS,
+    tables: dict[str, dict[str, tuple[str, ...]]] = {
+        "rules (--rule NAME:OPTION=VALUE,...; several values as lr=0.1|1|10)": _with_options(RULES),
+        "learners inside anytime rules": _with_options(LEARNERS),
+        "sets (--domain)": {entry.form: (entry.summary,) for entry in SETS.values()},
+        "problems (--problem)": {name: (summary,) for name, summary in PROBLEMS.items()},
+        "models (--model)": {name: (MODEL_SUMMARIES[name],) for name in MODELS},
+        "preprocessing (--preprocess)": {name: (meaning,) for name, meaning in PREPROCESSING.items()},
+        "delays (--delay)": {name: (form,) for name, form in delay_specs.FORMS.items()},
     }
     for title, rows in tables.items():
         table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
-        for name, summary in rows.items():
-            table.add_row("  " + name, summary)
+        for name, cells in rows.items():
+            table.add_row("  " + name, *cells)
         console.print(table)
 
 
-def _first_line(part: object) -> str:
-    return (part.__doc__ or "").strip().splitlines()[0]
+def _with_options(entries: Mapping[str, Entry[Any]]) -> dict[str, tuple[str, ...]]:
+    """Names with their options and defaults, and what they are."""
+    return {name: (", ".join(map(str, entry.options.values())), entry.summary) for name, entry in entries.items()}
 
 
 @app.command()
 def simulate(
     problem: ProblemName = "digits",
     model: ModelName = "softmax",
-    preprocess: Preprocessing = "standardise",
+    preprocess: Preprocessing = None,
     batch: Batch = 64,
     sampling: Sampling = "iid",
     l2: Penalty = 0.0,
-    rule: Annotated[list[str], typer.Option(help="Server rule; several may follow. See `lategrad list`.")] = _DEFAULTS[
-        "rule"
-    ],
+    rule: Annotated[list[str], typer.Option(help=f"Server rules, {RuleHelp} Several may follow.")] = _DEFAULTS["rule"],
     lr: Annotated[
-        list[float], typer.Option(help="The rule's step (or its one number, see list); several may follow.")
-    ] = _DEFAULTS["lr"],
+        list[float] | None, typer.Option(help="The step of rules that have an lr; several may follow.")
+    ] = None,
     delay: Annotated[
         list[str], typer.Option(help="Delays such as constant:500 or lognormal:7,0.4; several may follow.")
     ] = _DEFAULTS["delay"],
@@ -123,6 +166,7 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option(help="Folder for results.csv, a figure and a trace for each rule.")
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are in OUT already.")] = False,
 ) -> None:
     """Simulate rules under delays: all combinations of steps, delays and seeds at once.
 
@@ -134,66 +178,76 @@ def simulate(
     The table shows the final accuracy and loss of the rule's output, averaged over seeds. With --out the same is
     written as CSV, with a figure, and the trace of every rule, which `lategrad.Trace.load` reads.
     """
-    the_set = parse_set(domain)
+    the_set = _set(domain)
     the_problem = _problem(problem, model, preprocess, batch, sampling, l2)
-    lrs = torch.tensor(lr, dtype=torch.float64).unsqueeze(-1)
-    rules = {name: build_rule(name, lrs, the_set) for name in rule}
+    rules = _rules(rule, lr or [])
+    built = {label: spec.build(the_set) for label, spec in rules.items()}
     models = [delay_specs.parse(spec) and spec for spec in delay]  # all are checked before anything runs
     if seeds < 1:
         raise ValueError(f"--seeds must be an integer >= 1, got {seeds}")
-    traces = {}
-    for name, one in rules.items():
-        traces[name] = run_simulation(
-            the_problem, one, models, steps, seed=list(range(seeds)), record_every=record_every, device=device,
-            save_to=None if out is None else out / f"{name}.safetensors",
-        )  # fmt: skip
-        if not traces[name].complete:
-            break
-    _print_table(traces)
     if out is not None:
-        _write_results(traces, out)
-    if not all(trace.complete for trace in traces.values()):
+        require_new(out, overwrite)
+    contenders = []
+    for label, one in built.items():
+        trace = run_simulation(
+            the_problem, one, models, steps, seed=list(range(seeds)), record_every=record_every, device=device,
+            save_to=None if out is None else out / f"{file_name(label)}.safetensors",
+        )  # fmt: skip
+        contenders.append(Contender(label, trace, _settings(rules[label])))
+        if not trace.complete:
+            break
+    Console().print(table(contenders))
+    if out is not None:
+        typer.echo(write_results(contenders, out))
+    if not all(contender.trace.complete for contender in contenders):
         raise typer.Exit(130)
 
 
+def _rules(texts: Sequence[str], lrs: Sequence[float]) -> dict[str, RuleSpec]:
+    """The rules of a command line, by what was written; ``--lr`` is for those that have an lr and do not say it."""
+    twice = [text for text, count in Counter(texts).items() if count > 1]
+    if twice:
+        raise ValueError(f"--rule {twice[0]} is given twice")
+    rules, used = {}, False
+    for text in texts:
+        spec = read_rule(text)
+        label = ",".join(f"{name}={as_text(value)}" for name, value in _settings(spec).items())
+        label = f"{spec.name}:{label}" if label else spec.name  # a sweep's values are on its axes
+        label = text if spec.domain is not None else label
+        options, number = spec.entry.options, spec.entry.parameter
+        if "lr" in options and "lr" not in spec.given:
+            if lrs:
+                spec, used = spec.with_option("lr", *lrs), True
+            elif options["lr"].required:
+                spec = spec.with_option("lr", _LR)
+        elif "lr" not in options and lrs and number not in spec.given:
+            value = as_text(lrs[0])
+            raise ValueError(f"--lr is not an option of rule {spec.name!r}: its number is {number}, "
+                             f"write --rule {spec.name}:{number}={value}")  # fmt: skip
+        rules[label if label not in rules else text] = spec
+    if lrs and not used:
+        raise ValueError(f"--lr {as_text(lrs[0])} is of no use: every rule says its own numbers")
+    return rules
+
+
+def _settings(spec: RuleSpec) -> dict[str, Any]:
+    """The options with one value."""
+    return {name: values[0] for name, values in spec.given.items() if len(values) == 1}
+
+
 @app.command()
+@with_options(TRAIN_OPTIONS)
 def train(
     problem: ProblemName = "digits",
     model: ModelName = "softmax",
-    preprocess: Preprocessing = "standardise",
+    preprocess: Preprocessing = None,
     batch: Batch = 64,
     sampling: Sampling = "iid",
     l2: Penalty = 0.0,
-    rule: Annotated[str, typer.Option(help="Server rule; see `lategrad list`.")] = "anytime-sgd",
-    lr: Annotated[float, typer.Option(help="The rule's step (or its one number, see list).")] = 0.1,
+    rule: Annotated[str, typer.Option(help=f"Server rule, {RuleHelp}")] = "anytime-sgd",
+    lr: Annotated[float | None, typer.Option(help="The step of a rule that has an lr.")] = None,
     domain: Domain = "whole",
-    steps: Steps = 2000,
-    workers: Annotated[
-        str, typer.Option(help="How many, on Ray also 2:8; write a number to OUT/workers to change it.")
-    ] = "4",
-    engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "processes",
-    address: Annotated[
-        str | None, typer.Option(help="A running Ray cluster: auto, HOST:PORT; without it, Ray on this machine.")
-    ] = None,
-    shards: Annotated[int, typer.Option(help="Server actors that the parameters are split over, on Ray.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the workers' streams of samples.")] = 0,
-    device: Device = "cpu",
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(help="Milliseconds to hold gradients back: lognormal:3,1, or 2=constant:100 for worker 2 alone."),
-    ] = None,
-    ahead: Annotated[
-        int, typer.Option(help="Jobs a worker holds beside the one it is at: faster for short gradients, more delay.")
-    ] = 0,
-    deadline: Annotated[float, typer.Option(help="Seconds until a silent worker is taken for hung.")] = 300.0,
-    record_every: RecordEvery = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints, the trace, a figure and a table of records.")
-    ] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Updates between checkpoints; by default one a minute.")
-    ] = None,
-    log: Annotated[str | None, typer.Option(help="tensorboard writes to OUT/tensorboard.")] = None,
+    **settings: Any,
 ) -> None:
     """Train for real: worker processes on this machine, whose gradients are late because computing takes time.
 
@@ -206,32 +260,31 @@ def train(
     runs/night --rule sgd --lr 0.1` shows what another rule would have done with the same delays and samples.
     """
     command = {
-        "problem": str(Path(problem).resolve()) if Path(problem).is_file() else problem,  # from any folder later
+        "problem": _from_anywhere(problem),
         "model": model, "preprocess": preprocess, "batch": batch, "sampling": sampling, "l2": l2,
-        "rule": rule, "lr": lr, "domain": domain,
+        "rule": _from_anywhere(rule), "lr": lr, "domain": domain,
     }  # fmt: skip
     the_problem, the_rule = _problem_of(command), _rule_of(command)
-    trace = run_training(
-        the_problem, the_rule, steps=steps, workers=workers, engine=engine, address=address, shards=shards,
-        seed=seed, device=device,
-        slow=_pauses(slow or []), ahead=ahead, deadline=deadline, record_every=record_every, out=out,
-        checkpoint_every=checkpoint_every, log=log, notes={"command": command},
-    )  # fmt: skip
-    _finish_training(trace, out)
+    trace = run_training(the_problem, the_rule, **settings, notes={"command": command})
+    _finish_training(trace, settings["out"])
 
 
 @app.command()
+@with_options(RESUME_OPTIONS)
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder that was given to train as --out.")],
-    steps: Annotated[int | None, typer.Option(help="Updates in all; by default as first asked for.")] = None,
-    workers: Annotated[str | None, typer.Option(help="By default as before.")] = None,
+    rule: Annotated[str | None, typer.Option(help="Only for a rule of your own: the same as it was.")] = None,
+    problem: Annotated[str | None, typer.Option(help="Only for a problem of your own: the same as it was.")] = None,
+    **settings: Any,
 ) -> None:
-    """Go on with an interrupted training from its last checkpoint."""
-    changes: dict[str, Any] = {
-        name: value for name, value in (("steps", steps), ("workers", workers)) if value is not None
-    }
-    command = _command(saved_config(folder)["settings"]["notes"], folder)
-    trace = resume_training(folder, _problem_of(command), _rule_of(command), **changes)
+    """Go on with an interrupted training from its last checkpoint; options that are not given stay as they were."""
+
+    def recall(saved: dict[str, Any]) -> tuple[Problem, AnyRule[Any]]:
+        command = _command(saved["notes"], folder)
+        _confirm_own_code(command, rule=rule, problem=problem)
+        return _problem_of(command), _rule_of(command)
+
+    trace = resume_from(folder, recall, {name: value for name, value in settings.items() if value is not None})
     _finish_training(trace, folder)
 
 
@@ -239,11 +292,15 @@ def resume(
 def replay(
     trace: Annotated[Path, typer.Argument(help="A training's folder, or its trace.safetensors.")],
     rule: Annotated[list[str] | None, typer.Option(help="Other rules; by default the run's own.")] = None,
-    lr: Annotated[list[float] | None, typer.Option(help="Their steps; by default the run's own.")] = None,
+    lr: Annotated[
+        list[float] | None, typer.Option(help="The step of rules that have an lr; by default the run's.")
+    ] = None,
     domain: Annotated[str | None, typer.Option(help="Their set; by default the run's own.")] = None,
     record_every: RecordEvery = None,
     device: Device = "cpu",
-    out: Annotated[Path | None, typer.Option(help="Folder for results.csv, figures and traces.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.csv, a figure and traces.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are in OUT already.")] = False,
+    problem: Annotated[str | None, typer.Option(help="Only for a problem of your own: the same as it was.")] = None,
 ) -> None:
     """What would another rule have done with the delays and samples of a recorded training?
 
@@ -253,18 +310,22 @@ def replay(
     """
     recorded = Trace.load(trace / "trace.safetensors" if trace.is_dir() else trace)
     command = _command(recorded.config.get("settings", {}).get("notes", {}), trace)
-    the_problem = _problem_of(command)
-    lrs = torch.tensor(lr or [command["lr"]], dtype=torch.float64).unsqueeze(-1)
-    the_set = parse_set(domain or command["domain"])
-    rules = {name: build_rule(name, lrs, the_set) for name in rule or [command["rule"]]}
-    run = partial(replay_trace, recorded, the_problem, record_every=record_every, device=device)
-    traces = {name: _with_axes(run(rule=one)) for name, one in rules.items()}
-    typer.echo(f"recorded: {command['rule']}, {_result(recorded)}", err=True)
-    _print_table(traces)
+    _confirm_own_code(command, problem=problem, **({} if rule else {"rule": None}))
     if out is not None:
-        for name, one_trace in traces.items():
-            one_trace.save(out / f"{name}.safetensors")
-        _write_results(traces, out)
+        require_new(out, overwrite)
+    the_problem, the_set = _problem_of(command), _set(domain or command["domain"])
+    own_lr = [] if rule or command["lr"] is None else [command["lr"]]
+    rules = _rules(rule or [command["rule"]], lr or own_lr)
+    contenders = []
+    for label, spec in rules.items():
+        one = replay_trace(recorded, the_problem, spec.build(the_set), record_every=record_every, device=device)
+        contenders.append(Contender(label, _with_axes(one), _settings(spec)))
+    typer.echo(f"recorded: {command['rule']}, {_result(recorded)}", err=True)
+    Console().print(table(contenders))
+    if out is not None:
+        for contender in contenders:
+            contender.trace.save(out / f"{file_name(contender.label)}.safetensors")
+        typer.echo(write_results(contenders, out))
 
 
 def _command(notes: dict[str, Any], where: Path) -> dict[str, Any]:
@@ -281,20 +342,33 @@ def _problem_of(command: dict[str, Any]) -> Problem:
 
 
 def _rule_of(command: dict[str, Any]) -> AnyRule[Any]:
-    return build_rule(command["rule"], command["lr"], parse_set(command["domain"]))
+    (spec,) = _rules([command["rule"]], [] if command["lr"] is None else [command["lr"]]).values()
+    if spec.swept:
+        raise ValueError(f"--rule {command['rule']}: a training has one value of {spec.swept[0]}; simulate sweeps")
+    return spec.build(_set(command["domain"]))
 
 
-def _pauses(specs: Sequence[str]) -> str | dict[int, str] | None:
-    """``constant:5`` for everyone, or ``2=constant:100`` for single workers."""
-    if not specs:
-        return None
-    pairs = [spec.partition("=") for spec in specs]
-    named = [worker.isdecimal() for worker, _, _ in pairs]
-    if len(specs) == 1 and not named[0]:
-        return specs[0]
-    if not all(named):
-        raise ValueError(f"--slow takes one law for all workers, or WORKER=LAW for each of some, got {' '.join(specs)}")
-    return {int(worker): law for worker, _, law in pairs}
+def _set(text: str) -> ConvexSet | None:
+    """The set of --domain; None for the default, which leaves the word to the rule."""
+    return None if text == "whole" else parse_set(text)
+
+
+def _from_anywhere(text: str) -> str:
+    """A data file or a file of code by its full path, so that a run can be resumed from another folder."""
+    if Path(text).is_file():
+        return str(Path(text).resolve())
+    module, colon, rest = text.partition(":")
+    return f"{Path(module).resolve()}{colon}{rest}" if module.endswith(".py") else text
+
+
+def _confirm_own_code(command: dict[str, Any], **given: str | None) -> None:
+    """A run's folder may name code of the user's own; it is executed only if the user names it, too."""
+    known = {"rule": tuple(RULES), "problem": tuple(PROBLEMS)}
+    for option, again in given.items():
+        noted = command[option]
+        is_own = noted.partition(":")[0] not in known[option] and not Path(noted).is_file() and own_target(noted)
+        if is_own and _from_anywhere(again or "") != noted:
+            raise ValueError(f"the run used code of your own: name it again, --{option} {noted}")
 
 
 def _finish_training(trace: Trace, out: Path | None) -> None:
@@ -303,8 +377,8 @@ def _finish_training(trace: Trace, out: Path | None) -> None:
         summary = trace.delay_summary()
         delays = f", delay mean {summary.mean:.1f} max {summary.max}"
     typer.echo(f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {_result(trace)}{delays}")
-    for what in ("refusals", "replaced"):
-        if counts := trace.config[what]:
+    for what in ("refusals", "too_late", "replaced"):
+        if counts := trace.config.get(what):
             typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
     if out is not None:
         trace.to_csv(out / "results.csv")
@@ -365,67 +439,67 @@ def reproduce(
     typer.echo(f"report: {report}")
 
 
-def _problem(name: str, model: str, preprocess: str, batch: int, sampling: str, l2: float) -> Problem:
+_OWN_DATA = ("softmax", None, 64, "iid", 0.0)
+"""The defaults of the options that say what is done with data."""
+
+
+def _problem(name: str, model: str, preprocess: str | None, batch: int, sampling: str, l2: float) -> Problem:
+    own = None if Path(name).is_file() else own_target(name)
+    if (name == "quadratic" or own) and (model, preprocess, batch, sampling, l2) != _OWN_DATA:
+        raise ValueError(f"--model, --preprocess, --batch, --sampling and --l2 do not apply to --problem {name}")
     if name == "quadratic":
-        given = (model, preprocess, batch, sampling, l2)
-        if given != ("softmax", "standardise", 64, "iid", 0.0):
-            raise ValueError("--model, --preprocess, --batch, --sampling and --l2 do not apply to --problem quadratic")
         return Quadratic()
-    require_choice("--model", model, tuple(MODELS))
-    data: Dataset = load(name, preprocess)
+    if own:
+        return _own_problem(*own)
+    if model not in MODELS:
+        choices = ", ".join(map(repr, MODELS))
+        raise ValueError(f"--model must be one of {choices}, got {model!r}{did_you_mean(model, MODELS)}")
+    images = name in ("digits", "fashion-mnist")  # whose pixels have one scale
+    data: Dataset = load(name, preprocess or ("standardise-globally" if images else "standardise"))
     return MODELS[model](data, batch=batch, sampling=sampling, l2=l2)
 
 
-def _rows(rule: str, trace: Trace) -> Iterator[dict[str, Any]]:
-    """The trace's rows with the rule's name; its one number is in the column lr, whatever the rule calls it."""
-    number = trace.axes[-1].name
-    for row in trace.rows():
-        yield {"rule": rule, **{("lr" if key == number else key): value for key, value in row.items()}}
+def _own_problem(module: str, name: str, options: str) -> Problem:
+    make = load_object(module, name)
+    if not callable(make):
+        raise ValueError(f"--problem {module}:{name} must be a class, or a function that makes a problem")
+    given = parse_options(options, options_of(make), f"problem {name!r}")
+    for option, values in given.items():
+        if len(values) > 1:
+            raise ValueError(f"{option} of problem {name!r} takes one value: rules sweep, problems do not")
+    made = make(**{option: value for option, (value,) in given.items()})
+    missing = [member for member in _PROBLEM_MEMBERS if not hasattr(made, member)]
+    if missing:
+        raise ValueError(f"--problem {module}:{name} made a {type(made).__name__}, which has no {', '.join(missing)}")
+    problem: Problem = made
+    return problem
 
 
-def _write_results(traces: dict[str, Trace], out: Path) -> None:
-    write_csv(out / "results.csv", (row for name, trace in traces.items() for row in _rows(name, trace)))
-    for name, trace in traces.items():
-        trace.plot(out / f"{name}.png")
-    typer.echo(f"written to {out}: results.csv, " + ", ".join(f"{n}.png, {n}.safetensors" for n in traces))
-
-
-def _print_table(traces: dict[str, Trace]) -> None:
-    """A row for every rule, delay and step: means over seeds of the last record, the best of each delay marked."""
-    table = Table(header_style="bold")
-    for column in ("rule", "delay", "step size", "accuracy", "spread", "loss"):
-        table.add_column(column, justify="left" if column in ("rule", "delay") else "right")
-    for name, trace in traces.items():
-        lrs = trace.axes[-1].values
-        for i, delay in enumerate(trace.axis("delay").values):
-            losses = trace.loss[-1, :, i]
-            score = -losses.mean(0) if trace.accuracy is None else trace.accuracy[-1, :, i].mean(0)
-            score = torch.nan_to_num(score, nan=-math.inf)  # what diverged is not the best
-            for k, value in enumerate(lrs):
-                accuracy, spread = "", ""
-                if trace.accuracy is not None:
-                    of_seeds = trace.accuracy[-1, :, i, k]
-                    accuracy, spread = f"{of_seeds.mean():.4f}", f"{of_seeds.max() - of_seeds.min():.4f}"
-                best = "bold green" if len(lrs) > 1 and k == int(score.argmax()) else ""
-                row = (name, str(delay), f"{value:g}", accuracy, spread, f"{losses[:, k].mean():.5g}")
-                table.add_row(*row, style=best)
-    Console().print(table)
+_PROBLEM_MEMBERS = ("dim", "start", "samples", "labels", "gradient", "loss", "accuracy", "to")
 
 
 def spread_values(arguments: Sequence[str]) -> list[str]:
-    """Write ``--lr 0.1 0.3`` as ``--lr 0.1 --lr 0.3``, which the parser understands.
+    """Write ``--lr 0.1 0.3`` as ``--lr 0.1 --lr 0.3``, which the parser understands, where a command takes several.
+
+    An option that takes one value and is given twice is an error: the parser would keep the last one.
 
     >>> spread_values(["simulate", "--lr", "0.1", "-0.3", "--steps", "5"])
     ['simulate', '--lr', '0.1', '--lr', '-0.3', '--steps', '5']
     """
+    repeated = _REPEATED.get(next(iter(arguments), ""), ())
     spread: list[str] = []
+    seen: set[str] = set()
     option, count = "", 0
     for argument in arguments:
         if argument.startswith("-") and not _is_number(argument):
-            option, count = argument, 0
+            option, equals, _ = argument.partition("=")
+            count = len(equals)
+            if option in seen and option not in repeated:
+                raise ValueError(f"{option} is given twice: it takes one value")
+            seen.add(option)
             spread.append(argument)
             continue
-        if option in _REPEATED and count > 0:
+        if option in repeated and count > 0:
             spread.append(option)
         spread.append(argument)
         count += 1
@@ -458,8 +532,25 @@ def _run(arguments: Sequence[str]) -> Any:
             typer.echo(f"error: {message}", err=True)  # no message: the help has been printed instead
         result = 2
     except (ValueError, OSError, MemoryError, torch.OutOfMemoryError, TrainingError, ImportError) as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {_with_option_name(str(error), arguments)}", err=True)
         result = 2
     except (KeyboardInterrupt, typer.Abort):
         result = 130
     return result
+
+
+_LIBRARY_NAMES = {"preprocessing": "preprocess", "name": "problem", "delays": "delay"}
+"""Arguments of the library that an option has another name for."""
+
+
+def _with_option_name(message: str, arguments: Sequence[str]) -> str:
+    """``steps must be ...`` as ``--steps must be ...``, where the command has that option."""
+    command = typer.main.get_command(app).commands.get(next(iter(arguments), ""))  # type: ignore[attr-defined]
+    options = {name for parameter in command.params for name in parameter.opts} if command else set()
+    found = re.match(r"(\w+) must be ", message)
+    if found:
+        name = found[1]
+        option = "--" + _LIBRARY_NAMES.get(name, name).replace("_", "-")
+        if option in options:
+            return f"{option}{message.removeprefix(name)}"
+    return message

@@ -8,9 +8,7 @@ accumulated in float64, so that float32 entries of 1e30 do not overflow.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,11 +21,25 @@ __all__ = ["Ball", "Box", "ConvexSet", "HalfSpace", "L1Ball", "Product", "Simple
 
 
 class ConvexSet(Protocol):
-    r"""A closed convex set :math:`K \subseteq \mathbb{R}^d`."""
+    r"""A closed convex set :math:`K \subseteq \mathbb{R}^d`.
+
+    A set of your own has these members, by subclassing or not; :func:`lategrad.checks.check_set` tests them.
+    """
 
     @property
     def diameter(self) -> Scalar:
         r"""The paper's D: :math:`\max_{x, y \in K} \|x - y\|`; ``inf`` when the set is not bounded."""
+        ...
+
+    def diameter_in(self, dim: int) -> Scalar:
+        """The diameter in so many dimensions, for sets such as a box whose bounds are numbers."""
+        return self.diameter
+
+    def support(self, direction: Tensor) -> Tensor:
+        r"""The support function :math:`\max_{u \in K} \langle \mathrm{direction}, u \rangle`.
+
+        float64, shape ``(*runs, 1)``; ``inf`` where the set has no end in that direction.
+        """
         ...
 
     def project(self, x: Tensor) -> Tensor:
@@ -39,28 +51,15 @@ class ConvexSet(Protocol):
         ...
 
 
-_sum_over_shards: Callable[[Tensor], Tensor] | None = None
-
-
-@contextlib.contextmanager
-def summed_norms(total: Callable[[Tensor], Tensor] | None) -> Iterator[None]:
-    """For a host that has split a vector over processes: :func:`norm` is that of the whole.
-
-    Args:
-        total: from this process's part of a sum, the sum over all processes; None for norms of the part alone.
-    """
-    global _sum_over_shards
-    before, _sum_over_shards = _sum_over_shards, total
-    try:
-        yield
-    finally:
-        _sum_over_shards = before
-
-
 def norm(x: Tensor) -> Tensor:
     """Euclidean norm over the last dimension, kept; accumulated and returned in float64."""
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
-    return length if _sum_over_shards is None else _sum_over_shards(length**2).sqrt()
+    return length
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    """Inner product over the last dimension, kept; accumulated and returned in float64."""
+    return (x.double() * y).sum(-1, keepdim=True)
 
 
 def _near_zero(violation: Tensor, size: Tensor, tol: float) -> Tensor:
@@ -80,6 +79,10 @@ class WholeSpace:
         """Infinite."""
         return math.inf
 
+    def diameter_in(self, dim: int) -> Scalar:
+        """The same in any number of dimensions."""
+        return self.diameter
+
     def project(self, x: Tensor) -> Tensor:
         """Return ``x`` itself."""
         return x
@@ -87,6 +90,10 @@ class WholeSpace:
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
         """Whether all entries are finite."""
         return torch.isfinite(x).all(-1, keepdim=True)
+
+    def support(self, direction: Tensor) -> Tensor:
+        """Infinite, but for the zero vector."""
+        return torch.where(norm(direction) > 0, math.inf, 0.0).double()
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +123,10 @@ class Ball:
         """Twice the radius."""
         return 2 * self.radius
 
+    def diameter_in(self, dim: int) -> Scalar:
+        """The same in any number of dimensions."""
+        return self.diameter
+
     def _from_center(self, x: Tensor) -> Tensor:
         return x if self.center is None else x - self.center.to(x.dtype)
 
@@ -132,6 +143,11 @@ class Ball:
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
         """Whether the distance to the centre is at most the radius."""
         return _near_zero(norm(self._from_center(x)) - self.radius, norm(x), tol)
+
+    def support(self, direction: Tensor) -> Tensor:
+        r""":math:`\langle g, c \rangle + r \|g\|`."""
+        reach = self.radius * norm(direction)
+        return reach if self.center is None else reach + _dot(direction, self.center)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,22 +173,38 @@ class Box:
 
     @property
     def diameter(self) -> Scalar:
-        """The length of the diagonal; it needs the dimension, so bounds given as floats raise."""
+        """The length of the diagonal; bounds that are numbers leave it to :meth:`diameter_in`."""
         width = torch.as_tensor(self.high, dtype=torch.float64) - torch.as_tensor(self.low)
         require("low, high", (self.low, self.high), width.dim() > 0 and width.shape[-1] > 1,
                 "tensors of shape (d,) for the diameter to be known (it grows with the dimension)")  # fmt: skip
         return norm(width)
 
+    def diameter_in(self, dim: int) -> Scalar:
+        """The length of the diagonal."""
+        width = self.high - self.low
+        if not isinstance(width, Tensor):
+            return width * math.sqrt(dim)  # a number is good on every device
+        width = torch.as_tensor(width, dtype=torch.float64)
+        return norm(width.expand(torch.broadcast_shapes(width.shape, (dim,))))
+
+    def _bounds(self, like: Tensor) -> list[Tensor]:
+        return [torch.as_tensor(bound, dtype=like.dtype, device=like.device) for bound in (self.low, self.high)]
+
     def project(self, x: Tensor) -> Tensor:
         """Clamp every coordinate."""
-        low = torch.as_tensor(self.low, dtype=x.dtype, device=x.device)
-        high = torch.as_tensor(self.high, dtype=x.dtype, device=x.device)
+        low, high = self._bounds(x)
         return torch.minimum(torch.maximum(x, low), high)
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
         """Whether every coordinate is within its bounds."""
         outside = torch.maximum(self.low - x, x - self.high).amax(-1, keepdim=True)
         return _near_zero(outside, norm(x), tol)
+
+    def support(self, direction: Tensor) -> Tensor:
+        """Every coordinate at the bound that the direction's sign points to."""
+        direction = direction.double()
+        low, high = self._bounds(direction)
+        return torch.maximum(direction * low, direction * high).sum(-1, keepdim=True)
 
 
 def _project_on_simplex(x: Tensor, total: Scalar) -> Tensor:
@@ -203,6 +235,10 @@ class Simplex:
         """The distance between two corners."""
         return math.sqrt(2) * self.total
 
+    def diameter_in(self, dim: int) -> Scalar:
+        """The same in any number of dimensions."""
+        return self.diameter
+
     def project(self, x: Tensor) -> Tensor:
         """Subtract the one threshold after which the positive parts sum to ``total``; O(d log d)."""
         return _project_on_simplex(x, self.total)
@@ -211,6 +247,10 @@ class Simplex:
         """Whether no coordinate is negative and they sum to ``total``."""
         sum_error = (x.sum(-1, keepdim=True, dtype=torch.float64) - self.total).abs()
         return _near_zero(torch.maximum(sum_error, -x.amin(-1, keepdim=True)), norm(x), tol)
+
+    def support(self, direction: Tensor) -> Tensor:
+        """All of the total on the largest entry."""
+        return self.total * direction.double().amax(-1, keepdim=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,6 +271,10 @@ class L1Ball:
         """Twice the radius."""
         return 2 * self.radius
 
+    def diameter_in(self, dim: int) -> Scalar:
+        """The same in any number of dimensions."""
+        return self.diameter
+
     def project(self, x: Tensor) -> Tensor:
         """Project the absolute values on the simplex where their sum is too large; O(d log d)."""
         size = x.abs()
@@ -240,6 +284,10 @@ class L1Ball:
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
         """Whether the absolute values sum to at most the radius."""
         return _near_zero(x.abs().sum(-1, keepdim=True, dtype=torch.float64) - self.radius, norm(x), tol)
+
+    def support(self, direction: Tensor) -> Tensor:
+        """All of the radius on the entry that is largest in size."""
+        return self.radius * direction.double().abs().amax(-1, keepdim=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,9 +315,13 @@ class HalfSpace:
         """Infinite."""
         return math.inf
 
+    def diameter_in(self, dim: int) -> Scalar:
+        """The same in any number of dimensions."""
+        return self.diameter
+
     def _excess(self, x: Tensor) -> Tensor:
         """<a, x> - b in float64."""
-        return (self.normal.double() * x).sum(-1, keepdim=True) - self.offset
+        return _dot(self.normal, x) - self.offset
 
     def project(self, x: Tensor) -> Tensor:
         r"""Step back along the normal by :math:`\max(0, \langle a, x\rangle - b) / \|a\|^2`."""
@@ -280,6 +332,13 @@ class HalfSpace:
         """Whether the inequality holds."""
         length = norm(self.normal)
         return _near_zero(self._excess(x) / length, norm(x), tol)
+
+    def support(self, direction: Tensor) -> Tensor:
+        r""":math:`\lambda b` in the direction :math:`\lambda a`, :math:`\lambda \ge 0`; infinite in all others."""
+        along = _dot(direction, self.normal) / norm(self.normal) ** 2
+        off = norm(direction - along * self.normal)
+        finite = (along >= 0) & (off <= 1e-12 * norm(direction))
+        return torch.where(finite, along * self.offset, math.inf)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -317,7 +376,11 @@ class Product:
     @property
     def diameter(self) -> Scalar:
         """The root of the sum of the parts' squared diameters."""
-        return sum(part.diameter**2 for part, _ in self.parts) ** 0.5
+        return sum(part.diameter_in(size) ** 2 for part, size in self.parts) ** 0.5
+
+    def diameter_in(self, dim: int) -> Scalar:
+        """The same: the sizes of the parts are known."""
+        return self.diameter
 
     def project(self, x: Tensor) -> Tensor:
         """Project every slice on its own set."""
@@ -328,3 +391,8 @@ class Product:
         """Whether every slice is in its set."""
         slices = zip(self.parts, self._split(x), strict=True)
         return torch.cat([part.contains(piece, tol) for (part, _), piece in slices], dim=-1).all(-1, keepdim=True)
+
+    def support(self, direction: Tensor) -> Tensor:
+        """The sum of the parts'."""
+        slices = zip(self.parts, self._split(direction), strict=True)
+        return torch.cat([part.support(piece) for (part, _), piece in slices], dim=-1).sum(-1, keepdim=True)

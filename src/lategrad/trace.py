@@ -10,11 +10,11 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -38,6 +38,15 @@ class Axis:
 
     name: str
     values: tuple[Any, ...]
+
+    def at(self, position: int) -> str:
+        """A place on it in words, with round numbers.
+
+        >>> Axis("lr", (0.10000000149011612,)).at(0)
+        'lr 0.1'
+        """
+        value = self.values[position]
+        return f"{self.name} {value:.4g}" if isinstance(value, float) else f"{self.name} {value}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,41 +158,79 @@ class Trace:
         Args:
             path: also save the figure there (.png, .svg or .pdf).
         """
-        from matplotlib.figure import Figure
+        return plot_traces({str(self.config.get("title", "")): self}, path)
 
-        panels = [("loss", self.loss)] + ([] if self.accuracy is None else [("accuracy", self.accuracy)])
-        figure = Figure(figsize=(6.4 * len(panels), 4.4), layout="constrained")
-        seed = next((i for i, axis in enumerate(self.axes) if axis.name == "seed"), None)
-        shown = [axis for i, axis in enumerate(self.axes) if i != seed]
-        for column, (name, values) in enumerate(panels):
-            ax = figure.add_subplot(1, len(panels), column + 1)
-            by_seed = values.unsqueeze(-1) if seed is None else values.movedim(seed + 1, -1)
-            curves = by_seed.movedim(0, -2)  # (*shown, records, seeds)
-            for index in product(*(range(len(axis.values)) for axis in shown)):
-                label = ", ".join(f"{axis.name} {axis.values[i]}" for axis, i in zip(shown, index, strict=True))
-                of_seeds = curves[index]
-                (line,) = ax.plot(self.steps, of_seeds.mean(-1), label=label or None)
+
+def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None = None) -> Figure:
+    """Loss and accuracy of several traces in one figure: a line for each run, over seeds their mean and range.
+
+    Args:
+        traces: by what the legend shall call them; a single one gives the figure its title.
+        path: also save the figure there (.png, .svg or .pdf).
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    curves = [curve for name, trace in traces.items() for curve in _curves(name if len(traces) > 1 else "", trace)]
+    panels = ["loss", *(["accuracy"] if any(curve.accuracy is not None for curve in curves) else [])]
+    figure = Figure(figsize=(6.4 * len(panels), 4.4), layout="constrained")
+    colours = colormaps["tab10" if len(curves) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
+    for column, name in enumerate(panels):
+        ax = figure.add_subplot(1, len(panels), column + 1)
+        for i, curve in enumerate(curves):
+            if (of_seeds := getattr(curve, name)) is None:
+                continue
+            colour = colours[i % len(colours)]
+            ax.plot(curve.steps, of_seeds.mean(-1), label=curve.label or None, color=colour)
+            if of_seeds.shape[-1] > 1:
                 low, high = of_seeds.amin(-1), of_seeds.amax(-1)
-                ax.fill_between(self.steps, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
-            ax.set(xlabel="updates", ylabel=name, title=str(self.config.get("title", "")))
-            if name == "loss" and bool((values > 0).all()):
-                ax.set_yscale("log")
-            if shown and column == len(panels) - 1:
-                ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-            ax.grid(alpha=0.3)
-        if path is not None:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=150)
-        return figure
+                ax.fill_between(curve.steps, low, high, alpha=0.2, color=colour, linewidth=0)
+        title = next(iter(traces)) if len(traces) == 1 else ""
+        ax.set(xlabel="updates", ylabel=name, title=title)
+        if name == "loss" and all(bool((curve.loss > 0).all()) for curve in curves):
+            ax.set_yscale("log")
+        if any(curve.label for curve in curves) and column == len(panels) - 1:
+            ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+        ax.grid(alpha=0.3)
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    return figure
+
+
+class _Curve(NamedTuple):
+    """The runs of a trace that differ in their seed alone."""
+
+    label: str
+    steps: Tensor
+    loss: Tensor
+    """``(records, seeds)``."""
+    accuracy: Tensor | None
+
+
+def _curves(name: str, trace: Trace) -> Iterator[_Curve]:
+    seed = next((i for i, axis in enumerate(trace.axes) if axis.name == "seed"), None)
+    shown = [axis for i, axis in enumerate(trace.axes) if i != seed]
+
+    def at(values: Tensor, index: tuple[int, ...]) -> Tensor:
+        by_seed = values.unsqueeze(-1) if seed is None else values.movedim(seed + 1, -1)
+        return by_seed.movedim(0, -2)[index]
+
+    for index in product(*(range(len(axis.values)) for axis in shown)):
+        place = [axis.at(i) for axis, i in zip(shown, index, strict=True)]
+        accuracy = None if trace.accuracy is None else at(trace.accuracy, index)
+        yield _Curve(", ".join(filter(None, [name, *place])), trace.steps, at(trace.loss, index), accuracy)
 
 
 def write_csv(path: str | os.PathLike[str], rows: Iterable[dict[str, Any]]) -> Path:
-    """Write dictionaries that share their keys as a CSV file."""
+    """Write dictionaries as a CSV file; what a row does not have is left empty."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = list(rows)
     with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(
+            file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
+        )
         writer.writeheader()
         writer.writerows(rows)
     return path

@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.delays.model import Arrivals, check_draw, generator
+from lategrad.delays.model import Arrivals, check_draw
+from lategrad.support.seeds import Stream, generator
 from lategrad.support.validation import require, require_number
 
 __all__ = ["Cluster", "ComputeTime", "ConstantTime", "ExponentialTime", "LinearDrift", "LogNormalTime",
            "ParetoTime", "SineDrift", "Worker"]  # fmt: skip
 
-_COMPUTING, _PREEMPTION = 0x636F6D70, 0x646F776E  # tags of the random numbers
 _BLOCK = 32  # random numbers drawn at a time: 10,000 workers of which most return a few times
 _PATIENCE = 100_000  # fetches in a row without any arrival before a cluster is said to be stuck
 
@@ -188,8 +188,8 @@ def _life(worker: Worker, seed: int, position: int) -> Iterator[tuple[float, boo
 
     It does not depend on the other workers, and ends when the worker is gone for good.
     """
-    units = _numbers(worker.law, seed, _COMPUTING, position)
-    spells = _numbers(ExponentialTime(), seed, _PREEMPTION, position)
+    units = _numbers(worker.law, seed, Stream.COMPUTING, position)
+    spells = _numbers(ExponentialTime(), seed, Stream.PREEMPTION, position)
     preemptible = worker.up < math.inf
     now = worker.start
     preempted = now + worker.up * next(spells) if preemptible else math.inf
@@ -232,6 +232,7 @@ class Cluster:
 
     workers: Sequence[Worker]
     needs_labels: ClassVar[bool] = False
+    largest: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         require("workers", self.workers, len(self.workers) > 0, "at least one Worker")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,25 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lategrad.delays.laws import Constant
-from lategrad.delays.model import Arrivals, DelayModel, cap, check_draw, generator, require_count, require_integers
+from lategrad.delays.model import (
+    Arrivals,
+    DelayModel,
+    as_delay_model,
+    cap,
+    check_draw,
+    require_count,
+    require_integers,
+)
+from lategrad.support.seeds import Stream, generator
 from lategrad.support.validation import require, require_choice
-
-_PARTS = 0x7061727473  # tag: the models inside a model share no random numbers
 
 
 def _own_seed(seed: int, part: int) -> int:
     """The seed of one of the models inside a model."""
-    return int(generator(seed, _PARTS, part).integers(2**63))
+    return int(generator(seed, Stream.PARTS, part).integers(2**63))
 
 
-def _as_model(name: str, value: DelayModel | int) -> DelayModel:
-    """An integer stands for a constant delay."""
-    if isinstance(value, DelayModel):
-        return value
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    require(name, value, is_int, "a delay model, or an integer for a constant delay")
-    return Constant(value)
+def _largest(models: Iterable[DelayModel]) -> int | None:
+    """The largest delay of several models, if all of them have one."""
+    largest = [model.largest for model in models]
+    known = [delay for delay in largest if delay is not None]
+    return max(known) if len(known) == len(largest) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +48,7 @@ class FromFunction:
 
     function: Callable[[int], int]
     needs_labels: ClassVar[bool] = False
+    largest: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         require("function", self.function, callable(self.function), "a function of t that gives a delay")
@@ -96,6 +101,11 @@ class Recorded:
         if self.worker is not None:
             require_integers("worker", self.worker)
 
+    @property
+    def largest(self) -> int:
+        """The largest of the trace."""
+        return int(self.delays.max()) if len(self.delays) else 0
+
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
         """The first ``steps`` updates of the trace."""
         check_draw(steps, seed)
@@ -127,14 +137,14 @@ class Regimes:
         parts: pairs ``(length, model)``. A float length in (0, 1] is a fraction of the run, and the part
             ends at the rounded sum of the fractions so far; an integer length is a number of updates. The
             last part lasts to the end whatever its length, which may be None. A model may be an integer,
-            for a constant delay. Only with integer lengths does a longer draw start with the shorter one.
+            for a constant delay, or a text. Only with integer lengths does a longer draw start with the shorter one.
 
     >>> from lategrad.delays import Cyclic
     >>> Regimes(((4, 0), (0.2, 3), (None, Cyclic((1, 2))))).draw(steps=10, seed=0).delays
     tensor([0, 0, 0, 0, 3, 3, 1, 2, 1, 2])
     """
 
-    parts: Sequence[tuple[float | int | None, DelayModel | int]]
+    parts: Sequence[tuple[float | int | None, DelayModel | int | str]]
 
     def __post_init__(self) -> None:
         require("parts", self.parts, len(self.parts) > 0, "at least one pair (length, model)")
@@ -149,14 +159,22 @@ class Regimes:
             else:
                 is_last = i == len(self.parts) - 1
                 require(f"the length of part {i + 1}", length, length is None and is_last, valid)
-            _as_model(f"the model of part {i + 1}", model)
+            as_delay_model(model, f"the model of part {i + 1}")
         fractions = [length for length, _ in self.parts if isinstance(length, float)]
         require("the fractions of parts", fractions, sum(fractions) <= 1 + 1e-9, "at most 1 together")
 
     @property
     def needs_labels(self) -> bool:
         """Whether any part does."""
-        return any(_as_model("model", model).needs_labels for _, model in self.parts)
+        return any(model.needs_labels for model in self._models())
+
+    @property
+    def largest(self) -> int | None:
+        """The largest of all parts."""
+        return _largest(self._models())
+
+    def _models(self) -> list[DelayModel]:
+        return [as_delay_model(model) for _, model in self.parts]
 
     def _ends(self, steps: int) -> list[int]:
         """How many updates have been made when each part ends."""
@@ -173,10 +191,10 @@ class Regimes:
         """Each part is drawn from update 1 to its own end, and in force after the end of the one before."""
         check_draw(steps, seed)
         pieces, start = [], 0
-        for i, ((_, model), end) in enumerate(zip(self.parts, self._ends(steps), strict=True)):
+        for i, (model, end) in enumerate(zip(self._models(), self._ends(steps), strict=True)):
             if end > start:
                 seen = None if labels is None else labels[:end]
-                pieces.append(_as_model("model", model).draw(end, _own_seed(seed, i), seen).delays[start:])
+                pieces.append(model.draw(end, _own_seed(seed, i), seen).delays[start:])
             start = end
         return Arrivals(torch.cat(pieces))
 
@@ -201,7 +219,7 @@ class ByClass:
     tensor([0, 1, 2, 3, 0, 3])
     """
 
-    by_class: Mapping[int, DelayModel | int] | Sequence[DelayModel | int]
+    by_class: Mapping[int, DelayModel | int | str] | Sequence[DelayModel | int | str]
     reduce: str = "max"
     needs_labels: ClassVar[bool] = True
 
@@ -211,10 +229,15 @@ class ByClass:
             require_count("each class of by_class", k)
         require_choice("reduce", self.reduce, ("max", "mean"))
 
+    @property
+    def largest(self) -> int | None:
+        """The largest of all classes."""
+        return _largest(self._models().values())
+
     def _models(self) -> dict[int, DelayModel]:
         models = self.by_class
         pairs = models.items() if isinstance(models, Mapping) else enumerate(models)
-        return {k: _as_model(f"by_class[{k!r}]", model) for k, model in pairs}
+        return {k: as_delay_model(model, f"by_class[{k!r}]") for k, model in pairs}
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
         """Look every sample's class up; classes that are in no batch cost nothing."""

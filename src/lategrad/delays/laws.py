@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lategrad.delays.model import Law, generator, require_count
+from lategrad.delays.model import Law, require_count
+from lategrad.support.seeds import Stream, generator
 from lategrad.support.validation import require, require_number
-
-_DELAYS = 0x64656C6179  # tag: delays share no random numbers with other draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +27,11 @@ class Constant(Law):
 
     def __post_init__(self) -> None:
         require_count("delay", self.delay)
+
+    @property
+    def largest(self) -> int:
+        """The delay itself."""
+        return self.delay
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """Nothing is random."""
@@ -50,9 +54,14 @@ class Uniform(Law):
         require_count("high", self.high)
         require("low", self.low, self.low <= self.high, f"<= high = {self.high!r}")
 
+    @property
+    def largest(self) -> int:
+        """The upper end."""
+        return self.high
+
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """One integer for each update."""
-        return generator(seed, _DELAYS).integers(self.low, self.high, steps, endpoint=True)
+        return generator(seed, Stream.DELAYS).integers(self.low, self.high, steps, endpoint=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +81,7 @@ class Geometric(Law):
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """Failures before the first success, one count for each update."""
-        return generator(seed, _DELAYS).geometric(1 / (1 + self.mean), steps) - 1
+        return generator(seed, Stream.DELAYS).geometric(1 / (1 + self.mean), steps) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +105,7 @@ class LogNormal(Law):
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """One exponential of a normal for each update."""
-        z = generator(seed, _DELAYS).standard_normal(steps)
+        z = generator(seed, Stream.DELAYS).standard_normal(steps)
         with np.errstate(over="ignore"):  # inf is a delay like any other: it is capped
             return np.exp(self.mu + self.sigma * z)
 
@@ -121,7 +130,7 @@ class Pareto(Law):
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """One power of a uniform number for each update."""
-        u = 1 - generator(seed, _DELAYS).random(steps)  # in (0, 1]
+        u = 1 - generator(seed, Stream.DELAYS).random(steps)  # in (0, 1]
         with np.errstate(over="ignore"):
             return self.scale * u ** (-1 / self.shape)
 
@@ -140,6 +149,11 @@ class Cyclic(Law):
         require("sequence", self.sequence, len(self.sequence) > 0, "at least one delay")
         for delay in self.sequence:
             require_count("each delay of sequence", delay)
+
+    @property
+    def largest(self) -> int:
+        """The largest of the sequence."""
+        return max(self.sequence)
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
         """Nothing is random."""

@@ -8,7 +8,7 @@ depends on nothing but its arguments. A longer draw starts with the shorter one,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -38,9 +38,41 @@ class DelayModel(Protocol):
         """Whether ``draw`` must be given the class labels of every update's samples."""
         ...
 
+    @property
+    def largest(self) -> int | None:
+        """The largest delay that it can give; None when there is no bound, or it does not know one."""
+        ...
+
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
         """The arrivals of ``steps`` updates; labels are integers of shape ``(steps, batch)``."""
         ...
+
+
+_MEMBERS = ("needs_labels", "largest", "draw")
+
+
+def as_delay_model(value: DelayModel | int | str, name: str = "delays") -> DelayModel:
+    """A delay model from what users write: a model, an integer for a constant delay, or a text.
+
+    >>> as_delay_model(500), as_delay_model("lognormal:7,0.4")
+    (Constant(delay=500), LogNormal(mu=7.0, sigma=0.4))
+
+    Args:
+        value: what was written.
+        name: how messages call it.
+    """
+    from lategrad.delays.laws import Constant  # here: both are made of what this module defines
+    from lategrad.delays.specs import parse
+
+    if isinstance(value, str):
+        return parse(value)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return Constant(int(value))
+    missing = [member for member in _MEMBERS if not hasattr(value, member)]
+    is_model = not missing and not isinstance(value, type)
+    lacks = f" (it has no {', '.join(missing)})" if 0 < len(missing) < len(_MEMBERS) else ""
+    require(name, value, is_model, f"a delay model, an integer, or a text such as 'uniform:0,16'{lacks}")
+    return cast(DelayModel, value)
 
 
 def cap(raw: NDArray[Any]) -> Tensor:
@@ -64,15 +96,15 @@ def check_draw(steps: int, seed: int) -> None:
     require_count("seed", seed)
 
 
-def generator(*key: int) -> np.random.Generator:
-    """Random numbers that depend on ``key`` alone."""
-    return np.random.default_rng(np.random.SeedSequence(key))
-
-
 class Law(ABC):
     """A delay model whose values depend on nothing but their position: also a law for pauses, uncapped."""
 
     needs_labels: ClassVar[bool] = False
+
+    @property
+    def largest(self) -> int | None:
+        """None: a law without a bound."""
+        return None
 
     @abstractmethod
     def raw(self, steps: int, seed: int) -> NDArray[Any]:

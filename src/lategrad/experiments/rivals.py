@@ -114,7 +114,7 @@ class Config:
     domains: tuple[tuple[str, str], ...] = (("unconstrained", "whole"), ("constrained", "ball:10"))
     """Names and sets."""
     contenders: tuple[Contender, ...] = CONTENDERS
-    preprocessing: str = "standardise"
+    preprocessing: str = "standardise-globally"
 
     def problem(self, setting: Setting) -> SoftmaxRegression:
         """Softmax regression."""

@@ -114,7 +114,7 @@ class SweepConfig:
 
     scale: Scale
     data: str = "fashion-mnist"
-    preprocessing: str = "standardise"
+    preprocessing: str = "standardise-globally"
 
     @property
     def steps(self) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio
 from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.runs import wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
 
@@ -55,7 +56,7 @@ class AdaGrad:
     def init(self, w1: Tensor) -> AdaGradState:
         """Start at the projection of ``w1``."""
         w = first_play(self, w1)
-        return AdaGradState(w=w, squares=w.double() * 0)
+        return AdaGradState(w=w, squares=wide_zeros(w))
 
     def predict(self, state: AdaGradState) -> Tensor:
         """The iterate itself."""

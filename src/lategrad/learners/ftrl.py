@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.support.runs import per_run
+from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
 
@@ -59,7 +59,7 @@ class FTRL:
     def init(self, w1: Tensor) -> FTRLState:
         """Start at the projection of ``w1``."""
         w = first_play(self, w1)
-        return FTRLState(w=w, start=w.clone(), grad_sum=w.double() * 0, squared_weights=per_run(w, 0))
+        return FTRLState(w=w, start=w.clone(), grad_sum=wide_zeros(w), squared_weights=per_run(w, 0))
 
     def predict(self, state: FTRLState) -> Tensor:
         """The leader."""

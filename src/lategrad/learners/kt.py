@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio
 from lategrad.sets import ConvexSet, WholeSpace, norm
-from lategrad.support.runs import per_run
+from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
 
@@ -89,7 +89,7 @@ class KT:
         """Start at the projection of ``w1``, where the first bet is nothing."""
         w = first_play(self, w1)
         zero = per_run(w, 0)
-        return KTState(bet=w, start=w.clone(), grad_sum=w.double() * 0, norm_sum=zero, scale=zero.clone(),
+        return KTState(bet=w, start=w.clone(), grad_sum=wide_zeros(w), norm_sum=zero, scale=zero.clone(),
                        reward=zero.clone())  # fmt: skip
 
     def predict(self, state: KTState) -> Tensor:

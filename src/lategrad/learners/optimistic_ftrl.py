@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, owned_hint, squared_norm, weighted
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.support.runs import per_run
+from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
 
@@ -64,7 +64,11 @@ class OptimisticFTRL:
         """Start at the projection of ``w1``, with no hint for round 1."""
         w = first_play(self, w1)
         return OptimisticFTRLState(
-            w=w, start=w.clone(), grad_sum=w.double() * 0, hint=owned_hint(None, w), surprise=per_run(w, 0)
+            w=w,
+            start=w.clone(),
+            grad_sum=wide_zeros(w),
+            hint=owned_hint(None, w),
+            surprise=per_run(w, 0),
         )
 
     def predict(self, state: OptimisticFTRLState) -> Tensor:

@@ -42,7 +42,13 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-PREPROCESSING = ("none", "standardise", "centre")
+PREPROCESSING = {
+    "standardise": "each feature less its mean, divided by its standard deviation",
+    "standardise-globally": "one mean and one standard deviation for all entries, as for pixels",
+    "centre": "each feature less its mean",
+    "none": "as it is",
+}
+"""What can be done with the features, all with numbers of the training part alone."""
 
 FASHION_MNIST_SHA256 = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -68,6 +74,8 @@ class Dataset(NamedTuple):
     x_test: Tensor
     y_test: Tensor
     classes: int | None
+    class_names: tuple[str, ...] | None = None
+    """What the file called the classes."""
 
 
 def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:
@@ -81,23 +89,25 @@ def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:
             - ``fashion-mnist``: 28×28 images scaled to [0, 1]; 60,000 to train and 10,000 to test;
             - a path ending in ``.npz``: arrays ``x_train``, ``y_train`` and, if there is a test part,
               ``x_test``, ``y_test``; or ``x`` and ``y``. Further dimensions of x are flattened;
-            - a path ending in ``.csv``: commas between columns, the last one the target. A first row
-              without any number is a header;
+            - a path ending in ``.csv``: commas between columns (or semicolons, tabs or bars, which are
+              recognised), the last one the target. A first row without any number is a header;
             - a path ending in ``.libsvm``, ``.svm`` or ``.svmlight``: stored sparse, loaded dense.
 
             A file without a test part is split at random 80/20, always the same way. Integer targets are
             classes, numbered 0, 1, ... in increasing order of the values in the file; others are for
             regression. The dtype of y says which in ``.npz``; in text, whole numbers are integers (to
-            regress on whole numbers, save them as floats in ``.npz``).
-        preprocessing: ``none``; ``standardise``, subtract the mean and divide by the standard deviation of
-            all training entries (two numbers, so that the features keep their relative scale); or
-            ``centre``, subtract the training mean of each feature. Targets are left alone.
+            regress on whole numbers, save them as floats in ``.npz``). Targets in ``.csv`` may also be words,
+            which are classes in alphabetical order.
+        preprocessing: ``none``; ``standardise``, subtract the mean and divide by the standard deviation of each
+            feature (one that never varies becomes zero); ``standardise-globally``, the same with two numbers
+            for all entries, so that the features keep their relative scale, as pixels should; or ``centre``,
+            subtract the mean of each feature. All numbers are of the training part. Targets are left alone.
 
     >>> digits = load("digits")
     >>> digits.x_train.shape, digits.x_test.shape, digits.classes
     (torch.Size([1437, 64]), torch.Size([360, 64]), 10)
     """
-    require_choice("preprocessing", preprocessing, PREPROCESSING)
+    require_choice("preprocessing", preprocessing, tuple(PREPROCESSING))
     name = os.fspath(name)
     builtin = {"digits": _digits, "fashion-mnist": _fashion_mnist}
     dataset = builtin[name]() if name in builtin else _from_file(name)
@@ -113,20 +123,24 @@ def _statistics(dataset: Dataset, preprocessing: str) -> tuple[Tensor, Tensor]:
     x = dataset.x_train.double()
     if preprocessing == "centre":
         return x.mean(0).float(), torch.tensor(1.0)
+    if preprocessing == "standardise":
+        std, mean = torch.std_mean(x, dim=0, correction=0)
+        varies = x.amax(0) > x.amin(0)
+        return mean.float(), torch.where(varies, std, 1.0).float()
     std, mean = torch.std_mean(x, correction=0)
     require(f"the standard deviation of {dataset.name!r}", std.item(), std > 0,
-            "> 0 for preprocessing 'standardise' (all training entries are equal)")  # fmt: skip
+            "> 0 for preprocessing 'standardise-globally' (all training entries are equal)")  # fmt: skip
     return mean.float(), std.float()
 
 
 def _dataset(name: str, x_train: Array, y_train: Array, x_test: Array, y_test: Array) -> Dataset:
-    """Turn arrays into tensors, and integer targets into classes counted from zero."""
-    y, classes = np.concatenate([y_train, y_test]), None
-    if y.dtype.kind in "iub":
+    """Turn arrays into tensors, and targets that are integers or words into classes counted from zero."""
+    y, classes, names = np.concatenate([y_train, y_test]), None, None
+    if y.dtype.kind in "iubU":
         values, y = np.unique(y, return_inverse=True)
-        y, classes = y.astype(np.int64), len(values)
+        y, classes, names = y.astype(np.int64), len(values), tuple(map(str, values.tolist()))
     n, tensor = len(y_train), torch.from_numpy
-    return Dataset(name, tensor(x_train), tensor(y[:n]), tensor(x_test), tensor(y[n:]), classes)
+    return Dataset(name, tensor(x_train), tensor(y[:n]), tensor(x_test), tensor(y[n:]), classes, names)
 
 
 def _digits() -> Dataset:
@@ -177,14 +191,17 @@ def _checked(arrays: dict[str, Array], x_name: str, y_name: str, path: Path) -> 
     """x as float32 of shape (n, p) and y of shape (n,), as int64 or float32."""
     x, y = arrays[x_name], arrays[y_name]
     for key, values in ((x_name, x), (y_name, y)):
-        require(f"{key} in {path}", f"dtype {values.dtype}", values.dtype.kind in "biuf", "real numbers")
+        kinds = "biufU" if key == y_name and path.suffix.lower() == ".csv" else "biuf"
+        require(f"{key} in {path}", f"dtype {values.dtype}", values.dtype.kind in kinds, "real numbers")
     require(f"{x_name} in {path}", x.shape, x.ndim >= 2 and x.size > 0,
             "of shape (n, p), with at least one row and one feature")  # fmt: skip
     require(f"{y_name} in {path}", y.shape, y.shape in ((len(x),), (len(x), 1)),
             f"of shape ({len(x)},), one target for each row of {x_name}")  # fmt: skip
     y = y.reshape(-1)
     x = _finite_float32(x, x_name, path).reshape(len(x), -1)
-    return x, _finite_float32(y, y_name, path) if y.dtype.kind == "f" else y.astype(np.int64)
+    if y.dtype.kind == "f":
+        return x, _finite_float32(y, y_name, path)
+    return x, y if y.dtype.kind == "U" else y.astype(np.int64)
 
 
 def _finite_float32(values: Array, key: str, path: Path) -> Array:
@@ -215,10 +232,12 @@ def _read_npz(path: Path) -> dict[str, Array]:
 
 
 def _read_csv(path: Path) -> dict[str, Array]:
-    values, width = array("d"), 0
+    values, words, width = array("d"), list[str](), 0
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
+            delimiter = _delimiter([next(file, "") for _ in range(2)])
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter)
             for row in filter(None, reader):
                 where = f"row {reader.line_num} of {path}"
                 is_header = width == 0 and all(_number(cell) is None for cell in row)
@@ -226,11 +245,34 @@ def _read_csv(path: Path) -> dict[str, Array]:
                 valid = f"{width}, as before" if width > 1 else "2 or more, the last the target"
                 require(f"the number of columns in {where}", len(row), len(row) == width > 1, valid)
                 if not is_header:
+                    is_first = not values
+                    if words or (is_first and _number(row[-1]) is None):  # the first target says what they are
+                        require(f"the target in {where}", row[-1], row[-1].strip() != "", "a word, as in the first row")
+                        words.append(row.pop().strip())
                     values.extend(_finite_numbers(row, where))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as .csv: save it as UTF-8 text with commas") from error
+    if words:
+        return {"x": np.array(values).reshape(len(words), -1), "y": np.array(words)}
     table = np.array(values).reshape(-1, width or 2)
     return {"x": table[:, :-1], "y": _whole_as_int(table[:, -1])}
+
+
+_DELIMITERS = ",;\t|"
+
+
+def _delimiter(lines: list[str]) -> str:
+    """What is between the columns: the mark that splits the first lines alike, into most numbers."""
+
+    def score(mark: str) -> tuple[int, int]:
+        rows = [row for row in csv.reader(filter(str.strip, lines), delimiter=mark) if row]
+        widths = {len(row) for row in rows}
+        if len(widths) != 1 or widths == {1}:
+            return 0, 0
+        return sum(_number(cell.replace(",", ".")) is not None for row in rows for cell in row), len(rows[0])
+
+    best = max(_DELIMITERS, key=score)
+    return best if score(best) > (0, 0) else ","
 
 
 def _number(cell: str) -> float | None:
@@ -244,7 +286,8 @@ def _finite_numbers(row: list[str], where: str) -> Iterator[float]:
     for column, cell in enumerate(row, start=1):
         number = _number(cell)
         if number is None or not math.isfinite(number):
-            raise ValueError(f"column {column} in {where} must be a finite number, got {cell!r}")
+            hint = ": write decimals with a point" if _number(cell.replace(",", ".")) is not None else ""
+            raise ValueError(f"column {column} in {where} must be a finite number, got {cell!r}{hint}")
         yield number
 
 

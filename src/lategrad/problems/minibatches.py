@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from lategrad.support.seeds import Stream
+from lategrad.support.seeds import torch_generator as seeded
 from lategrad.support.validation import require, require_choice
 
 _BLOCK = 256  # samples drawn from one generator: a stream can be entered anywhere at the cost of one block
-_IID, _EPOCHS, _NOISE = 1, 2, 3  # kinds of streams, so that two kinds with one seed share no numbers
-
-
-def seeded(*key: int) -> torch.Generator:
-    """A CPU generator that depends on the key alone."""
-    state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
 
 def noise(seed: int, first: int, count: int, width: int) -> Tensor:
     """Standard normal vectors number ``first, ...`` of a stream, float64, shape ``(count, width)``."""
     return _in_blocks(
-        lambda block: torch.randn(_BLOCK, width, generator=seeded(seed, _NOISE, block), dtype=torch.float64),
+        lambda block: torch.randn(_BLOCK, width, generator=seeded(seed, Stream.NOISE, block), dtype=torch.float64),
         first,
         count,
     )
@@ -63,9 +57,11 @@ class Minibatches:
         if self.sampling == "iid":
             shape = (_BLOCK, self.batch)
             return _in_blocks(
-                lambda block: torch.randint(self.rows, shape, generator=seeded(seed, _IID, block)), first, count
+                lambda block: torch.randint(self.rows, shape, generator=seeded(seed, Stream.IID_ROWS, block)),
+                first,
+                count,
             )
         begin, end = first * self.batch, (first + count) * self.batch
         epochs = range(begin // self.rows, -(-end // self.rows))
-        order = torch.cat([torch.randperm(self.rows, generator=seeded(seed, _EPOCHS, e)) for e in epochs])
+        order = torch.cat([torch.randperm(self.rows, generator=seeded(seed, Stream.EPOCHS, e)) for e in epochs])
         return order[begin - epochs.start * self.rows :][: end - begin].reshape(count, self.batch)

@@ -1,11 +1,15 @@
 r"""The exact minimum of a convex problem over its set, for excess losses; found once, checked, and cached.
 
-The solver is SciPy's L-BFGS-B. Its answer is not believed but checked: for a convex f and any x in K,
+The solver is SciPy's L-BFGS-B on balls, boxes and all of space, and accelerated projected gradient descent on any
+other set. Its answer is not believed but checked: for a convex f and any x in K,
 
 .. math:: f(x) - \min_K f \le \max_{u \in K} \langle \nabla f(x), x - u \rangle,
 
-and the right-hand side (the Frank-Wolfe gap) has a closed form on balls and boxes. Without a constraint the
-gap is bounded by :math:`\|\nabla f(x)\|^2 / (2H)`, which needs strong convexity.
+and the right-hand side (the Frank-Wolfe gap) is :math:`\langle \nabla f(x), x \rangle` plus the support function of K
+at :math:`-\nabla f(x)`. Where that is infinite, strong convexity gives the bound
+
+.. math:: \max_{u \in K} \langle \nabla f(x), x - u \rangle - \tfrac{H}{2} \|x - u\|^2
+          = \frac{\|\nabla f(x)\|^2}{2H} - \frac{H}{2} \mathrm{dist}\Big(x - \frac{\nabla f(x)}{H}, K\Big)^2 .
 """
 
 from __future__ import annotations
@@ -72,24 +76,24 @@ def optimality_gap(x: Tensor, gradient: Tensor, domain: ConvexSet, strong_convex
     >>> optimality_gap(torch.tensor([1.0, 0.0]), torch.tensor([-2.0, 0.0]), Ball(1.0), 0.0)
     0.0
     """
-    if isinstance(domain, Ball):
-        offset = x if domain.center is None else x - domain.center
-        return float(gradient @ offset + domain.radius * gradient.norm())
-    if isinstance(domain, Box):
-        return float(torch.maximum(gradient * (x - domain.low), gradient * (x - domain.high)).sum())
-    valid = "a Ball or a Box, or WholeSpace for a strongly convex problem (l2 > 0): else no gap can be proven"
-    require("domain", domain, isinstance(domain, WholeSpace) and strong_convexity > 0, valid)
-    return float(gradient @ gradient) / (2 * strong_convexity)
+    support = float(domain.support(-gradient))
+    if math.isfinite(support):
+        return float(gradient @ x) + support
+    require("domain", domain, strong_convexity > 0,
+            "bounded, or the problem strongly convex (l2 > 0): else no gap can be proven")  # fmt: skip
+    best = x - gradient / strong_convexity  # of the parabola below f; f is above it on all of K
+    below = float(gradient @ gradient) / (2 * strong_convexity)
+    return below - strong_convexity / 2 * float((best - domain.project(best)).square().sum())
 
 
 def minimum(
     problem: ConvexProblem, domain: ConvexSet | None = None, *, tolerance: float = 1e-6, cache: bool = True
 ) -> Optimum:
-    """The minimum of a convex problem over a ball, a box, or all of space.
+    """The minimum of a convex problem over a set.
 
     Args:
         problem: a linear model or a quadratic.
-        domain: where to look; by default everywhere, which needs l2 > 0.
+        domain: where to look: any set, your own included; by default everywhere, which needs l2 > 0.
         tolerance: the largest gap to accept; a larger one raises.
         cache: look in the user's cache first, and keep the answer there.
 
@@ -120,6 +124,8 @@ def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optim
     from scipy.optimize import minimize as scipy_minimize
 
     z = domain.project(torch.zeros(problem.dim, dtype=torch.float64))
+    if not isinstance(domain, Ball | Box | WholeSpace):
+        return _descend(problem, domain, z, tolerance)
     bounds = None
     if isinstance(domain, Box):
         limits = [torch.as_tensor(b).double().expand(problem.dim).numpy() for b in (domain.low, domain.high)]
@@ -136,6 +142,35 @@ def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optim
         best = min(best, Optimum(x, value, gap), key=lambda optimum: optimum.gap)
         if best.gap <= tolerance:
             break
+    return best
+
+
+def _descend(problem: ConvexProblem, domain: ConvexSet, x: Tensor, tolerance: float) -> Optimum:
+    """Accelerated projected gradient descent, for sets of which only the projection is known.
+
+    The step is halved until the quadratic bound of smoothness holds, and the momentum starts anew where it would
+    lead uphill.
+    """
+    best = Optimum(x, math.inf, math.inf)
+    y, momentum, step = x, 1.0, 1.0
+    for _ in range(_ITERATIONS):
+        value, gradient = problem.value_and_gradient(y)
+        while True:
+            new = domain.project(y - step * gradient)
+            moved = new - y
+            new_value, at_new = problem.value_and_gradient(new)
+            bound = value + float(gradient @ moved) + float(moved @ moved) / (2 * step)
+            if new_value <= bound + 1e-15 * abs(value) or step < 1e-12:
+                break
+            step /= 2
+        gap = optimality_gap(new, at_new, domain, problem.strong_convexity)
+        best = min(best, Optimum(new, new_value, gap), key=lambda optimum: optimum.gap)
+        if gap <= tolerance:
+            break
+        uphill = float(gradient @ (new - x)) > 0
+        longer = 1.0 if uphill else (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        y = new if uphill else new + (momentum - 1) / longer * (new - x)
+        x, momentum, step = new, longer, step * 1.1
     return best
 
 

@@ -3,7 +3,16 @@
 from lategrad.rules import rivals
 from lategrad.rules.anytime import Anytime
 from lategrad.rules.blocks import Block, Blocks
-from lategrad.rules.rule import AnyRule, Rule, TicketRule, apply_update, issue_ticket, needs_ticket
+from lategrad.rules.rule import (
+    AnyRule,
+    Rule,
+    TicketRule,
+    apply_update,
+    first_query,
+    first_state,
+    issue_ticket,
+    needs_ticket,
+)
 from lategrad.rules.sgd import SGD
 from lategrad.rules.steady import Steady
 from lategrad.rules.steady_adam import SteadyAdam
@@ -23,6 +32,8 @@ __all__ = [
     "StronglyConvexOGD",
     "TicketRule",
     "apply_update",
+    "first_query",
+    "first_state",
     "issue_ticket",
     "needs_ticket",
     "rivals",

@@ -14,20 +14,24 @@ A host serves both kinds of rule with the same lines: :func:`issue_ticket` when 
 :func:`apply_update` when the gradient is back.
 
 Vectors have shape ``(*runs, d)``, scalars ``(*runs, 1)``. Rules are pure: whoever hosts a rule owns the
-memory (:mod:`lategrad.inplace`). Nothing in a rule may branch on the value of a tensor.
+memory (:mod:`lategrad.execution`). Nothing in a rule may branch on the value of a tensor.
 """
 
 from __future__ import annotations
 
 from typing import Protocol, TypeGuard, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from lategrad.sets import ConvexSet
-from lategrad.support.runs import spread
+from lategrad.support.runs import owned, require_state, runs_shape, spread
 from lategrad.support.validation import Scalar
 
 State = TypeVar("State")
+
+Delay = Tensor | int
+"""How many updates ago a gradient's query was handed out: one number for all runs, or one for each."""
 
 
 class _Server(Protocol[State]):
@@ -54,7 +58,7 @@ class _Server(Protocol[State]):
 class Rule(_Server[State], Protocol[State]):
     """A server rule that needs a gradient and, at most, its delay."""
 
-    def update(self, state: State, grad: Tensor, delay: Tensor) -> State:
+    def update(self, state: State, grad: Tensor, delay: Delay) -> State:
         """Consume one gradient; ``delay`` counts the updates since its point was the query (at most t - 1)."""
         ...
 
@@ -66,7 +70,7 @@ class TicketRule(_Server[State], Protocol[State]):
         """What the query of this state carries, shape ``(*runs, k)``; like the query it may share memory."""
         ...
 
-    def update(self, state: State, grad: Tensor, delay: Tensor, ticket: Tensor) -> State:
+    def update(self, state: State, grad: Tensor, delay: Delay, ticket: Tensor) -> State:
         """Consume one gradient, with the ticket of the query that it was computed at."""
         ...
 
@@ -92,7 +96,7 @@ def issue_ticket(rule: AnyRule[State], state: State) -> Tensor:
     return rule.ticket(state) if needs_ticket(rule) else rule.query(state)[..., :0]
 
 
-def apply_update(rule: AnyRule[State], state: State, grad: Tensor, delay: Tensor, ticket: Tensor) -> State:
+def apply_update(rule: AnyRule[State], state: State, grad: Tensor, delay: Delay, ticket: Tensor) -> State:
     """The rule's update, with the ticket that was issued with the gradient's query."""
     if needs_ticket(rule):
         return rule.update(state, grad, delay, ticket)
@@ -102,6 +106,23 @@ def apply_update(rule: AnyRule[State], state: State, grad: Tensor, delay: Tensor
 def first_query(rule: _Server[State], x0: Tensor) -> Tensor:
     """:math:`x_1`: the start, projected, with a row for every run of the rule."""
     return rule.domain.project(spread(rule, x0))
+
+
+def first_state(rule: _Server[State], x0: Tensor) -> State:
+    """The state before any update, with memory of its own, as every host starts with it.
+
+    Raises a ValueError for a state that hosts cannot keep (:func:`~lategrad.support.runs.require_state`), and for
+    one that has not a row for every run of the rule.
+    """
+    name = type(rule).__name__
+    state = rule.init(x0)
+    require_state(state, name)
+    runs, got = torch.broadcast_shapes(x0.shape[:-1], runs_shape(rule)), rule.query(state).shape[:-1]
+    if got != runs:
+        raise ValueError(f"{name} has hyper-parameters for runs of shape {tuple(runs)}, but its query has shape "
+                         f"{(*got, x0.shape[-1])}: begin its init with first_query(self, x0), which makes a row for "
+                         f"each run, or run it with one value at a time")  # fmt: skip
+    return owned(state)
 
 
 def average_in(mean: Tensor, point: Tensor, share: Tensor) -> Tensor:
@@ -128,3 +149,8 @@ def next_mean(mean: Tensor, query: Tensor, t: Tensor, average: str) -> Tensor:
 def as_dtype(value: Scalar, like: Tensor) -> Scalar:
     """A hyper-parameter to multiply ``like`` with: in its dtype, so that the product keeps it."""
     return value.to(like.dtype) if isinstance(value, Tensor) else value
+
+
+def as_number(delay: Delay) -> Tensor:
+    """A delay to calculate with, in float64."""
+    return torch.as_tensor(delay, dtype=torch.float64)

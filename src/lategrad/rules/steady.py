@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lategrad.learners.learner import safe_ratio, squared_norm
-from lategrad.rules.rule import average_in, first_query
-from lategrad.sets import Box, ConvexSet, Product, WholeSpace, norm
-from lategrad.support.runs import per_run
+from lategrad.rules.rule import Delay, average_in, first_query
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require, require_number
 
 _STEPS, _WIDTHS = 2.0, 0.1  # how far the iterate may go during a delay: 2 lr, and a tenth of the set
@@ -102,7 +102,7 @@ class Steady:
     def init(self, x0: Tensor) -> SteadyState:
         """:math:`q_1 = x_1 = w_1`, the projection of ``x0``."""
         w = first_query(self, x0)
-        squares = 0 * w.double() if self.per_coordinate else per_run(w, 0)
+        squares = wide_zeros(w) if self.per_coordinate else per_run(w, 0)
         return SteadyState(w=w, x=w.clone(), squares=squares, t=per_run(w, 0))
 
     def query(self, state: SteadyState) -> Tensor:
@@ -110,13 +110,15 @@ class Steady:
         theta = (self.c / (state.t + 1).sqrt()).clamp_max(1)
         return torch.lerp(state.x, state.w, theta.to(state.x.dtype))
 
-    def _step(self, w: Tensor, t: Tensor, delay: Tensor) -> Tensor:
+    def _step(self, w: Tensor, t: Tensor, delay: Delay) -> Tensor:
         r""":math:`\mathrm{lr}_t`: lr, or less where the delay is long against :math:`\sqrt t`."""
         lr = self.lr + 0 * t
-        reach = torch.minimum(_STEPS * lr, _WIDTHS * _diameter(self.domain, w.shape[-1], w.device) + 0 * t)
+        diameter = self.domain.diameter_in(w.shape[-1])
+        width = _WIDTHS * (diameter.to(t.device) if isinstance(diameter, Tensor) else diameter) + 0 * t
+        reach = torch.minimum(_STEPS * lr, width)
         return torch.minimum(lr, reach * t.sqrt() / (1 + delay))
 
-    def update(self, state: SteadyState, grad: Tensor, delay: Tensor) -> SteadyState:
+    def update(self, state: SteadyState, grad: Tensor, delay: Delay) -> SteadyState:
         """One projected step; the new iterate joins the average."""
         t = state.t + 1
         s = (t - delay).clamp_min(1)
@@ -133,13 +135,3 @@ class Steady:
     def output(self, state: SteadyState) -> Tensor:
         r"""After T updates, :math:`x_{T+1}`."""
         return state.x
-
-
-def _diameter(domain: ConvexSet, dim: int, device: torch.device) -> Scalar:
-    """D, also of a box whose bounds are numbers."""
-    if isinstance(domain, Product):
-        return sum(_diameter(part, size, device) ** 2 for part, size in domain.parts) ** 0.5
-    if not isinstance(domain, Box):
-        return domain.diameter
-    low, high = (torch.as_tensor(bound, dtype=torch.float64, device=device) for bound in (domain.low, domain.high))
-    return norm((high - low).expand(torch.broadcast_shapes(low.shape, high.shape, (dim,))))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.lateness import next_mean_delay
-from lategrad.rules.rule import as_dtype, average_in, first_query
+from lategrad.rules.moments import root_mean_square
+from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
@@ -92,7 +93,7 @@ class SteadyAdam:
         """Mostly the average."""
         return state.q
 
-    def update(self, state: SteadyAdamState, grad: Tensor, delay: Tensor) -> SteadyAdamState:
+    def update(self, state: SteadyAdamState, grad: Tensor, delay: Delay) -> SteadyAdamState:
         """One braked step along the normalised gradient; the new iterate joins the average."""
         t = state.t + 1
         mean_delay = next_mean_delay(state.mean_delay, delay, t)
@@ -101,7 +102,7 @@ class SteadyAdam:
         lr = self.lr * (t - delay).clamp_min(1) / t * brake.clamp_max(1)
 
         v = torch.lerp(state.v, grad**2, 1 - _BETA2)
-        a = grad / ((v / as_dtype(1 - _BETA2**t, v)).sqrt() + _EPS)
+        a = grad / root_mean_square(v, t, _BETA2, _EPS)
         d = a / (a**2).mean(-1, keepdim=True).sqrt().clamp_min(1)
         kept = 1 - lr * self.weight_decay
         z = self.domain.project(as_dtype(kept, grad) * state.z - as_dtype(lr, grad) * d)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lategrad.rules.blocks import Blocks
 from lategrad.rules.lateness import next_mean_delay
+from lategrad.rules.moments import root_mean_square
 from lategrad.rules.orthogonal import matrix_steps
-from lategrad.rules.rule import as_dtype, average_in, first_query
+from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require, require_number
@@ -116,7 +117,7 @@ class SteadyMuon:
         """Where the average and the iterate are expected to be when the gradient is back."""
         return state.q
 
-    def update(self, state: SteadyMuonState, grad: Tensor, delay: Tensor) -> SteadyMuonState:
+    def update(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> SteadyMuonState:
         """One braked step along the orthogonalised momentum; the new iterate joins the average."""
         t = state.t + 1
         mean_delay = next_mean_delay(state.mean_delay, delay, t)
@@ -150,7 +151,7 @@ class SteadyMuon:
     def _direction(self, grad: Tensor, n: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """d, and the next mean of squares."""
         v = torch.lerp(v, self._others(grad) ** 2, 1 - _BETA2)
-        adam = _OTHER * self._others(n) / ((v / as_dtype(1 - _BETA2**t, v)).sqrt() + _EPS)
+        adam = _OTHER * self._others(n) / root_mean_square(v, t, _BETA2, _EPS)
         if self.blocks is None:
             return adam, v
         steps = matrix_steps(self.blocks, self.blocks.split(n))

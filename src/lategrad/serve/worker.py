@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lategrad.delays import Law
 from lategrad.problems.problem import Problem
-from lategrad.serve.server import Job
+from lategrad.serve.job import Job
+from lategrad.support.seeds import Stream, derived_seed
 
-_STREAM, _PAUSES = 0x776F726B6572, 0x7061757365  # tags: streams of workers share no random numbers
 _BLOCK = 256  # samples drawn at once
 
 
@@ -40,7 +39,7 @@ def stream_seed(seed: int, worker: int) -> int:
     >>> stream_seed(0, 1) == stream_seed(0, 1) != stream_seed(0, 2)
     True
     """
-    return int(np.random.SeedSequence((seed, _STREAM, worker)).generate_state(1)[0])
+    return derived_seed(seed, Stream.WORKER, worker)
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,11 @@ class Oracle:
         self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
 
     def gradient(self, job: Job) -> Tensor:
-        """The gradient of a job, on the CPU. The simulator computes it the same way, to the bit."""
+        """The gradient of a job, where its query lies. The simulator computes it the same way, to the bit."""
         sample = self._sample(job.worker, job.sequence).to(self.device)
         point = job.query.to(self.device).view(1, 1, -1)
         with torch.no_grad():
-            return self.problem.gradient(point, sample).reshape(-1).cpu()
+            return self.problem.gradient(point, sample).reshape(-1).to(job.query.device)
 
     def _sample(self, worker: int, sequence: int) -> Tensor:
         block = sequence // _BLOCK
@@ -87,8 +86,8 @@ class Oracle:
         law = self.slowness.of(job.worker)
         if law is None:
             return 0.0
-        seed = np.random.SeedSequence((self.seed, _PAUSES, job.worker, job.sequence)).generate_state(1)[0]
-        return float(law.raw(1, int(seed))[0]) / 1000
+        seed = derived_seed(self.seed, Stream.PAUSES, job.worker, job.sequence)
+        return float(law.raw(1, seed)[0]) / 1000
 
 
 def work(oracle: Oracle, link: Link, sleep: Callable[[float], object]) -> None:

@@ -23,33 +23,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lategrad.delays import Arrivals, Constant, DelayModel
-from lategrad.delays.specs import parse
-from lategrad.inplace import Step, compiled, in_place
+from lategrad.delays import Arrivals, Constant, DelayModel, as_delay_model
+from lategrad.delays.stages import StageDelays
+from lategrad.execution import OneCall, in_place
+from lategrad.execution.eager import eager_run
+from lategrad.execution.pays import compiling_pays
 from lategrad.problems.problem import Problem
+from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
-from lategrad.rules.rule import AnyRule, issue_ticket
+from lategrad.rules.rule import AnyRule, first_state, issue_ticket
 from lategrad.simulate.history import History, SlotPlan, plan_slots
 from lategrad.simulate.progress import progress_bar
 from lategrad.simulate.recorder import Recorder
-from lategrad.support.runs import map_tensors, owned
+from lategrad.support.runs import map_tensors, runs_shape
+from lategrad.support.seeds import Stream, derived_seed
 from lategrad.support.validation import require, require_device
 from lategrad.trace import Axis, Trace, describe
 
 _CHUNK = 256  # updates whose samples and slots are loaded at once
-_COMPILE_FROM = 2_000  # updates from which compiling (seconds) pays on the CPU
-_OWN_STREAM = 0x73747265616D  # tag: runs that do not share samples draw from seeds of their own
 
-Delays = DelayModel | int | str
+Delays = DelayModel | StageDelays | int | str
 
 
 def simulate(
     problem: Problem,
-    rule: AnyRule[Any],
+    rule: AnyRule[Any] | str,
     delays: Delays | Sequence[Delays],
     steps: int,
     *,
@@ -60,14 +61,18 @@ def simulate(
     compile: bool | Literal["rule"] | None = None,
     progress: bool | None = None,
     save_to: str | Path | None = None,
+    axes: Sequence[str] | None = None,
 ) -> Trace:
     """Run a rule under late gradients; all combinations of seeds, delays and the rule's own runs at once.
 
     Args:
         problem: the objective and its oracle.
-        rule: the server rule; hyper-parameters of shape ``(*runs, 1)`` make it a sweep.
+        rule: the server rule; hyper-parameters of shape ``(*runs, 1)`` make it a sweep. Or a text such as
+            ``"steady:lr=0.1|1|10"`` (see :func:`lategrad.registry.parse_rule`).
         delays: a delay model, an integer for a constant delay, a specification such as
-            ``"lognormal:7,0.4"``, or a list of those, which adds an axis of runs.
+            ``"lognormal:7,0.4"``, delays by stage, or a list of those, which adds an axis of runs. By stage
+            (:func:`~lategrad.delays.by_stage`) each block of the query is that of its own past version; the rule,
+            and the trace, are told the longest delay.
         steps: T, the number of updates.
         seed: of samples and delays; a list adds an axis of runs.
         record_every: updates between two records of loss and accuracy (they look at all the data); by
@@ -76,10 +81,12 @@ def simulate(
         share_samples: runs with the same seed see the same samples, which makes them comparable and fast;
             False gives every run samples of its own.
         compile: through ``torch.compile``, gradient and update as one, or the rule's update alone ("rule", as a
-            real server does it); by default for long runs.
+            real server does it); by default where it pays (:mod:`lategrad.execution.pays`).
         progress: show a progress bar; by default on a terminal.
         save_to: keep the trace in this file, up to date with every record, so that a killed run is not
             lost.
+        axes: a name for every run dimension of the rule (and of the start); by default that of the one
+            hyper-parameter that varies along it, or ``run0``, ``run1``, ... where there is not one.
 
     Ctrl-C ends the run early and returns what was recorded (``trace.complete`` is then False).
 
@@ -98,26 +105,30 @@ def simulate(
     seeds, models = _as_tuple(seed), _as_tuple(delays)
     require("seed", seed, all(isinstance(s, int) and s >= 0 for s in seeds) and len(seeds) > 0, "integers >= 0")
     require("delays", delays, len(models) > 0, "at least one delay model")
+    rule = as_rule(rule)
     parsed = tuple(_as_model(model) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
+    profiles = [model if isinstance(model, StageDelays) else None for model in parsed]
+    _warn_of_late_starts([_label(model) for model in models], arrivals, steps)
 
     rule = fill_in(rule, getattr(problem, "blocks", None))
     device = require_device("device", device)
     simulation = Simulation(problem.to(device), map_tensors(lambda leaf: leaf.to(device), rule), arrivals, seeds,
-                             share_samples, compile if compile is not None else steps >= _COMPILE_FROM)  # fmt: skip
+                             share_samples, compile, profiles)  # fmt: skip
     single = (isinstance(seed, int), not isinstance(delays, Sequence) or isinstance(delays, str))
-    axes = [Axis("seed", seeds), Axis("delay", tuple(_label(m) for m in models)), *simulation.rule_axes(rule)]
+    own = rule_axes(rule, simulation.shape[2:-1], axes)
+    all_axes = [Axis("seed", seeds), Axis("delay", tuple(_label(m) for m in models)), *own]
     config = {
         "problem": repr(problem),
         "rule": describe(rule),
-        "delays": [describe(model) for model in parsed],
+        "delays": [repr(model) if isinstance(model, StageDelays) else describe(model) for model in parsed],
         "seeds": list(seeds),
         "steps": steps,
         "share_samples": share_samples,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
     }
-    recorder = Recorder(simulation, axes, single, config, save_to)
+    recorder = Recorder(simulation, all_axes, single, config, save_to)
     every = record_every or max(1, steps // 10)
     show = sys.stderr.isatty() if progress is None else progress
     recorder.record(0)
@@ -136,12 +147,10 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
-def _as_model(value: Delays) -> DelayModel:
-    if isinstance(value, str):
-        return parse(value)
-    if isinstance(value, int):
-        return Constant(value)
-    require("delays", value, isinstance(value, DelayModel), "a delay model, an integer or a specification")
+def _as_model(value: Delays) -> DelayModel | StageDelays:
+    if not isinstance(value, StageDelays):
+        return as_delay_model(value)
+    require("delays", value, value.stashing, "with stashing: a problem takes its gradient at one point")
     return value
 
 
@@ -151,13 +160,23 @@ def _label(value: Delays) -> int | str:
     return value if isinstance(value, int | str) else repr(value)
 
 
-def _draw(model: DelayModel, problem: Problem, steps: int, seed: int, share_samples: bool) -> Arrivals:
+def _draw(model: DelayModel | StageDelays, problem: Problem, steps: int, seed: int, share_samples: bool) -> Arrivals:
+    if isinstance(model, StageDelays):
+        require("delays", model, model.blocks.size == problem.dim, f"of the problem's {problem.dim} entries")
+        return Constant(model.largest).draw(steps, seed)
     if not model.needs_labels:
         return model.draw(steps, seed)
     require("share_samples", share_samples, share_samples, "True when delays depend on the samples")
     labels = problem.labels(problem.samples(seed, 0, steps))
     require("problem", problem, labels is not None, "one with classes when delays depend on them")
     return model.draw(steps, seed, labels)
+
+
+def _warn_of_late_starts(labels: list[int | str], arrivals: list[list[Arrivals]], steps: int) -> None:
+    for i, label in enumerate(labels):
+        if steps > 1 and all(bool((row[i].delays == torch.arange(steps)).all()) for row in arrivals):
+            warnings.warn(f"delay {label} is too long for {steps} steps: every gradient is taken at the start",
+                          stacklevel=3)  # fmt: skip
 
 
 class Simulation:
@@ -170,44 +189,46 @@ class Simulation:
         arrivals: list[list[Arrivals]],
         seeds: tuple[int, ...],
         share_samples: bool,
-        compile: bool | Literal["rule"],
+        compile: bool | Literal["rule"] | None,
+        profiles: Sequence[StageDelays | None] | None = None,
     ) -> None:
         self.problem, self.rule, self.arrivals = problem, rule, arrivals
         x0 = problem.start()
-        inner = rule.query(rule.init(x0)).shape[:-1]  # the run dimensions of the rule and of the start
-        start = rule.init(x0.expand(len(seeds), len(arrivals[0]), *inner, -1))
-        self.state = owned(start)  # every slot is written in place: none may share its memory
+        inner = torch.broadcast_shapes(x0.shape[:-1], runs_shape(rule))  # the run dimensions of both
+        self.state = first_state(rule, x0.expand(len(seeds), len(arrivals[0]), *inner, -1))
         query = rule.query(self.state)
         self.shape = query.shape
         self.sequences = len(seeds) * len(arrivals[0])
         self.delays = torch.stack([torch.stack([a.delays for a in row], dim=-1) for row in arrivals], dim=1)
 
-        plans = _plans(arrivals)
+        profiles = profiles or [None] * len(arrivals[0])
+        plans, stage_of = _plans(arrivals, profiles), _stage_of(profiles, len(seeds), self.shape[-1])
+        width = query.numel() // self.sequences
         ticket = issue_ticket(rule, self.state)
-        width = (query.numel() + ticket.numel()) // self.sequences
-        _check_memory(History.bytes_needed(plans, width, query.element_size()), query.device)
-        self.queries = History(plans, self.shape[2:], query)
-        self.tickets = History(plans, ticket.shape[2:], ticket) if ticket.numel() else None
+        ticket_width = ticket.numel() // self.sequences
+        needed = History.bytes_needed(plans, width, query.element_size())
+        _check_memory(needed + History.bytes_needed(plans, ticket_width, ticket.element_size()), query.device)
+        self.queries = History(plans, self.shape[2:], query, stage_of)
+        by_entry = stage_of is None or ticket_width in (0, width)
+        require("rule", describe(rule), by_entry, "one whose ticket has the blocks of the query, with delays by stage")
+        self.tickets = History(plans, ticket.shape[2:], ticket, stage_of) if ticket_width else None
 
         streams = self.shape[:-1] if not share_samples else self.shape[:1]
         self.streams = torch.Size(streams)
         self.stream_seeds = seeds if share_samples else _own_seeds(seeds, streams.numel() // len(seeds))
-        self.slots = _slots(self.queries)
+        # After an update its next query is stored; the one after the last, which nobody reads, in the last one's place.
+        self.following = torch.cat([self.queries.write[1:], self.queries.write[-1:]])
         self.chunk = _Chunk.empty()
         self.at = torch.zeros(1, dtype=torch.int64, device=query.device)
 
-        self.buffers = (self.state, self.queries.memory, None if self.tickets is None else self.tickets.memory)
-        _remember(rule, *self.buffers, self.slots[0, 0].to(query.device))
-        step = in_place(rule, compile=compile == "rule")
-        advance = _one_update(problem, rule, step, self.shape, ticket)
-        # No guards: the buffers are the same at every call.
-        self.advance = compiled(advance, guards=False) if compile is True else advance
+        if compile is None:
+            compile = compiling_pays(len(self.delays), query.numel())
+        update = eager_run(rule) if compile != "rule" else _through_the_door(rule, self.state)
+        advance = _one_update(problem, rule, update, self.queries, self.tickets, self.shape)
+        self.advance = OneCall(advance, query.device) if compile is True else advance
+        _store(rule, self.state, self.queries, self.tickets, self.queries.write[0].to(query.device))
         self.graph: torch.cuda.CUDAGraph | None = None
         self.warm_steps = 0
-
-    def rule_axes(self, rule: AnyRule[Any]) -> list[Axis]:
-        """A name and values for each of those dimensions."""
-        return [_rule_axis(rule, self.shape[2:-1], position) for position in range(len(self.shape) - 3)]
 
     def run(self, first: int, until: int, advance: Any) -> None:
         """Updates ``first + 1, ..., until``."""
@@ -226,17 +247,19 @@ class Simulation:
     def _load(self, first: int, last: int) -> None:
         """Samples, slots and delays of the updates of a chunk, into buffers that stay where they are."""
         samples = torch.stack([self.problem.samples(s, first, last - first) for s in self.stream_seeds], dim=1)
+        samples = samples.unflatten(1, self.streams)
         scalars = [1] * (len(self.shape) - 2)
         loaded = _Chunk(
-            samples=samples.unflatten(1, self.streams),
-            slots=self.slots[first:last],
+            samples=samples,
+            write=self.following[first:last],
+            read=self.queries.read[first:last],
             delays=self.delays[first:last].reshape(last - first, *self.shape[:2], *scalars),
         )
         self.chunk = self.chunk.refill(loaded, self.at.device)
         self.at.zero_()
 
     def _step(self) -> None:
-        self.advance(*self.buffers, self.chunk.samples, self.chunk.slots, self.chunk.delays, self.at)
+        self.advance(self.state, *vars(self.chunk).values(), self.at)
 
     def _capture_when_warm(self) -> None:
         """On a GPU, record the step as a graph once it has run: replaying it costs one launch."""
@@ -255,16 +278,16 @@ class _Chunk:
     """Buffers for what a chunk of updates needs; they keep their addresses when refilled."""
 
     samples: Tensor
-    slots: Tensor
-    """int64 ``(updates, 2, sequences)``: where an update reads its query, and where it leaves the next one."""
+    write: Tensor
+    read: Tensor
     delays: Tensor
 
     @staticmethod
     def empty() -> _Chunk:
-        return _Chunk(*[torch.empty(0)] * 3)
+        return _Chunk(*[torch.empty(0)] * 4)
 
     def refill(self, loaded: _Chunk, device: torch.device) -> _Chunk:
-        if not len(self.samples):
+        if not len(self.samples):  # whole chunks, whatever the first one is: compiled code is for one size
             empty = (value.new_zeros(_CHUNK, *value.shape[1:], device=device) for value in vars(loaded).values())
             self = _Chunk(*empty)
         for name, value in vars(loaded).items():
@@ -272,55 +295,64 @@ class _Chunk:
         return self
 
 
+def _through_the_door(rule: AnyRule[Any], state: Any) -> Callable[..., None]:
+    """The rule's update alone, as a real server makes it."""
+    step = in_place(rule, state)
+    return lambda state, grad, delay, ticket, query_out: step(grad, delay, ticket)
+
+
 def _one_update(
-    problem: Problem, rule: AnyRule[Any], step: Step, shape: torch.Size, ticket_like: Tensor
+    problem: Problem,
+    rule: AnyRule[Any],
+    update: Callable[..., None],
+    queries: History,
+    tickets: History | None,
+    shape: torch.Size,
 ) -> Callable[..., None]:
     """One update of every run; everything that changes is read from and written to fixed buffers.
 
     It ends with storing the next query, so that compiled it is one call, and the query is stored as it is made.
     """
-    ticket_shape, no_ticket = ticket_like.shape, ticket_like[..., :0].clone()
 
-    def advance(
-        state: Any, queries: Tensor, tickets: Tensor | None, samples: Tensor, slots: Tensor, delays: Tensor, at: Tensor
-    ) -> None:
-        read, write = slots.index_select(0, at)[0].unbind()
-        stale = queries.index_select(0, read).view(shape)
-        ticket = no_ticket if tickets is None else tickets.index_select(0, read).view(ticket_shape)
+    def advance(state: Any, samples: Tensor, write: Tensor, read: Tensor, delays: Tensor, at: Tensor) -> None:
+        reading = read.index_select(0, at)[0]
+        stale = queries.fetch(reading).view(shape)
+        ticket = stale[..., :0] if tickets is None else tickets.fetch(reading).unflatten(0, shape[:2])
         grad = problem.gradient(stale, samples.index_select(0, at)[0])
-        step(state, grad, delays.index_select(0, at)[0], ticket)
-        _remember(rule, state, queries, tickets, write)
+        update(state, grad, delays.index_select(0, at)[0], ticket, None)
+        _store(rule, state, queries, tickets, write.index_select(0, at)[0])
         at += 1
 
     return advance
 
 
-def _remember(rule: AnyRule[Any], state: Any, queries: Tensor, tickets: Tensor | None, slots: Tensor) -> None:
+def _store(rule: AnyRule[Any], state: Any, queries: History, tickets: History | None, slots: Tensor) -> None:
     """Keep the query of a state, and its ticket, for the updates that will need them."""
-    queries.index_copy_(0, slots, rule.query(state).flatten(0, 1))
+    queries.store(slots, rule.query(state).flatten(0, 1))
     if tickets is not None:
-        tickets.index_copy_(0, slots, issue_ticket(rule, state).flatten(0, 1))
+        tickets.store(slots, issue_ticket(rule, state).flatten(0, 1))
 
 
-def _slots(history: History) -> Tensor:
-    """Of every update, ``(updates, 2, sequences)``: the slots that it reads, and those of the queries after it.
-
-    The query after the last update, which nobody reads, goes where the last one was.
-    """
-    following = torch.cat([history.write[1:], history.write[-1:]])
-    return torch.stack([history.read, following], dim=1)
-
-
-def _plans(arrivals: list[list[Arrivals]]) -> list[SlotPlan]:
+def _plans(arrivals: list[list[Arrivals]], profiles: Sequence[StageDelays | None]) -> list[SlotPlan]:
     """A plan for every sequence of delays; equal sequences (constant delays of several seeds) share one."""
-    plans: dict[bytes, SlotPlan] = {}
+    plans: dict[tuple[object, bytes], SlotPlan] = {}
     ordered = []
-    for one in (one for row in arrivals for one in row):
-        key = one.delays.numpy().tobytes()
+    for one, profile in ((one, profile) for row in arrivals for one, profile in zip(row, profiles, strict=True)):
+        delays = one.delays if profile is None else torch.minimum(one.delays[:, None], torch.tensor(profile.distinct))
+        key = delays.shape, delays.numpy().tobytes()
         if key not in plans:
-            plans[key] = plan_slots(one.delays)
+            plans[key] = plan_slots(delays)
         ordered.append(plans[key])
     return ordered
+
+
+def _stage_of(profiles: Sequence[StageDelays | None], seeds: int, dim: int) -> Tensor | None:
+    """For each sequence and each entry the position of its delay among those of its profile."""
+    if not any(profiles):
+        return None
+    whole = torch.zeros(dim, dtype=torch.int64)
+    of_models = [whole if profile is None else profile.of_entries() for profile in profiles]
+    return torch.stack(of_models).repeat(seeds, 1)
 
 
 def _check_memory(needed: int, device: torch.device) -> None:
@@ -342,21 +374,37 @@ def _check_memory(needed: int, device: torch.device) -> None:
 
 def _own_seeds(seeds: tuple[int, ...], runs: int) -> tuple[int, ...]:
     """A seed for every run of every seed."""
-    keys = ((seed, _OWN_STREAM, run) for seed in seeds for run in range(runs))
-    return tuple(int(np.random.SeedSequence(key).generate_state(1)[0]) for key in keys)
+    return tuple(derived_seed(seed, Stream.OWN_SAMPLES, run) for seed in seeds for run in range(runs))
 
 
-def _rule_axis(rule: AnyRule[Any], runs: torch.Size, position: int) -> Axis:
-    """The hyper-parameter that varies along one run dimension of a rule, if there is exactly one such."""
-    size = runs[position]
-    varying = []
+def rule_axes(rule: AnyRule[Any], runs: torch.Size, names: Sequence[str] | None) -> list[Axis]:
+    """An axis for each run dimension of a rule: a name, and the values of the hyper-parameter of that name.
+
+    >>> import lategrad as lg
+    >>> rule = lg.Steady(lr=torch.tensor([[[0.5]], [[2.0]]]), c=torch.tensor([[10.0], [20.0], [30.0]]))
+    >>> rule_axes(rule, torch.Size([2, 3]), names=None)
+    [Axis(name='lr', values=(0.5, 2.0)), Axis(name='c', values=(10.0, 20.0, 30.0))]
+    """
+    if names is not None:
+        require("axes", names, len(names) == len(runs) == len(set(names)),
+                f"{len(runs)} different names, one for each run dimension of the rule")  # fmt: skip
+    return [
+        _rule_axis(rule, runs, position, None if names is None else names[position]) for position in range(len(runs))
+    ]
+
+
+def _rule_axis(rule: AnyRule[Any], runs: torch.Size, position: int, given: str | None) -> Axis:
+    varying = {}
     for name, value in _named_tensors(rule):
         shape = (1,) * (len(runs) + 1 - value.dim()) + tuple(value.shape)
-        if shape[position] == size:
+        if shape[position] == runs[position]:
             alone = all(length == 1 for i, length in enumerate(shape) if i != position)
-            varying.append(Axis(name, tuple(value.flatten().tolist())) if alone else None)
-    only = varying[0] if len(varying) == 1 else None
-    return only or Axis(f"run{position}", tuple(range(size)))
+            varying[name] = tuple(value.flatten().tolist()) if alone else None
+    counted = tuple(range(runs[position]))
+    if given is not None:
+        return Axis(given, varying.get(given) or counted)
+    ((name, values),) = varying.items() if len(varying) == 1 else [(f"run{position}", None)]
+    return Axis(name if values else f"run{position}", values or counted)
 
 
 def _named_tensors(part: Any) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,7 @@
 """Many runs at once: tensors of shape ``(*runs, d)`` and hyper-parameters of shape ``(*runs, 1)``.
 
-Rules, learners and sets are frozen dataclasses and states are named tuples; both are trees whose leaves
-are tensors, which the functions here walk in one fixed order.
+Rules, learners and sets are frozen dataclasses; states are named tuples, or other tuples, lists, dicts or dataclasses.
+All are trees whose leaves are tensors, which the functions here walk in one fixed order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,24 @@ Tree = TypeVar("Tree")
 def _children(tree: object) -> list[Any]:
     if isinstance(tree, tuple):  # first: states are walked inside compiled code, where this is simple to trace
         return list(tree)
+    if isinstance(tree, list):
+        return tree
+    if isinstance(tree, dict):
+        return [tree[key] for key in _keys(tree)]
     return [getattr(tree, field.name) for field in dataclasses.fields(tree)] if dataclasses.is_dataclass(tree) else []
+
+
+def _keys(tree: dict[Any, Any]) -> list[Any]:
+    """In an order that does not depend on how the dict was made."""
+    return sorted(tree, key=str)
+
+
+def _child_names(tree: object) -> list[str]:
+    if isinstance(tree, tuple | list):
+        return list(getattr(tree, "_fields", map(str, range(len(tree)))))
+    if isinstance(tree, dict):
+        return list(map(str, _keys(tree)))
+    return [field.name for field in dataclasses.fields(tree)] if dataclasses.is_dataclass(tree) else []
 
 
 def tensors(tree: object) -> list[Tensor]:
@@ -46,7 +63,52 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
         return copy
     if isinstance(tree, tuple):
         return type(tree)(*changed) if hasattr(tree, "_fields") else type(tree)(changed)
+    if isinstance(tree, list):
+        return type(tree)(changed)
+    if isinstance(tree, dict):
+        return type(tree)(zip(_keys(tree), changed, strict=True))
     return tree
+
+
+def leaf_names(tree: object, prefix: str = "") -> list[str]:
+    """A name for every tensor of a state, such as ``learner.w``, in the order of :func:`tensors`."""
+    if isinstance(tree, Tensor):
+        return [prefix]
+    prefix = f"{prefix}." if prefix else ""
+    children = zip(_child_names(tree), _children(tree), strict=True)
+    return [name for field, child in children for name in leaf_names(child, prefix + field)]
+
+
+def require_state(state: object, owner: str, place: str = "state") -> None:
+    """Require a tree of tensors: whatever else changes in a state, hosts would not see it change.
+
+    Args:
+        state: of a rule or learner.
+        owner: whose it is, for the message.
+        place: where in the whole state this part is, for the message.
+
+    >>> require_state({"x": torch.zeros(2), "updates": 0}, "MyRule")
+    Traceback (most recent call last):
+    ...
+    ValueError: the state of MyRule must be made of tensors, ... state.updates is the int 0; keep a number as ...
+    """
+    if isinstance(state, Tensor) or state is None:
+        return
+    is_object = dataclasses.is_dataclass(state) and not isinstance(state, type)
+    if not is_object and not isinstance(state, tuple) and type(state) not in (list, dict):
+        number = isinstance(state, int | float)
+        remedy = "; keep a number as a tensor of shape (*runs, 1), such as per_run(x, 0)" if number else ""
+        raise ValueError(f"the state of {owner} must be made of tensors, in tuples, lists, dicts or dataclasses: "
+                         f"{place} is the {type(state).__name__} {state!r}{remedy}")  # fmt: skip
+    for name, child in zip(_child_names(state), _children(state), strict=True):
+        require_state(child, owner, f"{place}.{name}")
+
+
+def structure(tree: object) -> Any:
+    """What a tree is made of, without its tensors: equal for two states that fit into each other."""
+    if isinstance(tree, Tensor):
+        return "tensor"
+    return type(tree).__name__, _child_names(tree), [structure(child) for child in _children(tree)]
 
 
 def owned(tree: Tree) -> Tree:
@@ -66,6 +128,9 @@ def runs_shape(tree: object) -> torch.Size:
 
 def spread(tree: object, x0: Tensor) -> Tensor:
     """A fresh copy of ``x0`` with a row for every run of ``tree``, so that states keep their shape."""
+    domain = getattr(tree, "domain", None)
+    if isinstance(domain, str):
+        raise ValueError(f"domain must be a set such as lategrad.Ball(5.0), got {domain!r}: parse_set makes one")
     shape = torch.broadcast_shapes(x0.shape, (*runs_shape(tree), 1))
     return x0.detach().expand(shape).clone(memory_format=torch.contiguous_format)
 
@@ -73,3 +138,8 @@ def spread(tree: object, x0: Tensor) -> Tensor:
 def per_run(x: Tensor, value: float) -> Tensor:
     """A float64 scalar for every run of ``x``: shape ``(*runs, 1)``."""
     return torch.full((*x.shape[:-1], 1), value, dtype=torch.float64, device=x.device)
+
+
+def wide_zeros(x: Tensor) -> Tensor:
+    """float64 zeros of the shape of ``x``, for sums that grow without bound."""
+    return torch.zeros_like(x, dtype=torch.float64)

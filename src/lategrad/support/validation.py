@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 Scalar = float | Tensor
 """A hyper-parameter: a float, or a tensor of shape ``(*runs, 1)`` with one value for each run."""
+
+_SHOWN = 8  # entries of a tensor in a message
 
 
 def _all_true(condition: bool | Tensor) -> bool:
@@ -24,7 +28,27 @@ def require(name: str, value: object, condition: bool | Tensor, valid: str) -> N
     ValueError: radius must be a finite number >= 0, got -1.0
     """
     if not _all_true(condition):
-        raise ValueError(f"{name} must be {valid}, got {value!r}")
+        raise ValueError(f"{name} must be {valid}, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    """A value in a message: numbers as they are written, not as tensors print."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    entries = [f"{entry:g}" for entry in value.detach().flatten()[:_SHOWN].tolist()]
+    more = ", ..." if value.numel() > _SHOWN else ""
+    return entries[0] if value.numel() == 1 else f"[{', '.join(entries)}{more}]"
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """A suggestion for a message, or nothing.
+
+    >>> did_you_mean("anytime-sdg", ["anytime-sgd", "sgd", "steady"])
+    "; did you mean 'anytime-sgd'?"
+    """
+    others = [word for word in valid if word != name]
+    near = difflib.get_close_matches(name, others, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def require_number(name: str, value: Scalar, *, low: float, strict: bool = False) -> None:
@@ -71,4 +95,6 @@ def require_device(name: str, value: str | torch.device) -> torch.device:
 
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Require one of the given words."""
-    require(name, value, value in choices, "one of " + ", ".join(map(repr, choices)))
+    if value not in choices:
+        meant = did_you_mean(str(value), choices)
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{meant}")

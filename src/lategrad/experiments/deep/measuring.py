@@ -59,7 +59,7 @@ def measure(config: Config, setting: Setting, contender: Contender, out: Path, *
     run = _Runner(config, setting, contender, out, device, say)
     first, seeds = config.all_seeds[: setting.tuning_seeds], config.all_seeds
     if contender.synchronous:  # tuned at every number of rounds
-        constant = [delay for delay in config.delays if delay == str(MEAN_DELAY[delay])]
+        constant = list(dict.fromkeys(str(MEAN_DELAY[delay]) for delay in config.delays))
         grid = run.traces("grid", dict.fromkeys(constant, (contender.steps, first)))
         choice = {delay: _best_step(trace) for delay, trace in grid.items()}
         rest = {delay: ((contender.steps[choice[delay]],), seeds[len(first) :]) for delay in constant}

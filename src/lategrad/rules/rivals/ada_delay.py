@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rule import average_in, first_query
+from lategrad.rules.rule import Delay, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.support.runs import per_run
+from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
 
@@ -65,13 +65,13 @@ class AdaDelay:
     def init(self, x0: Tensor) -> AdaDelayState:
         """Start at the projection of ``x0``."""
         x = first_query(self, x0)
-        return AdaDelayState(x=x, mean=x.clone(), squares=0 * x.double(), t=per_run(x, 0))
+        return AdaDelayState(x=x, mean=x.clone(), squares=wide_zeros(x), t=per_run(x, 0))
 
     def query(self, state: AdaDelayState) -> Tensor:
         """The iterate."""
         return state.x
 
-    def update(self, state: AdaDelayState, grad: Tensor, delay: Tensor) -> AdaDelayState:
+    def update(self, state: AdaDelayState, grad: Tensor, delay: Delay) -> AdaDelayState:
         """One projected step; the new iterate joins the average."""
         t = state.t + 1
         squares = state.squares + t / (t + delay) * grad.double() ** 2

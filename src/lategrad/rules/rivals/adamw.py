@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rivals.moments import Moments, adam_direction, next_moments, start_moments
-from lategrad.rules.rule import AVERAGES, as_dtype, first_query, next_mean, start_mean
+from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number, require_share
@@ -79,7 +79,7 @@ class AdamW:
         """The iterate."""
         return state.x
 
-    def update(self, state: AdamWState, grad: Tensor, delay: Tensor) -> AdamWState:
+    def update(self, state: AdamWState, grad: Tensor, delay: Delay) -> AdamWState:
         """One projected step, and the decay of the weights."""
         t = state.t + 1
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)

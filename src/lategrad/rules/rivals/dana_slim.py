@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import as_dtype, first_query
+from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.validation import Scalar, require_number, require_share
 
@@ -72,7 +72,7 @@ class DANASlim:
         """The momentum of the worker that gets the query."""
         return state.velocity
 
-    def update(self, state: DANASlimState, grad: Tensor, delay: Tensor, ticket: Tensor) -> DANASlimState:
+    def update(self, state: DANASlimState, grad: Tensor, delay: Delay, ticket: Tensor) -> DANASlimState:
         """One projected step of what the worker sends."""
         velocity = self.momentum * ticket + grad
         sent = self.momentum * velocity + grad

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import as_dtype, average_in, first_query
+from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
@@ -78,7 +78,7 @@ class GapAware:
         """The query itself."""
         return state.x
 
-    def update(self, state: GapAwareState, grad: Tensor, delay: Tensor, ticket: Tensor) -> GapAwareState:
+    def update(self, state: GapAwareState, grad: Tensor, delay: Delay, ticket: Tensor) -> GapAwareState:
         """One projected step along the velocity."""
         t = state.t + 1
         unit = state.mean_move.clamp_min(torch.finfo(grad.dtype).tiny)  # what never moved has no gap

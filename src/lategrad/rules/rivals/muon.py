@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.blocks import Blocks
+from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.orthogonal import matrix_steps
-from lategrad.rules.rivals.moments import Moments, adam_direction, next_moments, start_moments
-from lategrad.rules.rule import AVERAGES, as_dtype, first_query, next_mean, start_mean
+from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number, require_share
@@ -98,7 +98,7 @@ class Muon:
         """The iterate."""
         return state.x
 
-    def update(self, state: MuonState, grad: Tensor, delay: Tensor) -> MuonState:
+    def update(self, state: MuonState, grad: Tensor, delay: Delay) -> MuonState:
         """One projected step, and the decay of the weights."""
         t = state.t + 1
         momentum = self.momentum * state.momentum + (1 - self.momentum) * grad

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rivals.moments import Moments, next_moments, root_mean_square, start_moments
-from lategrad.rules.rule import as_dtype, first_query
+from lategrad.rules.moments import Moments, geometric, next_moments, root_mean_square, start_moments
+from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
@@ -84,9 +84,9 @@ class NAdam:
         return state.x
 
     def _momentum(self, t: Tensor) -> Tensor:
-        return self.beta1 * (1 - 0.5 * 0.96 ** (self.momentum_decay * t))
+        return self.beta1 * (1 - 0.5 * geometric(0.96, self.momentum_decay * t))
 
-    def update(self, state: NAdamState, grad: Tensor, delay: Tensor) -> NAdamState:
+    def update(self, state: NAdamState, grad: Tensor, delay: Delay) -> NAdamState:
         """One projected step with Nesterov's look-ahead, and the decay of the weights."""
         t = state.t + 1
         now, ahead = self._momentum(t), self._momentum(t + 1)

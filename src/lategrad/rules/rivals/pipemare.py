@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rivals.moments import Moments, adam_direction, next_moments, start_moments
-from lategrad.rules.rule import as_dtype, first_query
+from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules.rule import Delay, as_dtype, as_number, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
@@ -76,11 +76,11 @@ class PipeMare:
         """The iterate."""
         return state.x
 
-    def update(self, state: PipeMareState, grad: Tensor, delay: Tensor) -> PipeMareState:
+    def update(self, state: PipeMareState, grad: Tensor, delay: Delay) -> PipeMareState:
         """One projected step of AdamW, shortened."""
         t = state.t + 1
-        power = 1 - (t / self.annealing).clamp(max=1)
-        lr = self.lr / delay.double().clamp(min=1) ** power
+        power = 1 - (t / self.annealing).clamp_max(1)
+        lr = self.lr * (-power * as_number(delay).clamp_min(1).log()).exp()  # lr / max(1, tau)^p
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
         direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
         return PipeMareState(x=self.domain.project(state.x - as_dtype(lr, grad) * direction), moments=moments, t=t)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.rules.blocks import Blocks
 from lategrad.rules.rivals.muon import in_matrices
-from lategrad.rules.rule import as_dtype, first_query
+from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
@@ -85,7 +85,7 @@ class RingmasterMuon:
         """The number of steps made before the query was handed out, shape ``(*runs, 1)``."""
         return state.made
 
-    def update(self, state: RingmasterMuonState, grad: Tensor, delay: Tensor, ticket: Tensor) -> RingmasterMuonState:
+    def update(self, state: RingmasterMuonState, grad: Tensor, delay: Delay, ticket: Tensor) -> RingmasterMuonState:
         """One projected step, or none."""
         in_time = state.made - ticket < self.threshold
         momentum = self.momentum * state.momentum + (1 - self.momentum) * grad

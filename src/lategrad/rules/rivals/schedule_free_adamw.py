@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rivals.moments import root_mean_square
-from lategrad.rules.rule import as_dtype, average_in, first_query
+from lategrad.rules.moments import root_mean_square
+from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
@@ -81,7 +81,7 @@ class ScheduleFreeAdamW:
         """The point y between the iterate and the average."""
         return torch.lerp(state.z, state.x, self.interpolation)
 
-    def update(self, state: ScheduleFreeAdamWState, grad: Tensor, delay: Tensor) -> ScheduleFreeAdamWState:
+    def update(self, state: ScheduleFreeAdamWState, grad: Tensor, delay: Delay) -> ScheduleFreeAdamWState:
         """One projected step of z, which joins the average."""
         t = state.t + 1
         second = self.beta2 * state.second + (1 - self.beta2) * grad * grad

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import as_dtype, first_query
+from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.validation import Scalar, require_number, require_share
 
@@ -63,7 +63,7 @@ class SGDMomentum:
         """The iterate."""
         return state.x
 
-    def update(self, state: SGDMomentumState, grad: Tensor, delay: Tensor) -> SGDMomentumState:
+    def update(self, state: SGDMomentumState, grad: Tensor, delay: Delay) -> SGDMomentumState:
         """One projected step along the velocity."""
         velocity = self.momentum * state.velocity + grad
         return SGDMomentumState(x=self.domain.project(state.x - as_dtype(self.lr, grad) * velocity), velocity=velocity)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.learners.learner import squared_norm
-from lategrad.rules.rule import average_in, first_query
+from lategrad.rules.rule import Delay, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
@@ -74,7 +74,7 @@ class UniXGrad:
     def init(self, x0: Tensor) -> UniXGradState:
         r""":math:`y_0 = \tilde z_1`, the projection of ``x0``."""
         y = first_query(self, x0)
-        return UniXGradState(y=y, mean=y.clone(), hint=0 * y, surprise=per_run(y, 0), t=per_run(y, 0))
+        return UniXGradState(y=y, mean=y.clone(), hint=torch.zeros_like(y), surprise=per_run(y, 0), t=per_run(y, 0))
 
     def query(self, state: UniXGradState) -> Tensor:
         r""":math:`\tilde z_r` in the first half of a round, :math:`\bar x_r` in the second."""
@@ -82,7 +82,7 @@ class UniXGrad:
         ahead = average_in(state.mean, state.y, 2 / (r + 1))
         return torch.where(state.t % 2 == 0, ahead, state.mean)
 
-    def update(self, state: UniXGradState, grad: Tensor, delay: Tensor) -> UniXGradState:
+    def update(self, state: UniXGradState, grad: Tensor, delay: Delay) -> UniXGradState:
         """Half a round: from y to x with the first gradient, then from y to the next y with the second."""
         r = torch.floor(state.t / 2) + 1
         first = state.t % 2 == 0

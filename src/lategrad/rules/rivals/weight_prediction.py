@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rivals.moments import Moments, adam_direction, next_moments, start_moments
-from lategrad.rules.rule import as_dtype, first_query
+from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
@@ -77,11 +77,11 @@ class WeightPrediction:
 
     def query(self, state: WeightPredictionState) -> Tensor:
         """Where the iterate is expected to be."""
-        direction = self._direction(state.moments, state.t.clamp(min=1))  # zero before any update
+        direction = self._direction(state.moments, state.t.clamp_min(1))  # zero before any update
         ahead = as_dtype(self.lr * state.delay, state.x) * direction
         return self.domain.project(state.x - ahead)
 
-    def update(self, state: WeightPredictionState, grad: Tensor, delay: Tensor) -> WeightPredictionState:
+    def update(self, state: WeightPredictionState, grad: Tensor, delay: Delay) -> WeightPredictionState:
         """One projected step of AdamW from the iterate itself."""
         t = state.t + 1
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
