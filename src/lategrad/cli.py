@@ -21,7 +21,7 @@ from lategrad import __version__
 from lategrad.commands import tolerance as tolerance_command
 from lategrad.comparison import Contender, file_name, require_new, table, write_results
 from lategrad.delays import specs as delay_specs
-from lategrad.experiments.reproduce import PARTS
+from lategrad.experiments.reproduce import NAMES as PARTS
 from lategrad.experiments.reproduce import reproduce as run_reproduction
 from lategrad.problems import Dataset, Problem, Quadratic, load
 from lategrad.problems.data import PREPROCESSING
@@ -405,7 +405,7 @@ def _with_axes(trace: Trace) -> Trace:
 def reproduce(
     what: Annotated[str, typer.Argument(help=f"One of {', '.join(PARTS)}, or all.")] = "all",
     scale: Annotated[
-        str, typer.Option(help="quick (minutes), paper (under an hour on two cores), full (GPU).")
+        str, typer.Option(help="quick (ten minutes on two cores), paper (under an hour on two cores), full (GPU).")
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for report.html, figures and CSV files.")] = Path("out"),
     device: Device = "cpu",
@@ -414,8 +414,9 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's figures and theorems, compare all rivals, and write a report that judges each claim.
 
-    An interrupted run goes on where it stopped: finished sweeps are kept under OUT/traces. The rivals and the deep
-    models take hours on a CPU at the paper's scale: `all` leaves them out there, and says so.
+    An interrupted run goes on where it stopped: what is finished is kept under OUT/traces. On a CPU every core gets
+    work of its own. Beyond the quick scale the deep models and the rivals on Fashion-MNIST would take hours there:
+    `all` leaves them out, and says so.
     """
     begin = time.monotonic()
 
@@ -431,7 +432,7 @@ def reproduce(
         table.add_column(column)
     verdicts = [verdict for section in sections for verdict in section.verdicts]
     for verdict in verdicts:
-        outcome = "[green]yes[/]" if verdict.reproduced else "[red]no[/]"
+        outcome = {True: "[green]yes[/]", False: "[red]no[/]", None: "not judged"}[verdict.reproduced]
         table.add_row(verdict.claim, verdict.measured, outcome)
     if verdicts:
         Console().print(table)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from torch import Tensor
 
 from lategrad.delays import ByClass
 from lategrad.experiments import style
+from lategrad.experiments.jobs import Job
+from lategrad.experiments.part import Run
 from lategrad.experiments.results import Section
-from lategrad.experiments.sweep import LOGNORMAL, Say, cached_trace, dataset, half_decades
+from lategrad.experiments.sweep import LOGNORMAL, cached_trace, dataset, half_decades
 from lategrad.problems import SoftmaxRegression
 from lategrad.registry import build_rule, parse_set
 from lategrad.rules import AnyRule
@@ -40,6 +42,9 @@ SCENARIOS: dict[str, Delays] = {
 }
 """Kinds of delays by their names in tables; the first is the one that steps are frozen from."""
 
+RUN_STEP = 5e-6
+"""Seconds of one core for one update of one run on digits, about; for forecasts."""
+_three_digits = style.three_digits
 POINTS = ("output", "query")
 """Where a run is judged: at the rule's own output, and at its last query (most rules' last iterate)."""
 
@@ -117,34 +122,67 @@ class Config:
 
 
 CONFIGS = {
-    "quick": Config((Setting("digits", 1_500, 16),), seeds=1, every_step=2),
+    "quick": Config((Setting("digits", 20_000, 16),), seeds=1, every_step=2),
     "paper": Config((Setting("fashion-mnist", 46_875, 64), Setting("digits", 20_000, 16)), seeds=3),
     "full": Config((Setting("fashion-mnist", 187_500, 16), Setting("digits", 50_000, 16)), seeds=3),
 }
 
 
+TOO_LARGE = ("fashion-mnist",)
+"""Data sets on which the comparison takes hours on a CPU."""
+
+
+def config_for(run: Run) -> Config:
+    """What is run: without a GPU, not on the data sets that would take hours."""
+    config = CONFIGS[run.scale]
+    if run.device != "cpu":
+        return config
+    return dataclasses.replace(config, settings=tuple(s for s in config.settings if s.data not in TOO_LARGE))
+
+
 # ---- running
 
 
+def jobs(run: Run) -> list[Job]:
+    """A job for every rule on every data set and set."""
+    config, made = config_for(run), []
+    for setting in config.settings:
+        for domain in config.domains:
+            for contender in config.contenders:
+                runs = (len(contender.steps[:: config.every_step]) * max(1, len(contender.values)) * len(SCENARIOS)
+                        * config.seeds)  # fmt: skip
+                made.append(Job(
+                    f"rivals: {setting.data}, {domain[0]}, {style.TITLES[contender.rule]}",
+                    6 + runs * setting.updates * RUN_STEP,
+                    partial(measure, config, setting, domain, contender, run.out, device=run.device),
+                    (_path(run.out, setting, domain, contender),), on_gpu=run.device != "cpu",
+                ))  # fmt: skip
+    return made
+
+
+def _path(out: Path, setting: Setting, domain: tuple[str, str], contender: Contender) -> Path:
+    return out / "traces" / f"rivals-{setting.data}-{domain[0]}-{contender.rule}.safetensors"
+
+
 def measure(config: Config, setting: Setting, domain: tuple[str, str], contender: Contender, out: Path, *,
-            device: str, say: Say) -> Trace:  # fmt: skip
+            device: str) -> Trace:  # fmt: skip
     """All steps of a rule under all delays: axes seed, delay, knob, step and point; no vectors."""
-    problem, (name, the_set) = config.problem(setting), domain
+    problem, (_, the_set) = config.problem(setting), domain
     scenarios = {label: describe(delays) for label, delays in SCENARIOS.items()}
     rule = contender.build(the_set, config.every_step)
     key = {"setting": dataclasses.asdict(setting), "preprocessing": config.preprocessing, "seeds": config.seeds,
            "rule": describe(rule), "scenarios": scenarios}  # fmt: skip
 
     def run() -> Trace:
-        say(f"rivals: {setting.data}, {name}, {contender.rule}")
         trace = simulate(
             problem, rule, list(SCENARIOS.values()), setting.updates, seed=list(range(config.seeds)), device=device,
             record_every=setting.updates,
-            compile=setting.updates > 10_000,
+            # On a GPU the step is replayed as a graph: for small problems compiling takes longer than it saves.
+            compile=setting.updates > 10_000 and (device == "cpu" or setting.data in TOO_LARGE),
         )  # fmt: skip
         return _at_both_points(trace, contender, problem, device)
 
-    return cached_trace(out / "traces" / f"rivals-{setting.data}-{name}-{contender.rule}.safetensors", key, run)
+    return cached_trace(_path(out, setting, domain, contender), key, run)
 
 
 def _at_both_points(trace: Trace, contender: Contender, problem: SoftmaxRegression, device: str) -> Trace:
@@ -262,11 +300,6 @@ def table(panel: Sequence[Result], constrained: bool, protocol: str) -> list[dic
     return rows
 
 
-def _three_digits(value: float) -> str:
-    """``.845``, as accuracies are written in tables."""
-    return f"{value:.3f}".replace("0.", ".", 1)
-
-
 # ---- showing
 
 Panels = dict[tuple[Setting, tuple[str, str]], list[Result]]
@@ -301,6 +334,53 @@ def plot(panels: Panels, setting: Setting) -> Figure:
     return figure
 
 
+HEADLINE = "rivals-over-delays"
+OURS = ("steady", "steady-coordinate")
+
+
+def headline(panels: Panels) -> Figure:
+    """Accuracy against the constant delays with frozen steps, in the first panel: ours before the rivals in grey."""
+    (setting, (name, _)), panel = next(iter(panels.items()))
+    figure, (ax,) = style.panels(
+        [f"Ours against the rivals: {setting.data}, {name}"], "test accuracy", height=style.HEADLINE
+    )
+    constant = [position for position, label in enumerate(SCENARIOS) if label.isdecimal()]
+    for result in sorted(panel, key=lambda result: result.rule in OURS):
+        values = result.frozen.mean(0)[constant]
+        if result.rule in OURS:
+            dashes = "-" if result.rule == OURS[0] else "--"
+            ax.plot(values, dashes, marker="o", markersize=4, linewidth=2.4, color=style.COLOURS[result.rule],
+                    label=style.TITLES[result.rule])  # fmt: skip
+        else:
+            coloured = result.rule in ("sgd", "anytime-sgd")
+            ax.plot(values, linewidth=1.4 if coloured else 0.8, alpha=1 if coloured else 0.7,
+                    color=style.COLOURS[result.rule] if coloured else style.RIVAL,
+                    label=style.TITLES[result.rule] if coloured else None)  # fmt: skip
+    ax.set_xticks(range(len(constant)), [list(SCENARIOS)[position] for position in constant])
+    ax.set_xlabel("delay (updates)")
+    style.legend(figure, [ax])
+    return figure
+
+
+def finding(panels: Panels) -> str:
+    """Where Steady stands in each panel."""
+    parts = []
+    for (setting, (name, _)), panel in panels.items():
+        order = ranked(panel)
+        first = min(i for i, result in enumerate(order) if result.rule in OURS)
+        ours, best = order[first], next(result for result in order if result.rule not in OURS)
+        parts.append(
+            f"{_ordinal(first + 1)} of {len(order)} on {setting.data}, {name} ({mean_late(ours.frozen):.3f} on "
+            "average over "
+            f"the delays; the best rival, {style.TITLES[best.rule]}, {mean_late(best.frozen):.3f})"
+        )
+    return f"Our own rule, Steady, with its step frozen from delay 0, is {', and '.join(parts)}."
+
+
+def _ordinal(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
+
+
 def rows(setting: Setting, domain: tuple[str, str], trace: Trace, contender: Contender) -> list[dict[str, Any]]:
     """Every final number of a rule, for the CSV."""
     place = {"data": setting.data, "regime": domain[0], "rule": contender.rule}
@@ -326,15 +406,25 @@ def _winners(panels: Panels) -> str:
     return "; ".join(parts)
 
 
-def section(config: Config, out: Path, *, device: str, say: Say) -> Section:
-    """Run everything, and show it by both protocols."""
+def section(run: Run) -> Section:
+    """Everything, by both protocols."""
+    left_out = [s.data for s in CONFIGS[run.scale].settings if s not in config_for(run).settings]
+    missing = (
+        f"Left out, as it takes hours on a CPU: {', '.join(left_out)}; `lategrad reproduce rivals --scale {run.scale} "
+        "--device cuda` has it."
+    )
+    return section_of(config_for(run), run.out, device=run.device, about=(missing,) if left_out else ())
+
+
+def section_of(config: Config, out: Path, *, device: str, about: tuple[str, ...] = ()) -> Section:
+    """The same for a configuration of one's own."""
     panels: Panels = {}
     every: list[dict[str, Any]] = []
     for setting in config.settings:
         for domain in config.domains:
             found = panels.setdefault((setting, domain), [])
             for contender in config.contenders:
-                trace = measure(config, setting, domain, contender, out, device=device, say=say)
+                trace = measure(config, setting, domain, contender, out, device=device)
                 found += results(trace, contender)
                 every += rows(setting, domain, trace, contender)
     runs = "; ".join(f"{s.data}, batch {s.batch}, {s.updates:,} updates" for s in config.settings)
@@ -357,14 +447,18 @@ def section(config: Config, out: Path, *, device: str, say: Say) -> Section:
             "the spread is the largest difference between two seeds at one delay. †: the projection onto the ball is "
             "outside the rule's theory.",
             f"Best means. {_winners(panels)}.",
+            *about,
         ),
-        figures={stem: plot(panels, setting) for stem, setting in stems.items()},
-        captions={stem: f"Accuracy under late gradients on {s.data}, best mean first." for stem, s in stems.items()},
+        figures={stem: plot(panels, setting) for stem, setting in stems.items()} | {HEADLINE: headline(panels)},
+        captions={stem: f"Accuracy under late gradients on {s.data}, best mean first." for stem, s in stems.items()}
+        | {HEADLINE: f"Every rule with its step frozen from delay 0, {runs}. Grey: the rivals."},
         tables={
             f"{setting.data}, {name} ({the_set}), {protocol}": table(panel, the_set != "whole", protocol)
             for (setting, (name, the_set)), panel in panels.items()
             for protocol in ("frozen", "oracle")
         },
         rows=every,
+        finding=finding(panels),
+        headline=HEADLINE,
         config=dataclasses.asdict(config) | {"delays": {label: describe(d) for label, d in SCENARIOS.items()}},
     )
