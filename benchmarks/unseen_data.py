@@ -33,7 +33,7 @@ def finals(problem: SoftmaxRegression, rule: object, delays: list, updates: int,
 
 
 def measure(problem, contender, domain, updates, seeds) -> list[rivals.Result]:
-    scenarios = list(rivals.SCENARIOS.values())
+    scenarios = list(rivals.scenarios_for(problem.outputs).values())
     undelayed = finals(problem, contender.build(domain, 1), scenarios[:1], updates, seeds)
     every = torch.zeros(2, len(seeds), len(scenarios), *undelayed.shape[3:], dtype=undelayed.dtype)
     every[:, :, :1] = undelayed

@@ -91,7 +91,7 @@ def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:
             - ``fashion-mnist``: 28×28 images scaled to [0, 1]; 60,000 to train and 10,000 to test;
             - ``letters``: 26 classes, 16 features of printed letters; 16,000 to train and 4,000 to test, split
               as the digits; ``satellite``: 6 kinds of soil, 36 values of 3×3 pixels in four bands; 4,435 and
-              2,000. Both need ``scripts/fetch_mlbench.sh`` and the extra ``mlbench`` (:mod:`~lategrad.problems.mlbench`);
+              2,000. Both need ``scripts/fetch_mlbench.sh`` and the extra ``mlbench``;
             - a path ending in ``.npz``: arrays ``x_train``, ``y_train`` and, if there is a test part,
               ``x_test``, ``y_test``; or ``x`` and ``y``. Further dimensions of x are flattened;
             - a path ending in ``.csv``: commas between columns (or semicolons, tabs or bars, which are
@@ -114,7 +114,8 @@ def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:
     """
     require_choice("preprocessing", preprocessing, tuple(PREPROCESSING))
     name = os.fspath(name)
-    builtin = {"digits": _digits, "fashion-mnist": _fashion_mnist} | {key: partial(_mlbench, key) for key in mlbench.FILES}
+    builtin = {"digits": _digits, "fashion-mnist": _fashion_mnist}
+    builtin |= {key: partial(_mlbench, key) for key in mlbench.FILES}
     dataset = builtin[name]() if name in builtin else _from_file(name)
     if preprocessing == "none":
         return dataset
