@@ -95,3 +95,25 @@ def steady_in_constant_delay(
     leaning = math.sqrt(2) * c * L * D * lr * tau * math.sqrt(activity) / T
     shortened = 2 * D**2 * gradient * (1 + tau) * (T + 2) / (math.sqrt(3) * steady_reach(lr, D) * T * (T + 1))
     return noise + late + leaning + shortened
+
+
+def steady_in_random_delays(
+    T: int, *, L: float, D: float, G: float, sigma: float, lr: float, c: float, mu: float, in_flight: int,
+    activity: float, shortening: float,
+) -> float:  # fmt: skip
+    r"""A bound on :math:`E[f(x_T) - f^*]` for delays that vary, independent of the data, each of mean at most ``mu``.
+
+    :func:`steady_in_constant_delay` with :math:`\mu` for :math:`\tau`, :math:`\sqrt{\mu F}` for it in the term with A,
+    and for the shortened steps :math:`2 G D / (T (T+1))` times the mean of :func:`steady_shortening`.
+
+    Args:
+        T, L, D, G, sigma, lr, c: as there.
+        mu: bound on the mean of every delay.
+        in_flight: F, the largest number of gradients on their way (:func:`~lategrad.theory.largest_in_flight`).
+        activity: A, its mean.
+        shortening: the mean of :func:`steady_shortening` over the delays.
+    """
+    noise = (D**2 / (2 * lr) + lr) * 2 * math.hypot(G, sigma) / math.sqrt(3 * T)
+    late = 2 * mu * D * (G + 2 * L * D) / (T + 1) + 4 * c * L * D**2 * mu / (math.sqrt(T) * (T + 1))
+    leaning = math.sqrt(2) * c * L * D * lr * math.sqrt(mu * in_flight * activity) / T
+    return noise + late + leaning + 2 * G * D * shortening / (T * (T + 1))
