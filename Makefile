@@ -31,8 +31,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(or $(JOBS),2)
 test: lint ## everything a change must pass (minutes, no GPU, no data sets)
 	$(PYTEST) -m "not slow"
 
-data: $(STAMP) ## put Fashion-MNIST into the user's cache, if it is not on this machine yet
+data: $(STAMP) ## put Fashion-MNIST and Shakespeare's works into the user's cache, if they are not there yet
 	scripts/fetch_fashion_mnist.sh
+	scripts/fetch_shakespeare.sh
 
 test-all: lint data ## test, and the slow tests on real data and in a real browser
 	scripts/install_chromium.sh

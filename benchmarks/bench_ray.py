@@ -12,8 +12,7 @@ import warnings
 
 import lategrad as lg
 from async_baselines import FreeGradient, local_ray, processor_seconds, ray_parameter_server_and_cost, softmax_problem
-from lategrad.serve import Settings
-from lategrad.serve.cluster import ClusterTraining
+from lategrad.serve import Settings, Training
 from timing import verdict
 
 WORKERS, WARM_UP, SECONDS = 2, 3.0, 5.0
@@ -21,17 +20,17 @@ WORKERS, WARM_UP, SECONDS = 2, 3.0, 5.0
 
 def ours(problem, rule):
     """Updates per second of lategrad's engine, and the processor seconds of all processes for an update."""
-    settings = Settings(steps=10**9, workers=WORKERS, engine="ray", compile=True)
-    training = ClusterTraining(problem, rule, settings, progress=False)
+    settings = Settings(steps=10**9, workers=WORKERS, engine="ray", compile=True, progress=False)
+    training = Training(problem, rule, settings)
     measured = []
 
     def stop_after_a_while():
-        while len(training.workers) < WORKERS or training._seen < 10 * WORKERS:
+        while len(training.workers) < WORKERS or training.version < 10 * WORKERS:
             time.sleep(0.1)
         time.sleep(WARM_UP)
-        before, first = processor_seconds(), training._seen
+        before, first = processor_seconds(), training.version
         time.sleep(SECONDS)
-        measured.append((processor_seconds() - before) / (training._seen - first))
+        measured.append((processor_seconds() - before) / (training.version - first))
         training.stop()
 
     threading.Thread(target=stop_after_a_while, daemon=True).start()
@@ -45,7 +44,7 @@ def ours(problem, rule):
 def main(rounds=3):
     rule = lg.Anytime(lg.OGD(lr=1e-3))
     with local_ray():
-        for problem, claim in ((softmax_problem(), 1.5), (FreeGradient(10**6), 1.0), (FreeGradient(10**7), 1.0)):
+        for problem, claim in ((softmax_problem(), 1.5), (FreeGradient(10**6), 1.5), (FreeGradient(10**7), 1.0)):
             print(f"{problem}, updates per second and processor time of all processes for each")
             ratios = []
             for _ in range(rounds):

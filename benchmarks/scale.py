@@ -28,12 +28,12 @@ from timing import verdict
 INLINE = 65_536  # bytes of a vector that travels inside the call
 
 
-def measured_rate(problem, workers, steps, slow=None, shards=1):
+def measured_rate(problem, workers, steps, slow=None):
     """Updates per second in the second half of a run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trace = lg.train(problem, lg.Anytime(lg.OGD(lr=1e-3)), steps=steps, workers=workers, engine="ray",
-                         compile=True, slow=slow, shards=shards, progress=False)  # fmt: skip
+                         compile=True, slow=slow, progress=False)  # fmt: skip
     half = trace.time[len(trace.time) // 2 :]
     return (len(half) - 1) / float(half[-1] - half[0])
 
@@ -48,10 +48,6 @@ class Cost(NamedTuple):
     def of(self, dim):
         """For a vector of so many float32."""
         return self.inline if 4 * dim <= INLINE else self.stored + self.per_entry * dim
-
-    def of_shards(self, dim, shards):
-        """Each shard is called twice for an update, to stage (with a vector) and to commit (which returns one)."""
-        return self.inline + self.of(dim / shards)
 
 
 def server_cost(saturating=2):
@@ -86,12 +82,11 @@ def check_formula(cost):
 
 
 def print_capacity(cost):
-    """How many workers keep one server, and eight shards, just busy."""
-    print("workers that one server can feed, and eight shards")
+    """How many workers keep one server just busy."""
+    print("workers that one server can feed")
     for dim in (10_000, 1_000_000, 100_000_000):
         for gradient in (0.1, 1.0, 10.0):
-            fed = f"{gradient / cost.of(dim) + 1:8,.0f} {gradient / cost.of_shards(dim, 8) + 1:8,.0f}"
-            print(f"  d = {dim:>11,}, a gradient takes {gradient:4.1f} s: {fed}")
+            print(f"  d = {dim:>11,}, a gradient takes {gradient:4.1f} s: {gradient / cost.of(dim) + 1:8,.0f}")
 
 
 def simulate(steps=20_000):

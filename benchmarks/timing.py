@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -30,3 +31,10 @@ def report(title: str, seconds: dict[str, float], baseline: str) -> None:
 def verdict(claim: str, holds: bool) -> None:
     """Print whether a claim of ours held in this run."""
     print(f"  {'holds' if holds else 'FAILS'}: {claim}")
+
+
+def require_value(claim: str, holds: bool) -> None:
+    """The same for values, which do not depend on the machine: a wrong one ends the benchmark with an error."""
+    verdict(claim, holds)
+    if not holds:
+        sys.exit(f"wrong values: {claim}")

@@ -36,7 +36,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", help="of a running cluster; by default a Ray is started on this machine")
     parser.add_argument("--workers", default="2", help="a number, or a range such as 2:8")
-    parser.add_argument("--shards", type=int, default=1, help="server actors to split the parameters over")
     parser.add_argument("--data", default="digits")
     parser.add_argument("--network", action="store_true", help="a network with one hidden layer")
     parser.add_argument("--steps", type=int, default=2000)
@@ -44,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
 
     problem, rule = problem_of(options.data, options.network), lg.Steady(lr=1.0)
-    where = {"engine": "ray", "address": options.address, "workers": options.workers, "shards": options.shards}
+    where = {"engine": "ray", "address": options.address, "workers": options.workers}
     if options.out is not None and checkpoint_paths(options.out):
         trace = lg.resume(options.out, problem, rule, steps=options.steps, **where)
     else:

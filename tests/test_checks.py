@@ -1,5 +1,6 @@
 """Everything registered passes the shipped checks, and broken parts do not."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 import lategrad as lg
-import transcriptions as plain
+from helpers import transcriptions as plain
+from lategrad import checks
 from lategrad.checks import check_learner, check_rule, check_set
 from lategrad.problems import Quadratic
 from lategrad.registry import LEARNERS, RULES, build_rule, parse_set
@@ -35,7 +37,8 @@ def test_sets(name):
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("name", LEARNERS)
 def test_learners(name, domain):
-    check_learner(LEARNERS[name].build(0.7, DOMAINS[domain]), compile=domain == "ball")
+    compile = (name, domain) == ("ogd", "ball")  # the others are compiled inside their anytime rules
+    check_learner(LEARNERS[name].build(0.7, DOMAINS[domain]), compile=compile)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -237,12 +240,12 @@ def test_every_host_refuses_what_it_cannot_keep(broken):
 
 @dataclass(frozen=True, eq=False)
 class OneValue(Good):
-    """Its init makes one row, whatever its lr."""
+    """Computes with its lr as Python does."""
 
     lr: float | torch.Tensor = 0.1
 
     def update(self, state, grad, delay):
-        return State(self.domain.project(state.x - self.lr * grad), state.count + 1)
+        return State(self.domain.project(state.x - math.sqrt(self.lr) * grad), state.count + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,13 +253,26 @@ class OneNumber(OneValue):
     lr: float = 0.1
 
 
+@dataclass(frozen=True, eq=False)
+class MixesValues(OneValue):
+    def update(self, state, grad, delay):
+        return State(self.domain.project(state.x - torch.as_tensor(self.lr).mean() * grad), state.count + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class OneRow(OneValue):
+    def init(self, x0):
+        return State(self.domain.project(x0.flatten(0, -2).mean(0).clone()), torch.zeros(1))
+
+
 def test_a_rule_that_cannot_be_swept_is_told_so():
-    with pytest.raises(AssertionError, match="OneValue cannot be swept over lr: .* begin its init with first_query"):
-        check_rule(OneValue(), compile=False)
+    for broken in (OneValue, MixesValues):
+        with pytest.raises(AssertionError, match=f"{broken.__name__} cannot be swept over lr: .* compute with torch"):
+            check_rule(broken(), compile=False)
     with pytest.warns(UserWarning, match="OneNumber cannot be swept over lr"):
         check_rule(OneNumber(), compile=False)
-    with pytest.raises(ValueError, match="OneValue has hyper-parameters for runs of shape .* begin its init with"):
-        lg.simulate(Quadratic(), OneValue(lr=torch.tensor([[0.1], [0.2]])), 0, 10)
+    with pytest.raises(ValueError, match="OneRow has hyper-parameters for runs of shape .* begin its init with"):
+        lg.simulate(Quadratic(), OneRow(lr=torch.tensor([[0.1], [0.2]])), 0, 10)
 
 
 class GoodTicket(Good):
@@ -369,6 +385,38 @@ class NoSupport(lg.Ball):
 def test_broken_sets_are_caught(broken, message):
     with pytest.raises(AssertionError, match=message):
         check_set(broken, compile=False)
+
+
+class CannotBeTraced(Good):
+    def update(self, state, grad, delay):
+        if state.count.sum() > 100:
+            return state
+        return super().update(state, grad, delay)
+
+
+class NeedsATensor(Good):
+    def update(self, state, grad, delay):
+        step = 0.1 if isinstance(delay, torch.Tensor) else 0.2
+        return State(self.domain.project(state.x - step * grad), state.count + 1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"), [(CannotBeTraced, "torch.compile"), (NeedsATensor, "a delay that is an int")]
+)
+def test_rules_that_hosts_cannot_run_are_caught(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        check_rule(broken())
+
+
+def test_every_backend_of_this_machine_is_tried(monkeypatch):
+    tried = []
+    original = checks.in_place
+    monkeypatch.setattr(
+        checks, "in_place", lambda *args, backend: tried.append(backend) or original(*args, backend=backend)
+    )
+    check_rule(Good())
+    assert set(tried) == {"eager", "compile", "loops"}
+    check_rule(lg.SGD(0.1, lg.Simplex()))  # sorting has no form as loops, which is no fault of the rule
 
 
 def test_runs_must_be_plain_numbers():

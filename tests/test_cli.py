@@ -51,7 +51,7 @@ def test_simulate_prints_a_table_and_writes_everything(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rule", "adam"], "unknown rule 'adam'; valid: anytime-sgd"),
+        (["--rule", "xyz"], "unknown rule 'xyz'; valid: anytime-sgd"),
         (["--domain", "cube:1"], "unknown set 'cube:1'; valid: whole, ball:RADIUS"),
         (["--delay", "sometimes"], "valid forms: 500, constant:500"),
         (["--delay", "lognormal:7"], "lognormal:7,0.4"),
@@ -149,7 +149,17 @@ def test_a_pause_for_a_worker_that_is_not_there_is_said(capsys):
     code, _, err = run(capsys, "train", "--problem", "quadratic", "--steps", "20", "--workers", "2", "--engine",
                        "threads", "--slow", "9=constant:1")  # fmt: skip
     assert code == 0
-    assert "warning: --slow 9=constant:1 is of no use unless workers join" in err
+    assert "warning: slow for worker 9 is of no use unless workers join" in err
+
+
+def test_a_rule_may_have_a_set_of_its_own(capsys):
+    command = ["simulate", "--problem", "quadratic", "--steps", "20", "--rule", "sgd:lr=0.1,domain=box:0,1"]
+    code, out, err = run(capsys, *command)
+    assert code == 0, err
+    assert "domain=box:0,1" in out
+    code, _, err = run(capsys, *command, "--domain", "ball:2")
+    assert code == 2
+    assert "rule 'sgd' has its own" in err
 
 
 def test_version_and_short_help(capsys):

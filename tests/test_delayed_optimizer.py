@@ -1,10 +1,7 @@
 """Delayed: every gradient applied once, exactly as late as the delays say."""
 
 import copy
-import importlib.util
 import io
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import lategrad as lg
+from helpers.examples import example
 from lategrad.optim import AnytimeSGD, Delayed, FromRule, StronglyConvexSGD
 from lategrad.problems import Quadratic
 from lategrad.registry import RULES, build_rule
@@ -339,15 +337,6 @@ def test_bad_arguments(arguments, error, message):
     arguments = {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), **arguments}
     with pytest.raises(error, match=message):
         Delayed(**arguments)
-
-
-def example(name):
-    path = Path(__file__).parent.parent / "examples" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_example_of_delayed_training(tmp_path):

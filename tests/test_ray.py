@@ -17,48 +17,50 @@ import torch
 
 import lategrad as lg
 from lategrad.problems import Quadratic
-from lategrad.serve import Settings, TrainingError
+from lategrad.serve import Settings, Training, TrainingError
+from lategrad.serve.desk import Location
 
 ray = pytest.importorskip("ray")
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-from lategrad.serve.cluster import ClusterTraining  # noqa: E402
-from lategrad.serve.engines.ray import Header, Place, ServerActor, pack, unpack  # noqa: E402
+from helpers.serving import Misbehaving, audit, wait_until  # noqa: E402
+from lategrad.serve.engines import ray_actors  # noqa: E402
+from lategrad.serve.engines.ray_actors import ServerActor  # noqa: E402
+from lategrad.serve.engines.ray_messages import (  # noqa: E402
+    REJOIN,
+    WAIT,
+    Header,
+    Segment,
+    pack,
+    pack_header,
+    unpack,
+)
 
 PROBLEM = Quadratic(dim=6, noise=0.1)
 RULE = lg.Anytime(lg.OGD(lr=1.0))
-HERE = Place(0, "here")
-
-
-def audit(trace):
-    """Nothing was applied twice, and every delay belongs to a query that had been handed out."""
-    pairs = list(zip(trace.worker.tolist(), trace.sequence.tolist(), strict=True))
-    assert len(set(pairs)) == len(pairs) == len(trace.delays)
-    assert bool((trace.version >= 0).all())
-    assert bool((trace.delays >= 0).all())
-    for worker in trace.worker.unique():
-        mine = trace.worker == worker
-        order = trace.sequence[mine].argsort()
-        assert bool((trace.version[mine][order].diff() >= 0).all())  # later jobs have later queries
+HERE = Location(0, "here")
 
 
 # ---- The actor, without Ray
 
 
 @pytest.fixture
-def actor(monkeypatch, tmp_path):
-    monkeypatch.setattr(Place, "here", staticmethod(lambda: HERE))
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+def actor(monkeypatch):
+    monkeypatch.setattr(ray_actors, "here", lambda: HERE)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    monkeypatch.setattr("lategrad.serve.engines.ray.Metrics.__init__", lambda self, run: None)
-    monkeypatch.setattr("lategrad.serve.engines.ray.Metrics.note", lambda self, *_: None)
+    monkeypatch.setattr(ray_actors.Metrics, "__init__", lambda self, run: None)
+    monkeypatch.setattr(ray_actors.Metrics, "note", lambda self, *_: None)
     with warnings.catch_warnings():
         yield ServerActor("test")
 
 
-def begin(actor, steps=100, files=None, **settings):
-    return actor.begin(PROBLEM, RULE, Settings(steps=steps, engine="ray", **settings), files)
+def begin(actor, steps=100, checkpoint=None, **settings):
+    return actor.begin(PROBLEM, RULE, Settings(steps=steps, engine="ray", **settings), checkpoint).version
+
+
+def status_of(actor):
+    return actor.status(0, {})
 
 
 def gradient_at(reply):
@@ -80,23 +82,67 @@ def test_a_vector_travels_inside_the_call_or_beside_it():
 
 
 def test_workers_wait_until_the_server_knows_where_to_begin(actor):
-    assert actor.join(0, 0, HERE) == b""
-    assert actor.status(0) is None
+    assert actor.join(0, 0, HERE) == WAIT
+    assert status_of(actor) is None
     begin(actor)
     header, query = unpack(actor.join(0, 0, HERE))
     assert (header.worker, header.sequence, header.version) == (0, 0, 0)
     assert torch.equal(query, PROBLEM.start())
 
 
-def test_a_gradient_of_an_earlier_life_is_void_even_if_its_numbers_fit(actor):
+def test_a_gradient_for_an_earlier_server_is_void_even_if_its_numbers_fit(actor):
     begin(actor)
-    reply = actor.join(0, 0, HERE)
-    header, query = unpack(reply)
-    stale = pack(header._replace(life=header.life + 1), query)
-    again, _ = unpack(actor.exchange(*stale))
-    assert actor.status(0).telemetry.version == 0
-    assert actor.status(0).telemetry.refused == 0
-    assert again.sequence == 1  # it got work at once
+    header, query = unpack(actor.join(0, 0, HERE))
+    stale = header._replace(server_start=header.server_start + 1)
+    assert actor.exchange(*pack(stale, query)) == REJOIN
+    assert actor.fail(stale, "too late") == REJOIN
+    assert status_of(actor).telemetry.version == 0
+    assert status_of(actor).telemetry.refused == 0
+    again, _ = unpack(actor.join(0, 0, HERE))
+    assert again.sequence == 1  # it gets work at once
+
+
+def test_a_worker_that_a_restarted_server_does_not_know_joins_again(actor):
+    """As after a gradient that took longer than the restart."""
+    begin(actor)
+    message = gradient_at(actor.join(0, 0, HERE))
+    other = ServerActor("restarted")
+    assert other.exchange(*message) == WAIT
+    begin(other)
+    assert other.exchange(*message) == REJOIN
+    assert status_of(other).report.activities == {}
+    other.exchange(*gradient_at(other.join(0, 0, HERE)))
+    assert status_of(other).report.version == 1
+
+
+def test_vectors_of_one_machine_travel_through_shared_memory(actor):
+    begin(actor)
+    header, query = unpack(actor.join(0, 0, HERE))
+    segment = Segment.create(len(query), query.dtype)
+    assert not actor.attach(0, "elsewhere", segment.address)
+    assert actor.attach(0, HERE.node, segment.address)
+    for version in range(3):
+        segment.grad.copy_(query - 1)
+        again, nothing = unpack(actor.exchange(pack_header(header)))
+        assert nothing is None
+        assert again.version == version + 1
+        header, query = again, segment.query.clone()
+        assert torch.equal(query, actor._server.rule.query(actor._server.state))
+    actor.bury(0, 0)
+    status_of(actor)
+    assert 0 in actor._segments  # a gradient may still be on its way
+    assert actor.exchange(pack_header(header)) is None
+    status_of(actor)
+    assert actor._segments.keys() == {0}  # until the deadline
+    assert actor.exchange(pack_header(header._replace(member=7))) == REJOIN
+
+
+def test_a_segment_that_cannot_be_opened_is_told(actor):
+    begin(actor)
+    actor.join(0, 0, HERE)
+    segment = Segment.create(6, torch.float64)
+    assert not actor.attach(0, HERE.node, segment.address._replace(descriptor=9999))
+    assert "go through the object store" in status_of(actor).messages[0]
 
 
 def test_a_gradient_that_was_sent_twice_is_applied_once(actor):
@@ -104,7 +150,7 @@ def test_a_gradient_that_was_sent_twice_is_applied_once(actor):
     message = gradient_at(actor.join(0, 0, HERE))
     actor.exchange(*message)
     actor.exchange(*message)
-    status = actor.status(0)
+    status = status_of(actor)
     assert (status.telemetry.version, status.telemetry.refused) == (1, 1)
     assert "used before" in status.messages[0]
 
@@ -114,20 +160,20 @@ def test_a_member_that_is_let_go_hands_back_its_gradient_first(actor):
     message = gradient_at(actor.join(0, 0, HERE))
     actor.let_go(0)
     assert actor.exchange(*message) is None
-    assert actor.status(0).telemetry.version == 1
+    assert status_of(actor).telemetry.version == 1
 
 
 def test_a_late_gradient_of_a_dead_member_is_used_until_the_deadline(actor):
     begin(actor, deadline=0.05)
     late, too_late = (gradient_at(actor.join(member, member, HERE)) for member in (0, 1))
     for member in (0, 1):
-        actor.bury(member)
+        actor.bury(member, member)
     assert actor.exchange(*late) is None
-    assert actor.status(0).telemetry.version == 1
+    assert status_of(actor).telemetry.version == 1
     time.sleep(0.1)
-    actor.status(0)
+    status_of(actor)
     actor.exchange(*too_late)
-    status = actor.status(0)
+    status = status_of(actor)
     assert (status.telemetry.version, status.telemetry.refused) == (1, 1)
 
 
@@ -136,22 +182,20 @@ def test_nothing_is_applied_after_the_last_update(actor):
     first, second = (gradient_at(actor.join(member, member, HERE)) for member in (0, 1))
     assert actor.exchange(*first) is None
     assert actor.exchange(*second) is None
-    trace, files = actor.finish({})
+    trace = actor.trace()
     assert trace.complete
     assert len(trace.delays) == 1
-    assert "checkpoint-000000000001.json" in files
+    assert actor.checkpoint(0).version == 1
 
 
-def test_a_server_goes_on_from_the_files_of_another(actor, tmp_path):
+def test_a_server_goes_on_from_the_checkpoint_of_another(actor):
     begin(actor)
     reply = actor.join(0, 0, HERE)
     for _ in range(5):
         reply = actor.exchange(*gradient_at(reply))
     expected = actor._server.output().clone()
-    _, files = actor.finish({})
-    actor.close()
     other = ServerActor("other")
-    assert begin(other, files=files) == 5
+    assert begin(other, checkpoint=actor.checkpoint(0)) == 5
     assert torch.equal(other._server.output(), expected)
     header, _ = unpack(other.join(0, 0, HERE))
     assert header.sequence == 6  # 0, ..., 4 were used and 5 was out: a sample is never used twice
@@ -165,9 +209,9 @@ def test_failures_are_refusals_and_drop_a_worker(actor):
         header, _ = unpack(reply)
         reply = actor.fail(header, "OSError: the data is gone")
     assert reply is None
-    status = actor.status(0)
-    assert status.dropped == [3]
-    assert "the data is gone" in status.last_refusal
+    status = status_of(actor)
+    assert status.report.dropped == {3}
+    assert "the data is gone" in status.report.last_refusal
 
 
 @pytest.mark.parametrize("workers", ["0:2", "3:2", "2:", "a", 0, -1, "1:2:3", True])
@@ -177,13 +221,13 @@ def test_a_bad_number_of_workers_is_refused(workers):
 
 
 def test_what_only_ray_can_do_is_refused_elsewhere():
-    for bad in ({"workers": "2:8"}, {"address": "auto"}, {"shards": 2}):
+    for bad in ({"workers": "2:8"}, {"address": "auto"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             Settings(steps=1, engine="threads", **bad)
 
 
 def test_without_ray_the_command_that_installs_it_is_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lategrad.serve.cluster", None)
+    monkeypatch.setitem(sys.modules, "lategrad.serve.engines.ray", None)
     with pytest.raises(ImportError, match="pip install 'lategrad\\[ray\\]'"):
         lg.train(PROBLEM, RULE, steps=1, engine="ray")
 
@@ -213,16 +257,7 @@ def _environment():
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
         yield
-    assert wait_for(lambda: not processes_of_ray(), 20), processes_of_ray()
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
+    wait_until(lambda: not processes_of_ray(), 20)
 
 
 def test_a_run_with_a_ray_of_its_own(tmp_path):
@@ -261,9 +296,10 @@ def cluster(_environment):
 class Run(contextlib.AbstractContextManager):
     """A training in a thread, its server on a given node as long as that lives."""
 
-    def __init__(self, home, problem=PROBLEM, rule=RULE, **settings):
-        self.training = ClusterTraining(problem, rule, Settings(engine="ray", **settings), None, progress=False)
-        self.training._home = lambda: NodeAffinitySchedulingStrategy(home.node_id, soft=True)
+    def __init__(self, node, problem=PROBLEM, rule=RULE, **settings):
+        self.training = Training(problem, rule, Settings(engine="ray", progress=False, **settings))
+        self.engine = self.training.engine
+        self.engine._server_node = lambda: NodeAffinitySchedulingStrategy(node.node_id, soft=True)
         self._rule, self.trace, self.error = rule, None, None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -274,14 +310,14 @@ class Run(contextlib.AbstractContextManager):
         except Exception as error:
             self.error = error
 
-    def wait_for(self, condition, seconds=60):
-        assert wait_for(lambda: self.error or condition(), seconds), (self.training.workers, self.training.server)
+    def wait_for(self, condition, seconds=180):
+        wait_until(lambda: self.error or condition(), seconds)
         assert self.error is None
 
     def wait_for_progress(self, updates=20):
-        self.wait_for(lambda: self.training.server is not None)
-        goal = self.training._seen + updates
-        self.wait_for(lambda: self.training._seen >= goal)
+        self.wait_for(lambda: self.engine.server is not None)
+        goal = self.training.version + updates
+        self.wait_for(lambda: self.training.version >= goal)
 
     def __exit__(self, *_):
         self.training.stop()
@@ -329,58 +365,19 @@ def test_a_lost_server_goes_on_elsewhere_from_its_checkpoint(cluster):
         run.wait_for(lambda: len(run.training.workers) == 2)
         run.wait_for_progress()
 
-        lost = run.training.server
+        lost = run.engine.server
         os.kill(lost.pid, signal.SIGKILL)
-        run.wait_for(lambda: run.training.server not in (None, lost))
+        run.wait_for(lambda: run.engine.server not in (None, lost))
         run.wait_for_progress()
 
-        kept = run.training._status.checkpointed
+        kept = run.engine._archive.logged
         cluster.remove_node(home, allow_graceful=False)
-        run.wait_for(lambda: run.training.server is not None and run.training.server.node != home.node_id)
-        assert run.training._seen >= kept > 0
+        run.wait_for(lambda: run.engine.server is not None and run.engine.server.node != home.node_id)
+        assert run.training.version >= kept > 0
         run.wait_for_progress()
         trace = run.end()
     assert trace.loss[-1] < trace.loss[0] / 10
     cluster.remove_node(other)
-
-
-BALL = lg.Anytime(lg.OGD(lr=1.0, domain=lg.Ball(0.8)))  # active: the optimum has length 1
-
-
-@pytest.mark.slow
-def test_two_shards_make_the_updates_of_one_server(cluster, tmp_path):
-    home = cluster.add_node(num_cpus=2)
-    settings = {"workers": 2, "engine": "ray", "shards": 2, "checkpoint_every": 100}
-    trace = lg.train(PROBLEM, BALL, steps=200, out=tmp_path, **settings)
-    assert trace.complete
-    audit(trace)
-    alone = lg.replay(trace, PROBLEM, BALL)
-    torch.testing.assert_close(trace.output, alone.output, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(trace.query, alone.query, rtol=1e-12, atol=1e-14)
-    assert abs(trace.output.norm().item() - 0.8) < 0.05
-    longer = lg.resume(tmp_path, PROBLEM, BALL, engine="threads", shards=1, steps=300)
-    audit(longer)
-    cluster.remove_node(home)
-
-
-def test_what_cannot_be_split_is_refused_before_anything_starts():
-    with pytest.raises(ValueError, match="domain must be WholeSpace, Box, Ball"):
-        lg.train(PROBLEM, lg.SGD(lr=0.1, domain=lg.Simplex()), steps=10, engine="ray", shards=2)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:worker", "ignore:stopped", "ignore:the server")
-def test_a_lost_shard_takes_all_back_to_the_checkpoint(cluster):
-    home = cluster.add_node(num_cpus=2)
-    with Run(home, rule=BALL, steps=10**6, workers=2, shards=2, slow="constant:10", checkpoint_every=20) as run:
-        run.wait_for_progress(50)
-        before, (shard, *_) = run.training._life, processes_of_ray("ray::ShardActor")
-        os.kill(shard, signal.SIGKILL)
-        run.wait_for(lambda: run.training._life != before and run.training.server is not None)
-        run.wait_for_progress()
-        trace = run.end()
-    assert abs(trace.output.norm().item() - 0.8) < 0.05
-    cluster.remove_node(home)
 
 
 @pytest.mark.slow
@@ -409,10 +406,7 @@ def test_a_worker_that_is_cut_off_is_late_and_lost_only_after_the_deadline(clust
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:worker", "ignore:refused")
 def test_a_run_without_a_usable_worker_ends_with_the_reason(cluster):
-    from serve_problems import Misbehaving
-
     home = cluster.add_node(num_cpus=1)
-    settings = Settings(steps=10, engine="ray", workers=1, max_refusals=2)
     with pytest.raises(TrainingError, match="the data is gone"):
-        ClusterTraining(Misbehaving("raise"), RULE, settings, progress=False).run()
+        lg.train(Misbehaving("raise"), RULE, steps=10, engine="ray", workers=1, max_refusals=2, progress=False)
     cluster.remove_node(home)

@@ -16,8 +16,8 @@ from sklearn.preprocessing import StandardScaler, scale
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import lategrad as lg
+from helpers.examples import example
 from lategrad.sklearn import LateClassifier, LateRegressor
-from test_delayed_optimizer import example
 
 ESTIMATORS = [LateClassifier, LateRegressor]
 
@@ -160,7 +160,7 @@ def test_labels_may_be_anything():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "adam"}, "rule must be one of 'anytime-sgd'"),
+        ({"rule": "adam"}, "unknown rule 'adam'; valid: anytime-sgd"),
         ({"rule": lg.SGD(0.1), "lr": 0.1}, "lr and domain must be None with a rule that is not a name"),
         ({"domain": "cube:1"}, "unknown set 'cube:1'"),
         ({"delays": "sometimes"}, "sometimes"),

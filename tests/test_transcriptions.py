@@ -4,12 +4,13 @@ import pytest
 import torch
 
 import lategrad as lg
-import transcriptions as plain
+from helpers import transcriptions as plain
 from lategrad import rivals
 from lategrad.learners import Linear
-from lategrad.rules import apply_update, issue_ticket
+from lategrad.rules import Block, Blocks, apply_update, issue_ticket
 
-STEPS, DIM = 300, 4
+STEPS, DIM = 300, 6
+SQUARE = Blocks((Block("weight", (2, 2), "matrix"), Block("bias", (2,), "other")))
 DOMAINS = {"whole": (lg.WholeSpace(), plain.identity), "ball": (lg.Ball(0.8), plain.ball(0.8))}
 
 LEARNERS = {
@@ -73,6 +74,33 @@ RULES = {
     "clipped-sgd": (lambda d: rivals.ClippedSGD(0.02, d, clip=1.5), plain.clipped, {"lr": 0.02, "clip": 1.5}),
     "schedule-free": (lambda d: rivals.ScheduleFree(0.02, d), plain.schedule_free, {"lr": 0.02, "b": 0.9}),
     "unixgrad": (lambda d: rivals.UniXGrad(0.8, d), plain.unixgrad, {"diameter": 0.8}),
+    "sgd-momentum": (lambda d: rivals.SGDMomentum(0.01, d), plain.sgd_momentum, {"lr": 0.01, "gamma": 0.9}),
+    "adamw": (lambda d: rivals.AdamW(0.05, d), plain.adamw, {"lr": 0.05}),
+    "adamw-averaged": (
+        lambda d: rivals.AdamW(0.05, d, average="linear"),
+        plain.adamw,
+        {"lr": 0.05, "average": True},
+    ),
+    "nadam": (lambda d: rivals.NAdam(0.05, d), plain.nadam, {"lr": 0.05}),
+    "schedule-free-adamw": (
+        lambda d: rivals.ScheduleFreeAdamW(0.05, d, weight_decay=0.1),
+        plain.schedule_free_adamw,
+        {"lr": 0.05, "decay": 0.1},
+    ),
+    "muon": (lambda d: rivals.Muon(0.05, d, blocks=SQUARE), plain.muon, {"lr": 0.05}),
+    "ringmaster-muon": (
+        lambda d: rivals.RingmasterMuon(0.05, d, threshold=5, blocks=SQUARE),
+        plain.ringmaster_muon,
+        {"lr": 0.05, "threshold": 5},
+    ),
+    "gap-aware": (lambda d: rivals.GapAware(0.002, d), plain.gap_aware, {"lr": 0.002, "gamma": 0.9}),
+    "dana-slim": (lambda d: rivals.DANASlim(0.001, d), plain.dana_slim, {"lr": 0.001, "gamma": 0.9}),
+    "pipemare": (
+        lambda d: rivals.PipeMare(0.05, d, annealing=200.0),
+        plain.pipemare,
+        {"lr": 0.05, "annealing": 200.0},
+    ),
+    "weight-prediction": (lambda d: rivals.WeightPrediction(0.005, d), plain.weight_prediction, {"lr": 0.005}),
     "steady": (lambda d: lg.Steady(0.7, d, c=4.0), plain.steady, {"lr": 0.7, "c": 4.0}),
     "steady-coordinate": (
         lambda d: lg.Steady(0.7, d, c=4.0, per_coordinate=True),

@@ -4,13 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 from lategrad import delays, problems, serve, theory
 from lategrad.delays import clocks
-from lategrad.inplace import in_place
+from lategrad.execution import in_place
 from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
+from lategrad.registry import parse_rule, parse_set
 from lategrad.replay import replay
-from lategrad.rules import SGD, Anytime, Blocks, Steady, StronglyConvexOGD, rivals
+from lategrad.rules import SGD, Anytime, Blocks, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
 from lategrad.serve.training import resume, train
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
 from lategrad.simulate import simulate
+from lategrad.staleness import Staleness, StalenessGate
+from lategrad.synchronous import check_synchronous
+from lategrad.tolerance import Tolerance, tolerance
 from lategrad.trace import Trace
 
 if TYPE_CHECKING:
@@ -37,14 +41,22 @@ __all__ = [
     "OptimisticOGD",
     "Product",
     "Simplex",
+    "Staleness",
+    "StalenessGate",
     "Steady",
+    "SteadyAdam",
+    "SteadyMuon",
     "StronglyConvexOGD",
+    "Tolerance",
     "Trace",
     "WholeSpace",
+    "check_synchronous",
     "clocks",
     "delays",
     "in_place",
     "optim",
+    "parse_rule",
+    "parse_set",
     "problems",
     "replay",
     "resume",
@@ -52,6 +64,7 @@ __all__ = [
     "serve",
     "simulate",
     "theory",
+    "tolerance",
     "train",
 ]
 

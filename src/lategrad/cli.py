@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lategrad import __version__
+from lategrad.commands import tolerance as tolerance_command
 from lategrad.comparison import Contender, file_name, require_new, table, write_results
 from lategrad.delays import specs as delay_specs
 from lategrad.experiments.reproduce import PARTS
@@ -28,10 +29,11 @@ from lategrad.problems.linear import MODELS
 from lategrad.registry import LEARNERS, RULES, SETS, Entry, RuleSpec, parse_set, read_rule
 from lategrad.replay import replay as replay_trace
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.settings import ENGINES
-from lategrad.serve.training import TrainingError, saved_config
-from lategrad.serve.training import resume as resume_training
+from lategrad.serve import TrainingError
+from lategrad.serve.command_line import RESUME_OPTIONS, TRAIN_OPTIONS, with_options
+from lategrad.serve.training import resume_from
 from lategrad.serve.training import train as run_training
+from lategrad.sets import ConvexSet
 from lategrad.simulate import simulate as run_simulation
 from lategrad.support.options import as_text, load_object, options_of, own_target, parse_options
 from lategrad.support.validation import did_you_mean
@@ -46,7 +48,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-_REPEATED = {"simulate": ("--rule", "--lr", "--delay"), "train": ("--slow",), "replay": ("--rule", "--lr")}
+_REPEATED = {
+    "simulate": ("--rule", "--lr", "--delay"),
+    "train": ("--slow",),
+    "replay": ("--rule", "--lr"),
+    "tolerance": ("--optimizer",),
+}
 """Options of each command that take several values after one name: ``--lr 0.1 0.3 1``."""
 
 _DEFAULTS: dict[str, list[Any]] = {"rule": ["anytime-sgd"], "delay": ["constant:0"]}
@@ -103,6 +110,9 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"lategrad {__version__}")
         raise typer.Exit
+
+
+app.command()(tolerance_command.tolerance)
 
 
 @app.callback()
@@ -174,7 +184,7 @@ def simulate(
     The table shows the final accuracy and loss of the rule's output, averaged over seeds. With --out the same is
     written as CSV, with a figure, and the trace of every rule, which `lategrad.Trace.load` reads.
     """
-    the_set = parse_set(domain)
+    the_set = _set(domain)
     the_problem = _problem(problem, model, preprocess, batch, sampling, l2)
     rules = _rules(rule, lr or [])
     built = {label: spec.build(the_set) for label, spec in rules.items()}
@@ -209,6 +219,7 @@ def _rules(texts: Sequence[str], lrs: Sequence[float]) -> dict[str, RuleSpec]:
         spec = read_rule(text)
         label = ",".join(f"{name}={as_text(value)}" for name, value in _settings(spec).items())
         label = f"{spec.name}:{label}" if label else spec.name  # a sweep's values are on its axes
+        label = text if spec.domain is not None else label
         options, number = spec.entry.options, spec.entry.parameter
         if "lr" in options and "lr" not in spec.given:
             if lrs:
@@ -231,6 +242,7 @@ def _settings(spec: RuleSpec) -> dict[str, Any]:
 
 
 @app.command()
+@with_options(TRAIN_OPTIONS)
 def train(
     problem: ProblemName = "digits",
     model: ModelName = "softmax",
@@ -241,33 +253,7 @@ def train(
     rule: Annotated[str, typer.Option(help=f"Server rule, {RuleHelp}")] = "anytime-sgd",
     lr: Annotated[float | None, typer.Option(help="The step of a rule that has an lr.")] = None,
     domain: Domain = "whole",
-    steps: Steps = 2000,
-    workers: Annotated[
-        str, typer.Option(help="How many, on Ray also 2:8; write a number to OUT/workers to change it.")
-    ] = "4",
-    engine: Annotated[str, typer.Option(help=f"One of {', '.join(ENGINES)}.")] = "processes",
-    address: Annotated[
-        str | None, typer.Option(help="A running Ray cluster: auto, HOST:PORT; without it, Ray on this machine.")
-    ] = None,
-    shards: Annotated[int, typer.Option(help="Server actors that the parameters are split over, on Ray.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the workers' streams of samples.")] = 0,
-    device: Device = "cpu",
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(help="Milliseconds to hold gradients back: lognormal:3,1, or 2=constant:100 for worker 2 alone."),
-    ] = None,
-    ahead: Annotated[
-        int, typer.Option(help="Jobs a worker holds beside the one it is at: faster for short gradients, more delay.")
-    ] = 0,
-    deadline: Annotated[float, typer.Option(help="Seconds until a silent worker is taken for hung.")] = 300.0,
-    record_every: RecordEvery = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints, the trace, a figure and a table of records.")
-    ] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Updates between checkpoints; by default one a minute.")
-    ] = None,
-    log: Annotated[str | None, typer.Option(help="tensorboard writes to OUT/tensorboard.")] = None,
+    **settings: Any,
 ) -> None:
     """Train for real: worker processes on this machine, whose gradients are late because computing takes time.
 
@@ -285,31 +271,26 @@ def train(
         "rule": _from_anywhere(rule), "lr": lr, "domain": domain,
     }  # fmt: skip
     the_problem, the_rule = _problem_of(command), _rule_of(command)
-    pauses = _pauses(slow or [], workers)
-    trace = run_training(
-        the_problem, the_rule, steps=steps, workers=workers, engine=engine, address=address, shards=shards,
-        seed=seed, device=device,
-        slow=pauses, ahead=ahead, deadline=deadline, record_every=record_every, out=out,
-        checkpoint_every=checkpoint_every, log=log, notes={"command": command},
-    )  # fmt: skip
-    _finish_training(trace, out)
+    trace = run_training(the_problem, the_rule, **settings, notes={"command": command})
+    _finish_training(trace, settings["out"])
 
 
 @app.command()
+@with_options(RESUME_OPTIONS)
 def resume(
     folder: Annotated[Path, typer.Argument(help="The folder that was given to train as --out.")],
-    steps: Annotated[int | None, typer.Option(help="Updates in all; by default as first asked for.")] = None,
-    workers: Annotated[str | None, typer.Option(help="By default as before.")] = None,
     rule: Annotated[str | None, typer.Option(help="Only for a rule of your own: the same as it was.")] = None,
     problem: Annotated[str | None, typer.Option(help="Only for a problem of your own: the same as it was.")] = None,
+    **settings: Any,
 ) -> None:
-    """Go on with an interrupted training from its last checkpoint."""
-    changes: dict[str, Any] = {
-        name: value for name, value in (("steps", steps), ("workers", workers)) if value is not None
-    }
-    command = _command(saved_config(folder)["settings"]["notes"], folder)
-    _confirm_own_code(command, rule=rule, problem=problem)
-    trace = resume_training(folder, _problem_of(command), _rule_of(command), **changes)
+    """Go on with an interrupted training from its last checkpoint; options that are not given stay as they were."""
+
+    def recall(saved: dict[str, Any]) -> tuple[Problem, AnyRule[Any]]:
+        command = _command(saved["notes"], folder)
+        _confirm_own_code(command, rule=rule, problem=problem)
+        return _problem_of(command), _rule_of(command)
+
+    trace = resume_from(folder, recall, {name: value for name, value in settings.items() if value is not None})
     _finish_training(trace, folder)
 
 
@@ -338,7 +319,7 @@ def replay(
     _confirm_own_code(command, problem=problem, **({} if rule else {"rule": None}))
     if out is not None:
         require_new(out, overwrite)
-    the_problem, the_set = _problem_of(command), parse_set(domain or command["domain"])
+    the_problem, the_set = _problem_of(command), _set(domain or command["domain"])
     own_lr = [] if rule or command["lr"] is None else [command["lr"]]
     rules = _rules(rule or [command["rule"]], lr or own_lr)
     contenders = []
@@ -370,7 +351,12 @@ def _rule_of(command: dict[str, Any]) -> AnyRule[Any]:
     (spec,) = _rules([command["rule"]], [] if command["lr"] is None else [command["lr"]]).values()
     if spec.swept:
         raise ValueError(f"--rule {command['rule']}: a training has one value of {spec.swept[0]}; simulate sweeps")
-    return spec.build(parse_set(command["domain"]))
+    return spec.build(_set(command["domain"]))
+
+
+def _set(text: str) -> ConvexSet | None:
+    """The set of --domain; None for the default, which leaves the word to the rule."""
+    return None if text == "whole" else parse_set(text)
 
 
 def _from_anywhere(text: str) -> str:
@@ -391,32 +377,14 @@ def _confirm_own_code(command: dict[str, Any], **given: str | None) -> None:
             raise ValueError(f"the run used code of your own: name it again, --{option} {noted}")
 
 
-def _pauses(specs: Sequence[str], workers: str) -> str | dict[int, str] | None:
-    """``constant:5`` for everyone, or ``2=constant:100`` for single workers."""
-    if not specs:
-        return None
-    pairs = [spec.partition("=") for spec in specs]
-    named = [worker.isdecimal() for worker, _, _ in pairs]
-    if len(specs) == 1 and not named[0]:
-        return specs[0]
-    if not all(named):
-        raise ValueError(f"--slow takes one law for all workers, or WORKER=LAW for each of some, got {' '.join(specs)}")
-    most = workers.rpartition(":")[2]
-    for spec, (worker, _, _) in zip(specs, pairs, strict=True):
-        if most.isdecimal() and int(worker) >= int(most):
-            warnings.warn(f"--slow {spec} is of no use unless workers join: --workers {workers} start, numbered from 0",
-                          stacklevel=2)  # fmt: skip
-    return {int(worker): law for worker, _, law in pairs}
-
-
 def _finish_training(trace: Trace, out: Path | None) -> None:
     delays = ""
     if len(trace.delays):
         summary = trace.delay_summary()
         delays = f", delay mean {summary.mean:.1f} max {summary.max}"
     typer.echo(f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {_result(trace)}{delays}")
-    for what in ("refusals", "replaced"):
-        if counts := trace.config[what]:
+    for what in ("refusals", "too_late", "replaced"):
+        if counts := trace.config.get(what):
             typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
     if out is not None:
         trace.to_csv(out / "results.csv")
@@ -435,7 +403,8 @@ def _with_axes(trace: Trace) -> Trace:
     """A single run on single delays as one of a seed and a delay, as the tables expect."""
     accuracy = None if trace.accuracy is None else trace.accuracy[:, None, None]
     axes = (Axis("seed", (0,)), Axis("delay", ("recorded",)), *trace.axes)
-    return replace(trace, axes=axes, loss=trace.loss[:, None, None], accuracy=accuracy)
+    test_loss = None if trace.test_loss is None else trace.test_loss[:, None, None]
+    return replace(trace, axes=axes, loss=trace.loss[:, None, None], accuracy=accuracy, test_loss=test_loss)
 
 
 @app.command()
@@ -446,18 +415,23 @@ def reproduce(
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for report.html, figures and CSV files.")] = Path("out"),
     device: Device = "cpu",
+    models: Annotated[str, typer.Option(help="Limit deep to some models: mlp,cnn,gpt.")] = "",
+    rules: Annotated[str, typer.Option(help="Limit deep to some rules: adamw,muon,...")] = "",
 ) -> None:
     """Reproduce the paper's figures and theorems, compare all rivals, and write a report that judges each claim.
 
-    An interrupted run goes on where it stopped: finished sweeps are kept under OUT/traces. The rivals take hours on
-    a CPU at the paper's scale: `all` leaves them out there, and says so.
+    An interrupted run goes on where it stopped: finished sweeps are kept under OUT/traces. The rivals and the deep
+    models take hours on a CPU at the paper's scale: `all` leaves them out there, and says so.
     """
     begin = time.monotonic()
 
     def say(line: str) -> None:
         typer.echo(f"[{time.monotonic() - begin:6.0f} s] {line}", err=True)
 
-    report, sections = run_reproduction(what, scale, out, device=device, say=say)
+    report, sections = run_reproduction(
+        what, scale, out, device=device, models=[name for name in models.split(",") if name],
+        rules=[name for name in rules.split(",") if name], say=say,
+    )  # fmt: skip
     table = Table(header_style="bold")
     for column in ("claim", "measured", "reproduced"):
         table.add_column(column)
@@ -495,7 +469,10 @@ def _own_problem(module: str, name: str, options: str) -> Problem:
     if not callable(make):
         raise ValueError(f"--problem {module}:{name} must be a class, or a function that makes a problem")
     given = parse_options(options, options_of(make), f"problem {name!r}")
-    made = make(**{option: values[0] for option, values in given.items()})
+    for option, values in given.items():
+        if len(values) > 1:
+            raise ValueError(f"{option} of problem {name!r} takes one value: rules sweep, problems do not")
+    made = make(**{option: value for option, (value,) in given.items()})
     missing = [member for member in _PROBLEM_MEMBERS if not hasattr(made, member)]
     if missing:
         raise ValueError(f"--problem {module}:{name} made a {type(made).__name__}, which has no {', '.join(missing)}")

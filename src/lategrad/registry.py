@@ -24,7 +24,7 @@ from lategrad.learners import (
     OptimisticFTRL,
     OptimisticOGD,
 )
-from lategrad.rules import SGD, AnyRule, Anytime, Steady, StronglyConvexOGD, rivals
+from lategrad.rules import SGD, AnyRule, Anytime, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
 from lategrad.sets import Ball, Box, ConvexSet, L1Ball, Simplex, WholeSpace
 from lategrad.support.options import Option, load_object, options_of, own_target, parse_options, split_options
 from lategrad.support.validation import Scalar, did_you_mean, require
@@ -95,6 +95,8 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "sgd-linear": _entry("SGD with a constant step, linearly weighted average", SGD, average="linear"),
     "steady": _entry("our own: anytime averaging for long delays", Steady),
     "steady-coordinate": _entry("our own, with a step for every coordinate", Steady, per_coordinate=True),
+    "steady-adam": _entry("our own, for deep models: Adam's steps, averaged and braked", SteadyAdam),
+    "steady-muon": _entry("our own, for deep models: orthogonalised steps that look ahead", SteadyMuon),
     "anytime-dog": _anytime("dog", "Algorithm 1 with DoG (experimental)"),
     "anytime-dowg": _anytime("dowg", "Algorithm 1 with DoWG (experimental)"),
     "anytime-kt": _anytime("kt", "Algorithm 1 with coin betting (experimental)"),
@@ -111,6 +113,16 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "clipped-sgd": _entry("SGD on gradients clipped to norm 1", rivals.ClippedSGD),
     "schedule-free": _entry("Schedule-Free SGD, interpolation 0.9", rivals.ScheduleFree),
     "unixgrad": _entry("UniXGrad, two gradients a round", rivals.UniXGrad),
+    "sgd-momentum": _entry("SGD with momentum 0.9", rivals.SGDMomentum),
+    "adamw": _entry("AdamW, torch's constants", rivals.AdamW),
+    "nadam": _entry("NAdam with beta1 = 0.99, for asynchronous pipelines", rivals.NAdam),
+    "schedule-free-adamw": _entry("Schedule-Free AdamW, the package's constants", rivals.ScheduleFreeAdamW),
+    "muon": _entry("Muon on matrices, AdamW on the rest", rivals.Muon),
+    "gap-aware": _entry("Gap-Aware SGD with momentum 0.9", rivals.GapAware),
+    "dana-slim": _entry("DANA-Slim, a momentum of 0.9 for every worker", rivals.DANASlim),
+    "pipemare": _entry("AdamW with PipeMare's step schedule", rivals.PipeMare),
+    "weight-prediction": _entry("AdamW with predicted weights, as in XPipe", rivals.WeightPrediction),
+    "ringmaster-muon": _entry("Muon on gradients fewer than 10 steps late", rivals.RingmasterMuon),
 }
 
 

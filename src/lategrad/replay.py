@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem
+from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.server import require_same
+from lategrad.serve.identity import require_same
 from lategrad.serve.worker import stream_seed
 from lategrad.simulate import simulate
 from lategrad.support.threads import torch_threads
@@ -95,6 +96,7 @@ def replay(
             "of a real training: a simulated one can be simulated again")  # fmt: skip
     worker, sequence = cast(Tensor, trace.worker), cast(Tensor, trace.sequence)
     require_same(problem, trace.config, "that was trained on")
+    rule = fill_in(rule, getattr(problem, "blocks", None))
     recorded = cast(Problem, RecordedSamples(problem, worker, sequence, trace.config["settings"]["seed"]))
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
         return simulate(

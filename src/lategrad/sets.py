@@ -8,9 +8,7 @@ accumulated in float64, so that float32 entries of 1e30 do not overflow.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,28 +51,10 @@ class ConvexSet(Protocol):
         ...
 
 
-_sum_over_shards: Callable[[Tensor], Tensor] | None = None
-
-
-@contextlib.contextmanager
-def summed_norms(total: Callable[[Tensor], Tensor] | None) -> Iterator[None]:
-    """For a host that has split a vector over processes: :func:`norm` is that of the whole.
-
-    Args:
-        total: from this process's part of a sum, the sum over all processes; None for norms of the part alone.
-    """
-    global _sum_over_shards
-    before, _sum_over_shards = _sum_over_shards, total
-    try:
-        yield
-    finally:
-        _sum_over_shards = before
-
-
 def norm(x: Tensor) -> Tensor:
     """Euclidean norm over the last dimension, kept; accumulated and returned in float64."""
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64)
-    return length if _sum_over_shards is None else _sum_over_shards(length**2).sqrt()
+    return length
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
@@ -202,7 +182,7 @@ class Box:
     def diameter_in(self, dim: int) -> Scalar:
         """The length of the diagonal."""
         width = self.high - self.low
-        if not isinstance(width, Tensor) and _sum_over_shards is None:
+        if not isinstance(width, Tensor):
             return width * math.sqrt(dim)  # a number is good on every device
         width = torch.as_tensor(width, dtype=torch.float64)
         return norm(width.expand(torch.broadcast_shapes(width.shape, (dim,))))

@@ -24,20 +24,17 @@ from lategrad.delays import DelayModel
 from lategrad.optim import Delayed, FromRule
 from lategrad.problems import Dataset, LeastSquares, SoftmaxRegression
 from lategrad.problems.linear import LinearModel
-from lategrad.registry import RULES, build_rule, parse_set
+from lategrad.registry import RuleSpec, read_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.serve import train
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet
 from lategrad.simulate import simulate
-from lategrad.support.validation import require, require_choice
+from lategrad.support.validation import require
 
 __all__ = ["LateClassifier", "LateRegressor"]
 
 Array = npt.NDArray[Any]
 Self = TypeVar("Self", bound="_LateEstimator")
-
-_COMPILE_FROM = 20_000
-"""Updates from which compiling the simulation (seconds) pays for problems of this size."""
 
 _SCALE = 10.0
 """What ``lr=None`` stands for, in units that make it independent of the scale of features and targets."""
@@ -104,10 +101,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         problem, seed = self._problem(X, y), self._seed()
         rule = self._rule(problem)
         if self.workers is None:
-            steps, compile = self.steps, self.steps >= _COMPILE_FROM if isinstance(self.steps, int) else None
-            trace = simulate(
-                problem, rule, self.delays, steps, seed=seed, device=self.device, compile=compile, progress=False
-            )
+            trace = simulate(problem, rule, self.delays, self.steps, seed=seed, device=self.device, progress=False)
         else:
             require("delays", self.delays, self.delays == 0, "0 with workers: their delays are real")
             how: dict[str, Any] = {"workers": self.workers, "engine": self.engine, "device": self.device}
@@ -159,17 +153,22 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
             given = self.lr is None and self.domain is None
             require("lr and domain", (self.lr, self.domain), given, "None with a rule that is not a name: it has them")
             return self.rule
-        domain = parse_set(self.domain) if isinstance(self.domain, str) else self.domain or WholeSpace()
-        require_choice("rule", self.rule, tuple(RULES))
-        return build_rule(self.rule, self._number(problem) if self.lr is None else self.lr, domain)
+        spec = read_rule(self.rule)
+        number = spec.entry.parameter
+        if self.lr is not None:
+            require("lr", self.lr, number not in spec.given, f"None: the rule {self.rule!r} has its {number}")
+        if number not in spec.given:
+            spec = spec.with_option(number, self._number(problem, spec) if self.lr is None else self.lr)
+        require("rule", self.rule, not spec.swept, "one rule, not a sweep")
+        return spec.build(self.domain)
 
-    def _number(self, problem: LinearModel) -> float:
+    def _number(self, problem: LinearModel, spec: RuleSpec) -> float:
         """What ``lr=None`` stands for."""
-        parameter = RULES[str(self.rule)].parameter
+        parameter = spec.entry.parameter
         require("lr", None, parameter in ("lr", "diameter", "strong_convexity"), f"a number for rule {self.rule!r}")
         if parameter == "strong_convexity":
             return problem.strong_convexity
-        if parameter == "lr" and self.rule not in _DISTANCES:
+        if parameter == "lr" and spec.name not in _DISTANCES:
             return _SCALE / problem.smoothness
         _, gradient = problem.value_and_gradient(problem.start())
         return _SCALE * float(gradient.norm()) / problem.smoothness  # the optimum is at least a tenth of it away
@@ -206,7 +205,7 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
     True
 
     Args:
-        rule: a name from ``lategrad list``, or a rule.
+        rule: a name from ``lategrad list``, with options or not, ``"steady:c=20"``; or a rule.
         lr: the rule's one number. None stands for 10 / L where it is a step, with the smoothness L of the
             objective; for 10 times the length of the first gradient / L where it is a distance (``steady``, rules
             with a diameter); and for the strong convexity itself.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = "lategrad-trace-1"
-_TENSORS = ("steps", "loss", "accuracy", "delays", "time", "worker", "sequence", "output", "query")
+_TENSORS = ("steps", "loss", "accuracy", "test_loss", "delays", "time", "worker", "sequence", "output", "query")
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ class Trace:
     """``(updates, *arrivals)``: who sent each gradient, where known."""
     sequence: Tensor | None = None
     """``(updates,)``: which sample of its worker's stream each gradient used, in a real training."""
+    test_loss: Tensor | None = None
+    """``(records, *runs)``: the loss on held-out data at the rule's output, where the problem has one."""
 
     def axis(self, name: str) -> Axis:
         """The axis of that name."""
@@ -125,11 +127,12 @@ class Trace:
         except SafetensorError as error:
             raise ValueError(f"{os.fspath(path)!r} is not a readable trace: {error}") from None
         axes = tuple(Axis(axis["name"], tuple(axis["values"])) for axis in json.loads(metadata["axes"]))
-        optional = {name: tensors.pop(name, None) for name in ("accuracy", "time", "worker", "sequence")}
+        optional = {name: tensors.pop(name, None) for name in ("accuracy", "test_loss", "time", "worker", "sequence")}
         return Trace(**tensors, **optional, axes=axes, config=json.loads(metadata["config"]))
 
     def rows(self, optimum: float | None = None) -> Iterator[dict[str, Any]]:
-        """One row for every record of every run: its place on the axes, step, accuracy, loss, excess loss.
+        """One row for every record of every run: its place on the axes, step, accuracy, loss, excess loss, and the
+        test loss where there is one.
 
         Args:
             optimum: the smallest loss that can be had; without it the excess loss is left empty.
@@ -140,9 +143,10 @@ class Trace:
             accuracies = [""] * len(losses)
             if self.accuracy is not None:
                 accuracies = self.accuracy.movedim(0, -1)[index].tolist()
-            for step, accuracy, loss in zip(self.steps.tolist(), accuracies, losses, strict=True):
+            for record, (step, accuracy, loss) in enumerate(zip(self.steps.tolist(), accuracies, losses, strict=True)):
                 excess = "" if optimum is None else loss - optimum
-                yield {**where, "step": step, "accuracy": accuracy, "loss": loss, "excess_loss": excess}
+                row = {**where, "step": step, "accuracy": accuracy, "loss": loss, "excess_loss": excess}
+                yield row if self.test_loss is None else row | {"test_loss": self.test_loss[record][index].item()}
 
     def to_csv(self, path: str | os.PathLike[str], optimum: float | None = None) -> Path:
         """Write :meth:`rows` to a CSV file."""

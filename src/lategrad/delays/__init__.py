@@ -5,8 +5,9 @@ from lategrad.delays.composed import ByClass, FromFunction, Recorded, Regimes
 from lategrad.delays.laws import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
 from lategrad.delays.model import Arrivals, DelayModel, Law, as_delay_model, cap
 from lategrad.delays.specs import parse
+from lategrad.delays.stages import StageDelays, by_stage
 from lategrad.delays.summary import DelaySummary, Histogram, summarise
 
 __all__ = ["Arrivals", "ByClass", "Constant", "Cyclic", "DelayModel", "DelaySummary", "FromFunction",
-           "Geometric", "Histogram", "Law", "LogNormal", "Pareto", "Recorded", "Regimes", "Uniform",
-           "as_delay_model", "cap", "clocks", "parse", "summarise"]  # fmt: skip
+           "Geometric", "Histogram", "Law", "LogNormal", "Pareto", "Recorded", "Regimes", "StageDelays", "Uniform",
+           "as_delay_model", "by_stage", "cap", "clocks", "parse", "summarise"]  # fmt: skip

@@ -29,6 +29,20 @@ TITLES = {
     "clipped-sgd": "Clipped SGD",
     "schedule-free": "Schedule-Free",
     "unixgrad": "UniXGrad",
+    "steady-adam": "SteadyAdam (ours)",
+    "steady-muon": "SteadyMuon (ours)",
+    "sgd-momentum": "SGD with momentum",
+    "adamw": "AdamW",
+    "nadam": "NAdam, beta1 .99",
+    "schedule-free-adamw": "Schedule-Free AdamW",
+    "muon": "Muon",
+    "gap-aware": "Gap-Aware",
+    "dana-slim": "DANA-Slim",
+    "pipemare": "PipeMare's steps",
+    "weight-prediction": "Weight prediction",
+    "ringmaster-muon": "Ringmaster, orthogonalised",
+    "synchronous-adamw": "synchronous AdamW",
+    "synchronous-muon": "synchronous Muon",
 }
 COLOURS = {
     "sgd": "#c44e52",
@@ -38,6 +52,10 @@ COLOURS = {
     "strongly-convex": "#8172b3",
     "steady": "#b8860b",
     "steady-coordinate": "#b8860b",
+    "steady-adam": "#b8860b",
+    "steady-muon": "#2f7f4f",
+    "synchronous-adamw": "#000000",
+    "synchronous-muon": "#000000",
 }
 RIVAL = "#777777"
 """The colour of all others."""

@@ -134,20 +134,31 @@ def dataset(name: str, preprocessing: str) -> Any:
 
 def cached_trace(path: Path, key: dict[str, Any], make: Callable[[], Trace]) -> Trace:
     """The trace at ``path`` if it was made from the same choices and is complete; else make and keep it."""
-    fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    if path.exists():
-        try:
-            found = Trace.load(path)
-        except ValueError:
-            found = None  # damaged: made again
-        if found is not None and found.config.get("made_from") == fingerprint and found.complete:
-            return found
-    trace = make()
+    return find_trace(path, key) or keep_trace(path, key, make())
+
+
+def find_trace(path: Path, key: dict[str, Any]) -> Trace | None:
+    """The trace at ``path``, if it was made from the same choices and is complete."""
+    if not path.exists():
+        return None
+    try:
+        found = Trace.load(path)
+    except ValueError:
+        return None  # damaged: made again
+    return found if found.config.get("made_from") == _fingerprint(key) and found.complete else None
+
+
+def keep_trace(path: Path, key: dict[str, Any], trace: Trace) -> Trace:
+    """Write a trace to ``path`` with the choices that it was made from; an interrupted one interrupts everything."""
     if not trace.complete:
         raise KeyboardInterrupt
-    trace = dataclasses.replace(trace, config={**trace.config, "made_from": fingerprint})
+    trace = dataclasses.replace(trace, config={**trace.config, "made_from": _fingerprint(key)})
     trace.save(path)
     return trace
+
+
+def _fingerprint(key: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
 def sweep(config: SweepConfig, regime: Regime, out: Path, *, device: str = "cpu", say: Say = print) -> dict[str, Trace]:

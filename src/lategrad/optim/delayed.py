@@ -12,7 +12,10 @@ from torch.optim.optimizer import Optimizer
 
 from lategrad.delays import DelayModel, Recorded, as_delay_model
 from lategrad.delays.model import require_count
+from lategrad.delays.stages import StageDelays
 from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
+from lategrad.optim.stage_versions import StageVersions
+from lategrad.rules.rule import needs_ticket
 from lategrad.support.validation import require
 
 _FIRST_DRAW = 1024
@@ -60,6 +63,13 @@ class Delayed(Optimizer):
 
     At most ``max_delay + 1`` gradients are kept, each as large as the parameters.
 
+    **Delays by stage**, from :func:`lategrad.delays.by_stage`, are another matter, because the gradient of a pipeline
+    belongs to parameters of several ages: update t gets the gradient at the point whose tensor b is that of
+    :math:`x_{\max(1, t - \tau_b)}`. Instead of gradients the old versions of late parameters are kept, as many as each
+    is late. The model's forward puts them in place, in training mode and where gradients are recorded, and ``step``
+    takes them away, so that validation sees the newest parameters. Each pass makes one update. Rules that use the
+    delays are told the longest one; rules that carry tickets are refused.
+
     It is a ``torch.optim.Optimizer`` that shares ``param_groups`` and ``state`` with the wrapped one, so LR
     schedulers and ``GradScaler`` take it; other attributes, such as ``train()`` and ``eval()`` of a
     schedule-free optimizer or ``output()`` of ours, are those of the wrapped one. ``state_dict`` has the
@@ -67,7 +77,8 @@ class Delayed(Optimizer):
 
     Args:
         optimizer: any optimizer that takes one gradient for each step (not LBFGS).
-        delays: an integer, a delay model, or a text such as ``"uniform:0,16"`` (see ``lategrad.delays.specs``).
+        delays: an integer, a delay model, a text such as ``"uniform:0,16"`` (see ``lategrad.delays.specs``), or delays
+            by stage.
         max_delay: longer delays are cut to it. Needed when the model has no bound of its own.
         seed: of the delays.
         steps: how many updates there will be at most; needed only for models that depend on the length of
@@ -75,7 +86,7 @@ class Delayed(Optimizer):
     """
 
     optimizer: Optimizer
-    delays: DelayModel
+    delays: DelayModel | StageDelays
     max_delay: int
     seed: int
     steps: int | None
@@ -87,11 +98,13 @@ class Delayed(Optimizer):
     """The delays of the first updates, as far as they have been needed."""
     _updates_for: dict[int, list[int]]
     """The updates that need a gradient of the parameters x_s, under s."""
+    _versions: StageVersions | None
+    """The past parameters, where delays are by stage."""
 
     def __init__(
         self,
         optimizer: Optimizer,
-        delays: DelayModel | int | str,
+        delays: DelayModel | StageDelays | int | str,
         *,
         max_delay: int | None = None,
         seed: int = 0,
@@ -101,8 +114,10 @@ class Delayed(Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("LBFGS computes several gradients in each step: they cannot be delayed")
-        delays = as_delay_model(delays)
-        require("delays", delays, not delays.needs_labels, "a model that does not need labels")
+        staged = isinstance(delays, StageDelays)
+        delays = delays if isinstance(delays, StageDelays) else as_delay_model(delays)
+        labelled = not isinstance(delays, StageDelays) and delays.needs_labels
+        require("delays", delays, not labelled, "a model that does not need labels")
         if max_delay is None:
             max_delay = delays.largest
         if max_delay is None:
@@ -112,7 +127,14 @@ class Delayed(Optimizer):
         if isinstance(delays, Recorded):
             steps = len(delays.delays) if steps is None else min(steps, len(delays.delays))
         if steps is not None:
+            require("steps", steps, not staged, "left out with delays by stage, which never end")
             require_count("steps", steps, low=1)
+        versions = None
+        if isinstance(delays, StageDelays):
+            carrying = [g["rule"] for g in optimizer.param_groups if "rule" in g and needs_ticket(g["rule"])]
+            require("optimizer", carrying, not carrying, "one whose rule carries no ticket, with delays by stage")
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            versions = StageVersions(delays, params, max_delay)
         self.__setstate__(
             {
                 "optimizer": optimizer,
@@ -122,6 +144,7 @@ class Delayed(Optimizer):
                 "steps": steps,
                 "updates": 0,
                 "_pending": {},
+                "_versions": versions,
             }
         )
 
@@ -171,6 +194,7 @@ class Delayed(Optimizer):
 
     def _draw(self, until: int) -> None:
         """Draw the delays of at least ``until`` updates, and file each update under what it needs."""
+        assert isinstance(self.delays, DelayModel)
         known = len(self._taus)
         count = max(until, 2 * known, _FIRST_DRAW) if self.steps is None else self.steps
         drawn = self.delays.draw(count, self.seed).delays
@@ -191,6 +215,10 @@ class Delayed(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._versions is not None:
+            self._versions.to_newest()
+            self._apply(Late([p.grad for p in self._params()], None), delay=min(self.max_delay, self.updates))
+            return loss
         s = self.updates + 1  # the parameters are x_s
         missing = [t for t in self._wanted(s) if t not in self._pending]
         if not missing:
@@ -236,6 +264,8 @@ class Delayed(Optimizer):
         """The wrapped optimizer's, and under ``"delayed"`` the gradients on their way."""
         pending = {t: {"grads": late.grads, "tickets": late.tickets} for t, late in self._pending.items()}
         own = {"updates": self.updates, "seed": self.seed, "max_delay": self.max_delay, "pending": pending}
+        if self._versions is not None:
+            own["versions"] = self._versions.state()
         return {**self.optimizer.state_dict(), "delayed": own}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -248,22 +278,29 @@ class Delayed(Optimizer):
             if own[name] != getattr(self, name):
                 raise ValueError(f"the state is of another sequence of delays: {name} {own[name]}, "
                                  f"not {getattr(self, name)}")  # fmt: skip
+        if ("versions" in own) != (self._versions is not None):
+            raise ValueError("the state is of other delays: one of the two is by stage")
         self.optimizer.load_state_dict(inner)
+        if self._versions is not None:
+            self._versions.load(own["versions"])
         self.updates, self._pending = own["updates"], {}
         self._reset_draws()
         devices = [p.device for p in self._params()]
+        of_groups = [group["params"][0].device if group["params"] else None for group in self.param_groups]
         for t, late in own["pending"].items():
             grads = [None if g is None else g.to(device, copy=True)
                      for g, device in zip(late["grads"], devices, strict=False)]  # fmt: skip
-            tickets = late["tickets"] and [of_group and [ticket.to(devices[0], copy=True) for ticket in of_group]
-                                           for of_group in late["tickets"]]  # fmt: skip
+            tickets = late["tickets"] and [
+                of_group and [ticket.to(device, copy=True) for ticket in of_group]
+                for of_group, device in zip(late["tickets"], of_groups, strict=False)
+            ]
             self._pending[t] = Late(grads, tickets)
 
     def _reset_draws(self) -> None:
         self._taus, self._updates_for = torch.zeros(0, dtype=torch.int64), {}
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("optimizer", "delays", "max_delay", "seed", "steps", "updates", "_pending")
+        names = ("optimizer", "delays", "max_delay", "seed", "steps", "updates", "_pending", "_versions")
         return {name: self.__dict__[name] for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from lategrad.learners import OGD, OptimisticOGD
 from lategrad.optim.rule_optimizer import RuleOptimizer, check_lr, invalid, is_number
+from lategrad.registry import parse_set
 from lategrad.rules import Anytime, StronglyConvexOGD
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import ConvexSet, WholeSpace
@@ -18,6 +19,8 @@ _NO_CONSTRAINT = WholeSpace()
 
 
 def _check_domain(group: dict[str, Any]) -> None:
+    if isinstance(group["domain"], str):
+        group["domain"] = parse_set(group["domain"])
     # Not isinstance: that would ask for the diameter, which a box without a dimension does not know.
     invalid("domain", group["domain"], not all(hasattr(group["domain"], name) for name in ("project", "contains")))
 
@@ -39,12 +42,12 @@ class AnytimeSGD(RuleOptimizer):
         power: the weights are :math:`t^{\mathrm{power}}`; the paper: 1.
         interpolation: gradients are taken at (1 - interpolation) w + interpolation x; the paper: 1. With
             less than 1 the output x is not what the parameters hold: see :meth:`output`.
-        domain: the set K, of the whole group or of each parameter.
+        domain: the set K, of the whole group or of each parameter; a set, or a text such as ``"ball:5"``.
         schedule: "sqrt" for :math:`\mathrm{lr}/\sqrt{t}`, "constant" for lr.
         maximize: ascend instead of descend.
         per_parameter: each parameter is a vector of its own, with its own projection.
         compile: compile the step (takes seconds, once), or run it operation by operation. None compiles for
-            groups of at least 2^18 entries.
+            groups of some 190,000 entries and more.
 
     >>> import torch, lategrad as lg
     >>> model = torch.nn.Linear(2, 1)
@@ -71,7 +74,7 @@ class AnytimeSGD(RuleOptimizer):
         *,
         power: float = 1,
         interpolation: float = 1.0,
-        domain: ConvexSet = _NO_CONSTRAINT,
+        domain: ConvexSet | str = _NO_CONSTRAINT,
         schedule: str = "sqrt",
         maximize: bool = False,
         per_parameter: bool = False,
@@ -115,7 +118,7 @@ class OptimisticAnytime(RuleOptimizer):
         lr: a factor on the diameter for LR schedulers to move; the paper: 1.
         power: the weights are :math:`\alpha_t = t^{\mathrm{power}}`; the paper: 1.
         interpolation: as for :class:`AnytimeSGD`.
-        domain: the set K, of the whole group or of each parameter.
+        domain: the set K, of the whole group or of each parameter; a set, or a text such as ``"ball:5"``.
         maximize: ascend instead of descend.
         per_parameter: each parameter is a vector of its own, with its own norms and projection.
         compile: as for :class:`AnytimeSGD`.
@@ -145,7 +148,7 @@ class OptimisticAnytime(RuleOptimizer):
         lr: float | Tensor = 1.0,
         power: float = 1,
         interpolation: float = 1.0,
-        domain: ConvexSet = _NO_CONSTRAINT,
+        domain: ConvexSet | str = _NO_CONSTRAINT,
         maximize: bool = False,
         per_parameter: bool = False,
         compile: bool | None = None,
@@ -185,7 +188,7 @@ class StronglyConvexSGD(RuleOptimizer):
         params: as for any optimizer; every other argument can be set for each group.
         strong_convexity: H > 0.
         lr: a factor on the steps for LR schedulers to move; the paper: 1.
-        domain: the set K, of the whole group or of each parameter.
+        domain: the set K, of the whole group or of each parameter; a set, or a text such as ``"ball:5"``.
         maximize: ascend instead of descend (the objective is then strongly concave).
         per_parameter: each parameter is a vector of its own, with its own projection.
         compile: as for :class:`AnytimeSGD`.
@@ -214,7 +217,7 @@ class StronglyConvexSGD(RuleOptimizer):
         strong_convexity: float,
         *,
         lr: float | Tensor = 1.0,
-        domain: ConvexSet = _NO_CONSTRAINT,
+        domain: ConvexSet | str = _NO_CONSTRAINT,
         maximize: bool = False,
         per_parameter: bool = False,
         compile: bool | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,14 +13,15 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from lategrad.optim.group_step import GroupStep, same_objects
+from lategrad.execution import StateBeside, TensorsStep, WithGradient, in_place
+from lategrad.execution.many_tensors import joined, same_objects, scatter, state_form
+from lategrad.execution.pays import STEPS_OF_AN_OPTIMIZER, compiling_pays
+from lategrad.registry import parse_rule
+from lategrad.rules.blocks import Blocks, fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
 from lategrad.support.validation import Scalar
-
-COMPILE_FROM = 2**18
-"""With ``compile=None``, the number of entries from which a group's step is compiled (takes seconds)."""
 
 Tickets = list[list[Tensor] | None]
 """What the queries of all groups carry, for rules that need it."""
@@ -78,10 +80,7 @@ class RuleOptimizer(Optimizer):
             self._check(group)
             _check_params(type(self).__name__, group["params"])
             group["scalars"] = []
-            step = self._step_of(len(self.param_groups) - 1)
-            if step is not None and not isinstance(step.rule.domain, WholeSpace):
-                with torch.no_grad():
-                    step.project()
+            self._project(group)
         except Exception:
             self.param_groups.pop()
             raise
@@ -112,19 +111,20 @@ class RuleOptimizer(Optimizer):
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         for i, (group, of_group) in enumerate(zip(self.param_groups, grads, strict=True)):
             if any(grad is not None for grad in of_group):
-                step = self._ready(i)
-                if step is not None:
-                    if len(of_group) > len(step.params):  # some parameters have no entries
-                        of_group = [grad for p, grad in zip(group["params"], of_group, strict=True) if p.numel()]
-                    step.run(self.state, group["scalars"], of_group, delay, tickets[i] if tickets else None)
+                steps = self._ready(i)
+                if len(of_group) > sum(len(step.tensors) for step in steps):  # some parameters have no entries
+                    of_group = [grad for p, grad in zip(group["params"], of_group, strict=True) if p.numel()]
+                of_vectors = (tickets[i] if tickets else None) or itertools.repeat(None)
+                rest = iter(of_group)
+                for step, ticket in zip(steps, of_vectors, strict=False):
+                    step(list(itertools.islice(rest, len(step.tensors))), delay, ticket)
         return loss
 
     @torch.no_grad()
     def issue_tickets(self) -> Tickets:
         """What the present queries carry: for a gradient that is computed now and applied later."""
-        steps = [self._ready(i) for i in range(len(self.param_groups))]
-        groups = zip(steps, self.param_groups, strict=True)
-        return [step.tickets(self.state, group["scalars"]) if step else None for step, group in groups]
+        of_groups = [[step.ticket() for step in self._ready(i)] for i in range(len(self.param_groups))]
+        return [[t for t in tickets if t is not None] or None for tickets in of_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all groups, as plain tensors and numbers; rules and sets are not in it."""
@@ -159,8 +159,8 @@ class RuleOptimizer(Optimizer):
                 values = saved["state"][number]
                 self.state[p] = {n: v.to(p.device, copy=True) for n, v in values.items()}
         for i, group in enumerate(self.param_groups):
-            group.setdefault("scalars", [])
-            self._step_of(i)
+            if group.setdefault("scalars", []):
+                self.in_place_steps(i)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -175,18 +175,16 @@ class RuleOptimizer(Optimizer):
         Afterwards they hold the query again, whatever happened in between. Where the two are the same
         (``AnytimeSGD`` with the paper's settings) nothing is copied.
         """
-        steps = [(i, self._step_of(i)) for i in range(len(self.param_groups))]
-        differing = [(i, step) for i, step in steps if step is not None and not step.output_is_query
-                     and self.param_groups[i]["scalars"]]  # fmt: skip
+        started = [i for i, group in enumerate(self.param_groups) if group["scalars"]]
+        differing = [step for i in started for step in self.in_place_steps(i) if not step.output_is_query]
         if self._showing_output or not differing:
             yield
             return
-        queries = [(p, p.detach().clone()) for _, step in differing for p in step.params]
+        queries = [(p, p.detach().clone()) for step in differing for p in step.tensors]
         try:
             self._showing_output = True
-            with torch.no_grad():
-                for i, step in differing:
-                    step.outputs(self.state, self.param_groups[i]["scalars"])
+            for step in differing:
+                step.write_output()
             yield
         finally:
             with torch.no_grad():
@@ -202,62 +200,90 @@ class RuleOptimizer(Optimizer):
 
     # ---- From groups to steps
 
-    def _step_of(self, i: int) -> GroupStep | None:
-        """The step of a group; made anew when what it depends on has changed. None when it has no entries."""
-        made = self._made.get(i)
-        group = self.param_groups[i]
-        params: list[Tensor] = group["params"]
-        options = tuple(group[name] for name in ("maximize", "per_parameter", "compile", *self.structure))
-        if not params:
-            return None
-        kinds = ([p.dtype for p in params], [p.shape for p in params], [p.stride() for p in params], params[0].device)
-        if made is not None and made.options == options and made.kinds == kinds and same_objects(made.params, params):
-            return made.step
-        used = [p for p in params if p.numel()]
+    def _vectors(self, group: dict[str, Any], number: Tensor) -> list[tuple[Any, list[Tensor]]]:
+        """The vectors of a group: each a rule and its parameters; those without entries are in none."""
+        named = list(zip(group["params"], group.get("kinds") or itertools.repeat(None), strict=False))
+        used = [(p, kind) for p, kind in named if p.numel()]
         if not used:
-            return None
-        device = used[0].device
-        number = torch.ones(1, dtype=torch.float64, device=device)
+            return []
+        device = used[0][0].device
         rule = map_tensors(lambda t: t if t is number else t.to(device), self._rule(group, number))
         if runs_shape(rule):
             raise ValueError(f"Invalid rule: {rule}: an optimizer is one run, this is {tuple(runs_shape(rule))}")
+        vectors = []
+        for members in [[one] for one in used] if group["per_parameter"] else [used]:
+            params, kinds = [p for p, _ in members], [kind for _, kind in members]
+            blocks = Blocks.of_tensors(params, kinds if group.get("kinds") else None)
+            shaped = fill_in(rule, blocks)
+            vectors.append((WithGradient(shaped, torch.neg) if group["maximize"] else shaped, params))
+        return vectors
+
+    @torch.no_grad()
+    def _project(self, group: dict[str, Any]) -> None:
+        """Move the parameters to the nearest point of the set."""
+        device = group["params"][0].device if group["params"] else None
+        for rule, params in self._vectors(group, torch.ones(1, dtype=torch.float64, device=device)):
+            state_form(rule, params)  # raises for a state that cannot be kept
+            if not isinstance(rule.domain, WholeSpace):
+                scatter(rule.domain.project(joined(params)), params)
+
+    def in_place_steps(self, i: int) -> list[TensorsStep]:
+        """The step of each vector of group i, whose ``backend`` says what runs it.
+
+        Made at the first update, and anew when what they depend on has changed.
+        """
+        made, group = self._made.get(i), self.param_groups[i]
+        params: list[Tensor] = group["params"]
+        if not params:
+            return []
+        entries = ("maximize", "per_parameter", "compile", "kinds", *self.structure)
+        options = tuple(group.get(name) for name in entries)
+        kinds = ([p.dtype for p in params], [p.shape for p in params], [p.stride() for p in params], params[0].device)
+        same = made is not None and made.options == options and made.kinds == kinds
+        if made is not None and same and group["scalars"] and same_objects(made.params, params):
+            return made.steps
+        number = torch.ones(1, dtype=torch.float64, device=params[0].device)
+        vectors = self._vectors(group, number)
         compile = group["compile"]
         if compile is None:
-            compile = sum(p.numel() for p in used) >= COMPILE_FROM
-        vectors = [[p] for p in used] if group["per_parameter"] else [used]
-        step = GroupStep(rule, vectors, maximize=group["maximize"], compile=compile)
-        if group["scalars"]:
-            group["scalars"] = [{n: v.to(device) for n, v in own.items()} for own in group["scalars"]]
-            step.adopt(self.state, group["scalars"])
-        self._made[i] = _Made(options, kinds, list(params), step, number)
-        return step
+            total = sum(p.numel() for p in params)
+            shaped = any(getattr(rule, "blocks", None) is not None for rule, _ in vectors)  # slow to compile
+            compile = not shaped and compiling_pays(STEPS_OF_AN_OPTIMIZER, total, backend="loops")
+        saved = group["scalars"] or [None] * len(vectors)
+        if len(saved) != len(vectors):
+            raise ValueError(f"the state is of {len(saved)} vectors, the group has {len(vectors)}")
+        steps = []
+        for (rule, of_vector), numbers in zip(vectors, saved, strict=True):
+            state = None if numbers is None else StateBeside([self.state[p] for p in of_vector], numbers)
+            step = in_place(rule, state, tensors=of_vector, backend=None if compile else "eager")
+            self.state.update(zip(of_vector, step.state.long, strict=True))
+            steps.append(step)
+        group["scalars"] = [step.state.numbers for step in steps]
+        self._made[i] = _Made(options, kinds, list(params), steps, number)
+        return steps
 
-    def _ready(self, i: int) -> GroupStep | None:
-        """The step of a group, with its state in place and its hyper-parameter up to date."""
-        step = self._step_of(i)
-        if step is None:
-            return None
-        group, made = self.param_groups[i], self._made[i]
-        if not group["scalars"]:
-            group["scalars"] = step.init(self.state)
-        value = self._number(group)
-        if isinstance(value, Tensor):
-            made.number.copy_(value.reshape(-1))
-        elif value != made.last_value:
-            made.number.fill_(value)
-            made.last_value = value
-        return step
+    def _ready(self, i: int) -> list[TensorsStep]:
+        """The steps of a group, with their hyper-parameter up to date."""
+        steps = self.in_place_steps(i)
+        if steps:
+            made, value = self._made[i], self._number(self.param_groups[i])
+            if isinstance(value, Tensor):
+                made.number.copy_(value.reshape(-1))
+            elif value != made.last_value:
+                made.number.fill_(value)
+                made.last_value = value
+        return steps
 
 
 @dataclass
 class _Made:
-    """A group's step, and what it was made for."""
+    """A group's steps, and what they were made for."""
 
     options: tuple[object, ...]
     kinds: tuple[object, ...]
     """Dtypes, shapes, strides and device of the parameters."""
     params: list[Tensor]
-    step: GroupStep
+    steps: list[TensorsStep]
     number: Tensor
     """The hyper-parameter that is read at every step, as the rule has it."""
     last_value: float = 1.0
@@ -312,12 +338,12 @@ class FromRule(RuleOptimizer):
 
     Args:
         params: as for any optimizer; a group may have a ``rule`` of its own.
-        rule: one run of any rule (no hyper-parameter with a dimension of runs).
+        rule: one run of any rule (no hyper-parameter with a dimension of runs), or a text such as ``"steady:lr=1"``.
         maximize: ascend instead of descend.
         per_parameter: each parameter is a vector of its own, with its own projection and its own norms,
             instead of the whole group.
         compile: compile the step (takes seconds, once), or run it operation by operation. None compiles for
-            groups of at least 2^18 entries.
+            groups of some 190,000 entries and more.
 
     >>> import lategrad as lg
     >>> x = torch.nn.Parameter(torch.zeros(2))
@@ -336,12 +362,13 @@ class FromRule(RuleOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        rule: AnyRule[Any],
+        rule: AnyRule[Any] | str,
         *,
         maximize: bool = False,
         per_parameter: bool = False,
         compile: bool | None = None,
     ) -> None:
+        rule = parse_rule(rule) if isinstance(rule, str) else rule
         super().__init__(params, {"rule": rule}, maximize=maximize, per_parameter=per_parameter, compile=compile)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -1,14 +1,17 @@
 """Problems: data, an objective, and a stochastic gradient oracle for many runs at once."""
 
 from lategrad.problems.data import Dataset, load
+from lategrad.problems.language import LanguageProblem
 from lategrad.problems.linear import LeastSquares, SmoothedSVM, SoftmaxRegression
 from lategrad.problems.module import ModuleProblem
 from lategrad.problems.optimum import Optimum, minimum
 from lategrad.problems.problem import Problem
 from lategrad.problems.quadratic import Quadratic
+from lategrad.problems.text import Text, load_text
 
 __all__ = [
     "Dataset",
+    "LanguageProblem",
     "LeastSquares",
     "ModuleProblem",
     "Optimum",
@@ -16,6 +19,8 @@ __all__ = [
     "Quadratic",
     "SmoothedSVM",
     "SoftmaxRegression",
+    "Text",
     "load",
+    "load_text",
     "minimum",
 ]

@@ -12,9 +12,10 @@ from torch.func import functional_call, grad, vmap
 
 from lategrad.problems.data import Dataset
 from lategrad.problems.minibatches import Minibatches
+from lategrad.rules.blocks import Blocks
 from lategrad.support.validation import require
 
-_CHUNK = 4096
+_EVALUATION_ROWS = 4096  # taken at once, for each run
 
 Value = Callable[[Tensor, Tensor], Tensor]
 
@@ -30,10 +31,14 @@ class ModuleProblem:
     Args:
         module: called with a minibatch of rows of the data set; reshape them inside (``nn.Unflatten``).
         loss: from (module output, targets) to the mean loss of the batch; by default cross-entropy for
-            classes and half the mean squared error otherwise.
+            classes, which are scored along the last dimension of the output (targets may have any shape), and half
+            the mean squared error otherwise.
         data: the data set.
         batch: rows in a minibatch.
         sampling: "iid" or "epochs".
+        evaluate: how many training rows the reported loss is the mean over, the first ones; by default all.
+        micro_batch: rows whose gradient is taken at once; a larger minibatch is cut into pieces, one after another,
+            so that it needs no more memory. The loss must be a mean over rows.
 
     >>> from lategrad.problems import load
     >>> mlp = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -56,14 +61,23 @@ class ModuleProblem:
         *,
         batch: int = 64,
         sampling: str = "iid",
+        evaluate: int | None = None,
+        micro_batch: int | None = None,
     ) -> None:
+        for name, value in (("evaluate", evaluate), ("micro_batch", micro_batch)):
+            valid = value is None or (isinstance(value, int) and value >= 1)
+            require(name, value, valid, "an integer >= 1, or None")
         buffers = [name for name, _ in module.named_buffers() if "running" in name or "num_batches" in name]
         require("module", buffers, not buffers, "without running statistics (track_running_stats=False)")
         self.module = copy.deepcopy(module)
         self.evaluated = copy.deepcopy(module).eval()
         self.data = data
         self.minibatches = Minibatches(len(data.x_train), batch, sampling)
-        self.loss_of_batch = loss or (nn.functional.cross_entropy if data.classes is not None else _half_mse)
+        self.loss_of_batch = loss or (_cross_entropy if data.classes is not None else _half_mse)
+        self.evaluate = evaluate
+        self.micro_batch = micro_batch or batch
+        self.evaluation_rows = _EVALUATION_ROWS
+        self.blocks = Blocks.of_module(module)
         self.shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         require("module", module, len(self.shapes) > 0, "a module with parameters to train")
         self.dim = sum(shape.numel() for shape in self.shapes.values())
@@ -109,8 +123,18 @@ class ModuleProblem:
         stacked = x.reshape(*streams, -1, self.dim)
         for _ in streams:
             function = vmap(function, randomness="different")
-        result: Tensor = function(stacked, self.data.x_train[sample], self.data.y_train[sample])
+        pieces = sample.split(self.micro_batch, dim=-1)
+        result: Tensor = function(stacked, *self._rows(pieces[0]))
+        if len(pieces) > 1:
+            shares = [piece.shape[-1] / sample.shape[-1] for piece in pieces]
+            result = shares[0] * result
+            for piece, share in zip(pieces[1:], shares[1:], strict=True):
+                result = result + share * function(stacked, *self._rows(piece))
         return result.reshape(x.shape)
+
+    def _rows(self, sample: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs and targets of row numbers of any shape."""
+        return self.data.x_train[sample], self.data.y_train[sample]
 
     def _mean_over_rows(self, x: Tensor, rows: Tensor, targets: Tensor, value: Value) -> Tensor:
         """The mean over all rows of ``value(outputs, targets)``, in chunks; float64, ``(*runs, 1)``."""
@@ -120,7 +144,7 @@ class ModuleProblem:
 
         total = torch.zeros(x.shape[:-1].numel(), dtype=torch.float64, device=x.device)
         with torch.no_grad():
-            for part, target in zip(rows.split(_CHUNK), targets.split(_CHUNK), strict=True):
+            for part, target in zip(rows.split(self.evaluation_rows), targets.split(self.evaluation_rows), strict=True):
                 mean = vmap(of_one_run, in_dims=(0, None, None), randomness="different")(
                     x.reshape(-1, self.dim), part, target
                 )
@@ -128,11 +152,16 @@ class ModuleProblem:
         return (total / len(rows)).reshape(*x.shape[:-1], 1)
 
     def loss(self, x: Tensor) -> Tensor:
-        """The mean training loss."""
-        return self._mean_over_rows(x, self.data.x_train, self.data.y_train, self.loss_of_batch)
+        """The mean training loss, over all rows or the first ``evaluate`` ones."""
+        rows, targets = self.data.x_train[: self.evaluate], self.data.y_train[: self.evaluate]
+        return self._mean_over_rows(x, rows, targets, self.loss_of_batch)
+
+    def test_loss(self, x: Tensor) -> Tensor:
+        """The mean loss on the test data, float64, ``(*runs, 1)``."""
+        return self._mean_over_rows(x, self.data.x_test, self.data.y_test, self.loss_of_batch)
 
     def accuracy(self, x: Tensor) -> Tensor | None:
-        """The share of test rows whose largest output is their class."""
+        """The share of test rows (of their targets, if they have several) whose largest output is their class."""
         if self.data.classes is None:
             return None
         return self._mean_over_rows(
@@ -155,9 +184,13 @@ class ModuleProblem:
     def __repr__(self) -> str:
         batches = self.minibatches
         return (
-            f"ModuleProblem({type(self.module).__name__} with {self.dim} parameters, {self.data.name}, "
+            f"{type(self).__name__}({type(self.module).__name__} with {self.dim} parameters, {self.data.name}, "
             f"batch={batches.batch}, sampling={batches.sampling!r})"
         )
+
+
+def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.reshape(-1, output.shape[-1]), target.reshape(-1))
 
 
 def _half_mse(output: Tensor, target: Tensor) -> Tensor:

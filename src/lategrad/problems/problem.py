@@ -4,6 +4,9 @@ The objective is :math:`f(x) = E_z[f(x; z)]`. A *sample* z is whatever the oracl
 rows of a minibatch, or a noise vector. Samples are drawn apart from the gradient, by
 ``samples(seed, first, count)``, a pure function: the k-th sample of a stream is the same however the stream
 is cut, on any device. So the simulator, a worker process and a replay can all agree on them.
+
+A problem may have more: ``test_loss(x)``, the loss on held-out data, which the simulator records; and ``blocks``,
+where each tensor of a model lies in the vector, for the rules that look at shapes.
 """
 
 from __future__ import annotations

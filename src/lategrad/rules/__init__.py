@@ -15,6 +15,8 @@ from lategrad.rules.rule import (
 )
 from lategrad.rules.sgd import SGD
 from lategrad.rules.steady import Steady
+from lategrad.rules.steady_adam import SteadyAdam
+from lategrad.rules.steady_muon import SteadyMuon
 from lategrad.rules.strongly_convex import StronglyConvexOGD
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "Blocks",
     "Rule",
     "Steady",
+    "SteadyAdam",
+    "SteadyMuon",
     "StronglyConvexOGD",
     "TicketRule",
     "apply_update",

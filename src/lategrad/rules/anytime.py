@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lategrad.learners.learner import Learner, Linear
-from lategrad.rules.rule import average_in
+from lategrad.rules.rule import Delay, average_in
 from lategrad.sets import ConvexSet
 from lategrad.support.runs import per_run, spread
 from lategrad.support.validation import Scalar, require, require_number
@@ -117,7 +117,7 @@ class Anytime:
         share = torch.as_tensor(self.interpolation, dtype=state.x.dtype, device=state.x.device)
         return torch.lerp(self.learner.predict(state.learner), state.x, share)
 
-    def update(self, state: AnytimeState, grad: Tensor, delay: Tensor) -> AnytimeState:
+    def update(self, state: AnytimeState, grad: Tensor, delay: Delay) -> AnytimeState:
         """One round of the learner, and its new play joins the average."""
         t = state.t + 1
         next_weight = self.weight(t + 1)

@@ -14,7 +14,7 @@ A host serves both kinds of rule with the same lines: :func:`issue_ticket` when 
 :func:`apply_update` when the gradient is back.
 
 Vectors have shape ``(*runs, d)``, scalars ``(*runs, 1)``. Rules are pure: whoever hosts a rule owns the
-memory (:mod:`lategrad.inplace`). Nothing in a rule may branch on the value of a tensor.
+memory (:mod:`lategrad.execution`). Nothing in a rule may branch on the value of a tensor.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from lategrad.support.runs import owned, require_state, runs_shape, spread
 from lategrad.support.validation import Scalar
 
 State = TypeVar("State")
+
+Delay = Tensor | int
+"""How many updates ago a gradient's query was handed out: one number for all runs, or one for each."""
 
 
 class _Server(Protocol[State]):
@@ -55,7 +58,7 @@ class _Server(Protocol[State]):
 class Rule(_Server[State], Protocol[State]):
     """A server rule that needs a gradient and, at most, its delay."""
 
-    def update(self, state: State, grad: Tensor, delay: Tensor) -> State:
+    def update(self, state: State, grad: Tensor, delay: Delay) -> State:
         """Consume one gradient; ``delay`` counts the updates since its point was the query (at most t - 1)."""
         ...
 
@@ -67,7 +70,7 @@ class TicketRule(_Server[State], Protocol[State]):
         """What the query of this state carries, shape ``(*runs, k)``; like the query it may share memory."""
         ...
 
-    def update(self, state: State, grad: Tensor, delay: Tensor, ticket: Tensor) -> State:
+    def update(self, state: State, grad: Tensor, delay: Delay, ticket: Tensor) -> State:
         """Consume one gradient, with the ticket of the query that it was computed at."""
         ...
 
@@ -93,7 +96,7 @@ def issue_ticket(rule: AnyRule[State], state: State) -> Tensor:
     return rule.ticket(state) if needs_ticket(rule) else rule.query(state)[..., :0]
 
 
-def apply_update(rule: AnyRule[State], state: State, grad: Tensor, delay: Tensor, ticket: Tensor) -> State:
+def apply_update(rule: AnyRule[State], state: State, grad: Tensor, delay: Delay, ticket: Tensor) -> State:
     """The rule's update, with the ticket that was issued with the gradient's query."""
     if needs_ticket(rule):
         return rule.update(state, grad, delay, ticket)
@@ -146,3 +149,8 @@ def next_mean(mean: Tensor, query: Tensor, t: Tensor, average: str) -> Tensor:
 def as_dtype(value: Scalar, like: Tensor) -> Scalar:
     """A hyper-parameter to multiply ``like`` with: in its dtype, so that the product keeps it."""
     return value.to(like.dtype) if isinstance(value, Tensor) else value
+
+
+def as_number(delay: Delay) -> Tensor:
+    """A delay to calculate with, in float64."""
+    return torch.as_tensor(delay, dtype=torch.float64)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rule import AVERAGES, as_dtype, first_query, next_mean, start_mean
+from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number
@@ -62,7 +62,7 @@ class SGD:
         """The iterate."""
         return state.x
 
-    def update(self, state: SGDState, grad: Tensor, delay: Tensor) -> SGDState:
+    def update(self, state: SGDState, grad: Tensor, delay: Delay) -> SGDState:
         """One projected step."""
         t = state.t + 1
         mean = next_mean(state.mean, state.x, t, self.average)

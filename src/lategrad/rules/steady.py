@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lategrad.learners.learner import safe_ratio, squared_norm
-from lategrad.rules.rule import average_in, first_query
+from lategrad.rules.rule import Delay, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require, require_number
@@ -110,7 +110,7 @@ class Steady:
         theta = (self.c / (state.t + 1).sqrt()).clamp_max(1)
         return torch.lerp(state.x, state.w, theta.to(state.x.dtype))
 
-    def _step(self, w: Tensor, t: Tensor, delay: Tensor) -> Tensor:
+    def _step(self, w: Tensor, t: Tensor, delay: Delay) -> Tensor:
         r""":math:`\mathrm{lr}_t`: lr, or less where the delay is long against :math:`\sqrt t`."""
         lr = self.lr + 0 * t
         diameter = self.domain.diameter_in(w.shape[-1])
@@ -118,7 +118,7 @@ class Steady:
         reach = torch.minimum(_STEPS * lr, width)
         return torch.minimum(lr, reach * t.sqrt() / (1 + delay))
 
-    def update(self, state: SteadyState, grad: Tensor, delay: Tensor) -> SteadyState:
+    def update(self, state: SteadyState, grad: Tensor, delay: Delay) -> SteadyState:
         """One projected step; the new iterate joins the average."""
         t = state.t + 1
         s = (t - delay).clamp_min(1)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rule import average_in, first_query
+from lategrad.rules.rule import Delay, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
@@ -82,7 +82,7 @@ class StronglyConvexOGD:
         step = 8 * weight_share(t) / self.strong_convexity
         return self.domain.project(y - step.to(y.dtype) * grad)
 
-    def update(self, state: StronglyConvexState, grad: Tensor, delay: Tensor) -> StronglyConvexState:
+    def update(self, state: StronglyConvexState, grad: Tensor, delay: Delay) -> StronglyConvexState:
         """Move y with the gradient, then step ahead with it as the next hint."""
         t = state.t + 1
         y = self._step(state.y, grad, t)

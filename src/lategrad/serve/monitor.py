@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from lategrad.serve.server import Telemetry
+from lategrad.serve.telemetry import Telemetry
 
 LOGS = ("tensorboard",)
 

@@ -1,9 +1,12 @@
-"""What a run is told, and keeps for the day it is resumed."""
+"""Every option of a run, with its documentation: :func:`~lategrad.train` and ``lategrad train`` are made from it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import textwrap
+import warnings
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from lategrad.delays import Law
@@ -14,45 +17,110 @@ from lategrad.support.validation import require, require_choice, require_device,
 
 ENGINES = ("processes", "threads", "ray")
 _MOST_AHEAD = 100
+_NOT_SAVED = ("out", "progress")
+"""Options of a call, not of the run: a run that is resumed elsewhere has others."""
 
 Slow = str | dict[int, str] | None
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The arguments of :func:`~lategrad.train` that a run is resumed with."""
+def _option(help: str, default: Any = MISSING, *, command_line: Any = None) -> Any:
+    """A field with its documentation; ``command_line`` is its type there, where that is another."""
+    metadata = {"help": help, "command_line": command_line}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
-    steps: int
-    workers: int | str = 4
-    engine: str = "processes"
-    seed: int = 0
-    device: str = "cpu"
-    slow: Slow = None
-    threads: int = 1
-    deadline: float = 300.0
-    max_refusals: int | None = 10
-    record_every: int | None = None
-    compile: bool | None = None
-    checkpoint_every: int | None = None
-    keep: int = 2
-    log: str | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
-    address: str | None = None
-    shards: int = 1
-    ahead: int = 0
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a run is told; saved with its checkpoints, for the day it is resumed.
+
+    >>> Settings(steps=100, workers="2:8", engine="ray").worker_range()
+    (2, 8)
+    """
+
+    steps: int = _option("updates to make in all.")
+    workers: int | str = _option(
+        "how many; can be changed while it runs (Training.set_workers, or a number in the file OUT/workers). "
+        "On Ray also 2:8: between 2 and 8, as many as the cluster has CPUs for.", 4, command_line=str,
+    )  # fmt: skip
+    engine: str = _option(
+        "how workers run: processes; threads, for notebooks and problems that cannot be pickled; or ray, for workers "
+        "on other machines (pip install 'lategrad[ray]').", "processes",
+    )  # fmt: skip
+    address: str | None = _option(
+        "of a running Ray cluster, such as auto or ray://host:10001; by default a Ray is started on this machine, "
+        "for this run.", None,
+    )  # fmt: skip
+    seed: int = _option("of the workers' streams of samples; each worker has its own.", 0)
+    device: str = _option("where gradients are computed: cpu or cuda.", "cpu")
+    server_device: str = _option(
+        "where the server keeps its state and makes its updates: cpu or cuda. Vectors are copied where it is not the "
+        "workers' own. Not on Ray.", "cpu",
+    )  # fmt: skip
+    slow: Slow = _option(
+        "make workers late on purpose: the law, such as lognormal:3,1, of the milliseconds by which each gradient is "
+        "held back, or one for each of some workers, {0: 'constant:100'} (on the command line 0=constant:100).",
+        None, command_line=list[str],
+    )  # fmt: skip
+    threads: int = _option("of torch in the server; each worker process has one.", 1)
+    ahead: int = _option(
+        "jobs that a worker holds beside the one it is at, so that it need not wait for the server: faster where "
+        "gradients take less than a few milliseconds, at the price of longer delays (each worker counts 1 + ahead "
+        "times). Not on Ray.", 0,
+    )  # fmt: skip
+    deadline: float = _option(
+        "seconds after which a worker that still has not returned its gradient is taken for hung and replaced. "
+        "Slow is not hung: late work is used.", 300.0,
+    )  # fmt: skip
+    max_refusals: int | None = _option(
+        "gradients in a row that must be refused (not finite, wrong shape, ...) for a worker to be dropped; None for "
+        "never.", 10,
+    )  # fmt: skip
+    max_delay: int | None = _option(
+        "gradients that are later than so many updates are dropped; their workers go on from the present query. A "
+        "warning names workers whose share of the updates nearly vanishes, trace.config['too_late'] says how many were "
+        "dropped of each. By default all are applied, which our rules are made for.", None,
+    )  # fmt: skip
+    record_every: int | None = _option("updates between two records of loss and accuracy; by default ten records.",
+                                       None)  # fmt: skip
+    compile: bool | None = _option("the rule's update as compiled code; by default for long runs.", None)
+    out: str | Path | None = _option(
+        "folder for checkpoints, the log of updates and the trace; by default everything is kept in memory.", None,
+        command_line=Path,
+    )  # fmt: skip
+    checkpoint_every: int | None = _option(
+        "updates between two checkpoints; by default one a minute. One is always made at the start and at the end, "
+        "and on Ctrl-C or SIGTERM.", None,
+    )  # fmt: skip
+    keep: int = _option("checkpoints to keep.", 2)
+    log: str | None = _option("'tensorboard' writes scalars and histograms of delays to OUT/tensorboard.", None)
+    progress: bool | None = _option("show a progress bar; by default on a terminal.", None)
+    notes: dict[str, Any] = _option("what else the trace and the checkpoints should say about the run; JSON values.",
+                                    {})  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name, count in (("threads", self.threads), ("shards", self.shards)):
-            require(name, count, isinstance(count, int) and count >= 1, "an integer >= 1")
+        object.__setattr__(self, "device", str(self.device))  # a torch.device is welcome
+        object.__setattr__(self, "server_device", str(self.server_device))
+        for name in ("steps", "keep", "threads"):
+            value = getattr(self, name)
+            require(name, value, _is_count(value), "an integer >= 1")
+        for name in ("record_every", "checkpoint_every", "max_refusals"):
+            value = getattr(self, name)
+            require(name, value, value is None or _is_count(value), "an integer >= 1, or None")
         require_choice("engine", self.engine, ENGINES)
         low, high = self.worker_range()
         on_ray = self.engine == "ray"
         require("workers", self.workers, on_ray or low == high, "a number: only engine='ray' takes a range")
         require("address", self.address, on_ray or self.address is None, "None, unless engine='ray'")
-        require("shards", self.shards, on_ray or self.shards == 1, "1, unless engine='ray'")
         valid_ahead = isinstance(self.ahead, int) and 0 <= self.ahead <= (0 if on_ray else _MOST_AHEAD)
         require("ahead", self.ahead, valid_ahead, "0 with engine='ray'" if on_ray else f"in 0..{_MOST_AHEAD}")
+        valid_delay = self.max_delay is None or (isinstance(self.max_delay, int) and self.max_delay >= 0)
+        require("max_delay", self.max_delay, valid_delay, "an integer >= 0, or None")
         require("seed", self.seed, isinstance(self.seed, int) and self.seed >= 0, "an integer >= 0")
+        require("server_device", self.server_device, not on_ray or self.server_device == "cpu",
+                "'cpu' with engine='ray'")  # fmt: skip
+        require_device("server_device", self.server_device)
         if not on_ray:  # the driver need not have the GPUs of its workers
             require_device("device", self.device)
         require_number("deadline", self.deadline, low=0, strict=True)
@@ -63,6 +131,15 @@ class Settings:
         except TypeError as error:
             raise ValueError(f"notes must be plain JSON values: {error}") from None
         self.slowness()
+        unused = [worker for worker in self.slow if int(worker) >= high] if isinstance(self.slow, dict) else []
+        if unused:
+            warnings.warn(f"slow for worker {unused[0]} is of no use unless workers join: {self.workers} start, "
+                          "numbered from 0", stacklevel=3)  # fmt: skip
+
+    @property
+    def folder(self) -> Path | None:
+        """``out`` as a path."""
+        return None if self.out is None else Path(self.out)
 
     def worker_range(self) -> tuple[int, int]:
         """The fewest and the most workers: ``"2:8"`` is (2, 8) and 4 is (4, 4)."""
@@ -78,6 +155,26 @@ class Settings:
         if self.slow is None or isinstance(self.slow, str):
             return Slowness(None if self.slow is None else _law(self.slow))
         return Slowness(None, tuple((int(worker), _law(spec)) for worker, spec in self.slow.items()))
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint and a trace say of them."""
+        return {name: value for name, value in asdict(self).items() if name not in _NOT_SAVED}
+
+
+def options() -> list[Field[Any]]:
+    """All options, in the order in which they are documented."""
+    return list(fields(Settings))
+
+
+def documentation(indent: str) -> str:
+    """The ``Args`` of a docstring, one paragraph for each option."""
+    paragraphs = (textwrap.fill(f"{option.name}: {option.metadata['help']}", 110, initial_indent=indent,
+                                subsequent_indent=indent + "    ") for option in options())  # fmt: skip
+    return "\n".join(paragraphs)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _law(spec: str) -> Law:

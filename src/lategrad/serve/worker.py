@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lategrad.delays import Law
 from lategrad.problems.problem import Problem
-from lategrad.serve.server import Job
+from lategrad.serve.job import Job
 from lategrad.support.seeds import Stream, derived_seed
 
 _BLOCK = 256  # samples drawn at once
@@ -67,11 +67,11 @@ class Oracle:
         self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
 
     def gradient(self, job: Job) -> Tensor:
-        """The gradient of a job, on the CPU. The simulator computes it the same way, to the bit."""
+        """The gradient of a job, where its query lies. The simulator computes it the same way, to the bit."""
         sample = self._sample(job.worker, job.sequence).to(self.device)
         point = job.query.to(self.device).view(1, 1, -1)
         with torch.no_grad():
-            return self.problem.gradient(point, sample).reshape(-1).cpu()
+            return self.problem.gradient(point, sample).reshape(-1).to(job.query.device)
 
     def _sample(self, worker: int, sequence: int) -> Tensor:
         block = sequence // _BLOCK

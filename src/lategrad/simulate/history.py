@@ -20,36 +20,39 @@ class SlotPlan(NamedTuple):
     write: Tensor
     """int64 ``(updates,)``: the slot for the query of each update; ``slots - 1`` for those never read."""
     read: Tensor
-    """int64 ``(updates,)``: the slot that holds the query each update's gradient is taken at."""
+    """int64 ``(updates,)``: the slot that holds the query each update's gradient is taken at; ``(updates, stages)``
+    where each stage has its own."""
     slots: int
     """Slots needed, the last of them a bin for queries that nobody will read."""
 
 
 def plan_slots(delays: Tensor) -> SlotPlan:
-    """A plan for one sequence of delays; t - 1 is the largest possible delay of update t.
+    """A plan for one sequence of delays, ``(updates,)``, or for one of each stage, ``(updates, stages)``.
+
+    The largest possible delay of update t is t - 1.
 
     >>> plan = plan_slots(torch.tensor([0, 1, 1, 1]))  # updates read x_1, x_1, x_2, x_3; x_4 is never read
     >>> plan.read.tolist(), plan.write.tolist(), plan.slots
     ([0, 0, 1, 0], [0, 1, 0, 2], 3)
     """
     updates = len(delays)
-    source = torch.arange(updates) - delays.long()
-    last_read = torch.full((updates,), -1).scatter_reduce(0, source, torch.arange(updates), "amax").tolist()
+    source = torch.arange(updates)[:, None] - delays.long().reshape(updates, -1)
+    reader = torch.arange(updates)[:, None].expand_as(source)
+    last_read = torch.full((updates,), -1).scatter_reduce(0, source.flatten(), reader.flatten(), "amax").tolist()
     slot_of: list[int] = [-1] * updates
-    read: list[int] = []
+    read: list[list[int]] = []
     free: list[int] = []
     slots = 0
-    for t, s in enumerate(source.tolist()):
+    for t, of_stages in enumerate(source.tolist()):
         if last_read[t] >= 0:
             if free:
                 slot_of[t] = free.pop()
             else:
                 slot_of[t], slots = slots, slots + 1
-        read.append(slot_of[s])
-        if last_read[s] == t:
-            free.append(slot_of[s])
+        read.append([slot_of[s] for s in of_stages])
+        free.extend(slot_of[s] for s in dict.fromkeys(of_stages) if last_read[s] == t)
     write = torch.tensor(slot_of)
-    return SlotPlan(write=torch.where(write < 0, slots, write), read=torch.tensor(read), slots=slots + 1)
+    return SlotPlan(torch.where(write < 0, slots, write), torch.tensor(read).reshape(delays.shape), slots + 1)
 
 
 class History:
@@ -59,19 +62,31 @@ class History:
         plans: one for every sequence of delays; ``rows`` are vectors of runs that share a sequence.
         width: length of what is remembered at each update for one sequence.
         like: a tensor whose dtype and device to use.
+        stage_of: for each sequence and each entry of a vector, which of the plan's stages it belongs to,
+            ``(sequences, dim)``; None where all plans are without stages.
     """
 
-    def __init__(self, plans: list[SlotPlan], width: int, like: Tensor) -> None:
+    def __init__(self, plans: list[SlotPlan], width: int, like: Tensor, stage_of: Tensor | None = None) -> None:
         sizes = torch.tensor([plan.slots for plan in plans])
         first_row = sizes.cumsum(0) - sizes
         self.write = torch.stack([plan.write for plan in plans], dim=1) + first_row
-        self.read = torch.stack([plan.read for plan in plans], dim=1) + first_row
+        read = [plan.read if stage_of is None else plan.read.reshape(len(plan.read), -1) for plan in plans]
+        if stage_of is not None:  # a plan with fewer stages than others repeats its last one, which no entry is of
+            most = max(one.shape[1] for one in read)
+            read = [torch.cat([one, one[:, -1:].expand(-1, most - one.shape[1])], dim=1) for one in read]
+            first_row = first_row[:, None]
+        self.read = torch.stack(read, dim=1) + first_row
+        self.stage_of = None if stage_of is None else stage_of.to(like.device)
         self.memory = torch.empty(int(sizes.sum()), width, dtype=like.dtype, device=like.device)
 
     def exchange(self, write: Tensor, now: Tensor, read: Tensor) -> Tensor:
-        """Store a row for every sequence, then fetch a row for every sequence."""
+        """Store a row for every sequence, then fetch a row for every sequence, each stage from its own slot."""
         self.memory.index_copy_(0, write, now)
-        return self.memory.index_select(0, read)
+        if self.stage_of is None:
+            return self.memory.index_select(0, read)
+        slot = read.gather(1, self.stage_of)  # of each entry
+        times = now.shape[1] // slot.shape[1]  # runs that share a sequence
+        return self.memory.gather(0, slot.repeat(1, times))
 
     @staticmethod
     def bytes_needed(plans: list[SlotPlan], width: int, itemsize: int) -> int:

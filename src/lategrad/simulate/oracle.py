@@ -27,9 +27,12 @@ import torch
 from torch import Tensor
 
 from lategrad.delays import Arrivals, Constant, DelayModel, as_delay_model
-from lategrad.inplace import compiled, in_place
+from lategrad.delays.stages import StageDelays
+from lategrad.execution import WithGradient, in_place
+from lategrad.execution.pays import compiling_pays
 from lategrad.problems.problem import Problem
 from lategrad.registry import as_rule
+from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket
 from lategrad.simulate.history import History, SlotPlan, plan_slots
 from lategrad.simulate.progress import progress_bar
@@ -40,9 +43,8 @@ from lategrad.support.validation import require, require_device
 from lategrad.trace import Axis, Trace, describe
 
 _CHUNK = 256  # updates whose samples and slots are loaded at once
-_COMPILE_FROM = 2_000  # updates from which compiling (seconds) pays on the CPU
 
-Delays = DelayModel | int | str
+Delays = DelayModel | StageDelays | int | str
 
 
 def simulate(
@@ -67,7 +69,9 @@ def simulate(
         rule: the server rule; hyper-parameters of shape ``(*runs, 1)`` make it a sweep. Or a text such as
             ``"steady:lr=0.1|1|10"`` (see :func:`lategrad.registry.parse_rule`).
         delays: a delay model, an integer for a constant delay, a specification such as
-            ``"lognormal:7,0.4"``, or a list of those, which adds an axis of runs.
+            ``"lognormal:7,0.4"``, delays by stage, or a list of those, which adds an axis of runs. By stage
+            (:func:`~lategrad.delays.by_stage`) each block of the query is that of its own past version; the rule,
+            and the trace, are told the longest delay.
         steps: T, the number of updates.
         seed: of samples and delays; a list adds an axis of runs.
         record_every: updates between two records of loss and accuracy (they look at all the data); by
@@ -76,7 +80,7 @@ def simulate(
         share_samples: runs with the same seed see the same samples, which makes them comparable and fast;
             False gives every run samples of its own.
         compile: through ``torch.compile``, gradient and update as one, or the rule's update alone ("rule", as a
-            real server does it); by default for long runs.
+            real server does it); by default where it pays (:mod:`lategrad.execution.pays`).
         progress: show a progress bar; by default on a terminal.
         save_to: keep the trace in this file, up to date with every record, so that a killed run is not
             lost.
@@ -101,20 +105,22 @@ def simulate(
     require("seed", seed, all(isinstance(s, int) and s >= 0 for s in seeds) and len(seeds) > 0, "integers >= 0")
     require("delays", delays, len(models) > 0, "at least one delay model")
     rule = as_rule(rule)
-    parsed = tuple(as_delay_model(model) for model in models)
+    parsed = tuple(_as_model(model) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
+    profiles = [model if isinstance(model, StageDelays) else None for model in parsed]
     _warn_of_late_starts([_label(model) for model in models], arrivals, steps)
 
+    rule = fill_in(rule, getattr(problem, "blocks", None))
     device = require_device("device", device)
     simulation = Simulation(problem.to(device), map_tensors(lambda leaf: leaf.to(device), rule), arrivals, seeds,
-                             share_samples, compile if compile is not None else steps >= _COMPILE_FROM)  # fmt: skip
+                             share_samples, compile, profiles)  # fmt: skip
     single = (isinstance(seed, int), not isinstance(delays, Sequence) or isinstance(delays, str))
     own = rule_axes(rule, simulation.shape[2:-1], axes)
     all_axes = [Axis("seed", seeds), Axis("delay", tuple(_label(m) for m in models)), *own]
     config = {
         "problem": repr(problem),
         "rule": describe(rule),
-        "delays": [describe(model) for model in parsed],
+        "delays": [repr(model) if isinstance(model, StageDelays) else describe(model) for model in parsed],
         "seeds": list(seeds),
         "steps": steps,
         "share_samples": share_samples,
@@ -140,13 +146,23 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
+def _as_model(value: Delays) -> DelayModel | StageDelays:
+    if not isinstance(value, StageDelays):
+        return as_delay_model(value)
+    require("delays", value, value.stashing, "with stashing: a problem takes its gradient at one point")
+    return value
+
+
 def _label(value: Delays) -> int | str:
     if isinstance(value, Constant):
         return value.delay
     return value if isinstance(value, int | str) else repr(value)
 
 
-def _draw(model: DelayModel, problem: Problem, steps: int, seed: int, share_samples: bool) -> Arrivals:
+def _draw(model: DelayModel | StageDelays, problem: Problem, steps: int, seed: int, share_samples: bool) -> Arrivals:
+    if isinstance(model, StageDelays):
+        require("delays", model, model.blocks.size == problem.dim, f"of the problem's {problem.dim} entries")
+        return Constant(model.largest).draw(steps, seed)
     if not model.needs_labels:
         return model.draw(steps, seed)
     require("share_samples", share_samples, share_samples, "True when delays depend on the samples")
@@ -172,7 +188,8 @@ class Simulation:
         arrivals: list[list[Arrivals]],
         seeds: tuple[int, ...],
         share_samples: bool,
-        compile: bool | Literal["rule"],
+        compile: bool | Literal["rule"] | None,
+        profiles: Sequence[StageDelays | None] | None = None,
     ) -> None:
         self.problem, self.rule, self.arrivals = problem, rule, arrivals
         x0 = problem.start()
@@ -183,14 +200,18 @@ class Simulation:
         self.sequences = len(seeds) * len(arrivals[0])
         self.delays = torch.stack([torch.stack([a.delays for a in row], dim=-1) for row in arrivals], dim=1)
 
-        plans = _plans(arrivals)
+        profiles = profiles or [None] * len(arrivals[0])
+        plans, stage_of = _plans(arrivals, profiles), _stage_of(profiles, len(seeds), self.shape[-1])
         width = query.numel() // self.sequences
         ticket = issue_ticket(rule, self.state)
         self.ticket_shape, self.no_ticket = ticket.shape, ticket[..., :0]
         ticket_width = ticket.numel() // self.sequences
-        _check_memory(History.bytes_needed(plans, width + ticket_width, query.element_size()), query.device)
-        self.queries = History(plans, width, query)
-        self.tickets = History(plans, ticket_width, ticket) if ticket_width else None
+        needed = History.bytes_needed(plans, width, query.element_size())
+        _check_memory(needed + History.bytes_needed(plans, ticket_width, ticket.element_size()), query.device)
+        self.queries = History(plans, width, query, stage_of)
+        by_entry = stage_of is None or ticket_width in (0, width)
+        require("rule", describe(rule), by_entry, "one whose ticket has the blocks of the query, with delays by stage")
+        self.tickets = History(plans, ticket_width, ticket, stage_of) if ticket_width else None
 
         streams = self.shape[:-1] if not share_samples else self.shape[:1]
         self.streams = torch.Size(streams)
@@ -198,12 +219,12 @@ class Simulation:
         self.chunk = _Chunk.empty()
         self.at = torch.zeros(1, dtype=torch.int64, device=query.device)
 
-        step = in_place(rule, compile=compile == "rule")
-
-        def update(state: Any, stale: Tensor, ticket: Tensor, sample: Tensor, delay: Tensor) -> None:
-            step(state, problem.gradient(stale, sample), delay, ticket)
-
-        self.advance_state = compiled(update) if compile is True else update
+        if compile is None:
+            compile = compiling_pays(len(self.delays), query.numel())
+        # Compiled, gradient and update become one function, unless the update is to be one of its own.
+        self.gradient = problem.gradient if compile == "rule" else None
+        whole = rule if compile == "rule" else WithGradient(rule, lambda given: problem.gradient(*given))
+        self.step = in_place(whole, self.state, backend=None if compile else "eager")
         self.graph: torch.cuda.CUDAGraph | None = None
         self.warm_steps = 0
 
@@ -246,7 +267,8 @@ class Simulation:
             carried = issue_ticket(self.rule, self.state).reshape(self.sequences, -1)
             ticket = self.tickets.exchange(write, carried, read).view(self.ticket_shape)
         sample, delay = chunk.samples.index_select(0, at)[0], chunk.delays.index_select(0, at)[0]
-        self.advance_state(self.state, stale, ticket, sample, delay)
+        grad = (stale, sample) if self.gradient is None else self.gradient(stale, sample)
+        self.step(grad, delay, ticket)
         at += 1
 
     def _capture_when_warm(self) -> None:
@@ -283,16 +305,26 @@ class _Chunk:
         return self
 
 
-def _plans(arrivals: list[list[Arrivals]]) -> list[SlotPlan]:
+def _plans(arrivals: list[list[Arrivals]], profiles: Sequence[StageDelays | None]) -> list[SlotPlan]:
     """A plan for every sequence of delays; equal sequences (constant delays of several seeds) share one."""
-    plans: dict[bytes, SlotPlan] = {}
+    plans: dict[tuple[object, bytes], SlotPlan] = {}
     ordered = []
-    for one in (one for row in arrivals for one in row):
-        key = one.delays.numpy().tobytes()
+    for one, profile in ((one, profile) for row in arrivals for one, profile in zip(row, profiles, strict=True)):
+        delays = one.delays if profile is None else torch.minimum(one.delays[:, None], torch.tensor(profile.distinct))
+        key = delays.shape, delays.numpy().tobytes()
         if key not in plans:
-            plans[key] = plan_slots(one.delays)
+            plans[key] = plan_slots(delays)
         ordered.append(plans[key])
     return ordered
+
+
+def _stage_of(profiles: Sequence[StageDelays | None], seeds: int, dim: int) -> Tensor | None:
+    """For each sequence and each entry the position of its delay among those of its profile."""
+    if not any(profiles):
+        return None
+    whole = torch.zeros(dim, dtype=torch.int64)
+    of_models = [whole if profile is None else profile.of_entries() for profile in profiles]
+    return torch.stack(of_models).repeat(seeds, 1)
 
 
 def _check_memory(needed: int, device: torch.device) -> None:

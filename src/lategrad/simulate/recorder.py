@@ -34,6 +34,7 @@ class Recorder:
         self.steps: list[int] = []
         self.losses: list[Tensor] = []
         self.accuracies: list[Tensor] = []
+        self.test_losses: list[Tensor] = []
         self.begin = time.monotonic()
 
     def record(self, step: int) -> None:
@@ -44,6 +45,8 @@ class Recorder:
         self.losses.append(problem.loss(output).squeeze(-1).cpu())
         if accuracy is not None:
             self.accuracies.append(accuracy.squeeze(-1).cpu())
+        if hasattr(problem, "test_loss"):
+            self.test_losses.append(problem.test_loss(output).squeeze(-1).cpu())
         self.output, self.query = output.cpu().clone(), rule.query(state).cpu().clone()
         self.steps.append(step)
         if self.save_to is not None:
@@ -65,6 +68,7 @@ class Recorder:
             config={**self.config, "seconds": elapsed, "run_steps_per_second": updates * runs / elapsed},
             time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
             worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
+            test_loss=self._drop(torch.stack(self.test_losses), before=1) if self.test_losses else None,
         )
 
     def _drop(self, value: Tensor, before: int) -> Tensor:

@@ -128,6 +128,9 @@ def runs_shape(tree: object) -> torch.Size:
 
 def spread(tree: object, x0: Tensor) -> Tensor:
     """A fresh copy of ``x0`` with a row for every run of ``tree``, so that states keep their shape."""
+    domain = getattr(tree, "domain", None)
+    if isinstance(domain, str):
+        raise ValueError(f"domain must be a set such as lategrad.Ball(5.0), got {domain!r}: parse_set makes one")
     shape = torch.broadcast_shapes(x0.shape, (*runs_shape(tree), 1))
     return x0.detach().expand(shape).clone(memory_format=torch.contiguous_format)
 

@@ -46,7 +46,8 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     >>> did_you_mean("anytime-sdg", ["anytime-sgd", "sgd", "steady"])
     "; did you mean 'anytime-sgd'?"
     """
-    near = difflib.get_close_matches(name, list(valid), n=1)
+    others = [word for word in valid if word != name]
+    near = difflib.get_close_matches(name, others, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -62,6 +63,18 @@ def require_number(name: str, value: Scalar, *, low: float, strict: bool = False
     else:
         require(name, value, isinstance(value, int | float) and not isinstance(value, bool), valid)
         require(name, value, math.isfinite(value) and (value > low if strict else value >= low), valid)
+
+
+def require_share(name: str, value: float) -> None:
+    """Require a number in [0, 1), such as a momentum.
+
+    >>> require_share("momentum", 1.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: momentum must be a number in [0, 1), got 1.0
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(name, value, number and 0 <= value < 1, "a number in [0, 1)")
 
 
 def require_device(name: str, value: str | torch.device) -> torch.device:

@@ -6,30 +6,50 @@ and its docstring says so.
 """
 
 from lategrad.rules.rivals.ada_delay import AdaDelay
+from lategrad.rules.rivals.adamw import AdamW
 from lategrad.rules.rivals.adaptive_revision import AdaptiveRevision
 from lategrad.rules.rivals.async_adagrad import AsyncAdaGrad
 from lategrad.rules.rivals.clipped import ClippedSGD
+from lategrad.rules.rivals.dana_slim import DANASlim
 from lategrad.rules.rivals.dc_asgd import DCASGD, AdaptiveDCASGD
 from lategrad.rules.rivals.delay_adaptive import DelayAdaptive
+from lategrad.rules.rivals.gap_aware import GapAware
+from lategrad.rules.rivals.muon import Muon
+from lategrad.rules.rivals.nadam import NAdam
 from lategrad.rules.rivals.picky import PickySGD
+from lategrad.rules.rivals.pipemare import PipeMare
 from lategrad.rules.rivals.rennala import Rennala
 from lategrad.rules.rivals.ringmaster import Ringmaster
+from lategrad.rules.rivals.ringmaster_muon import RingmasterMuon
 from lategrad.rules.rivals.schedule_free import ScheduleFree
+from lategrad.rules.rivals.schedule_free_adamw import ScheduleFreeAdamW
+from lategrad.rules.rivals.sgd_momentum import SGDMomentum
 from lategrad.rules.rivals.staleness_aware import StalenessAware
 from lategrad.rules.rivals.unixgrad import UniXGrad
+from lategrad.rules.rivals.weight_prediction import WeightPrediction
 
 __all__ = [
     "DCASGD",
     "AdaDelay",
+    "AdamW",
     "AdaptiveDCASGD",
     "AdaptiveRevision",
     "AsyncAdaGrad",
     "ClippedSGD",
+    "DANASlim",
     "DelayAdaptive",
+    "GapAware",
+    "Muon",
+    "NAdam",
     "PickySGD",
+    "PipeMare",
     "Rennala",
     "Ringmaster",
+    "RingmasterMuon",
+    "SGDMomentum",
     "ScheduleFree",
+    "ScheduleFreeAdamW",
     "StalenessAware",
     "UniXGrad",
+    "WeightPrediction",
 ]

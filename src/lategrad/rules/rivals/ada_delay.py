@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rule import average_in, first_query
+from lategrad.rules.rule import Delay, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
@@ -71,7 +71,7 @@ class AdaDelay:
         """The iterate."""
         return state.x
 
-    def update(self, state: AdaDelayState, grad: Tensor, delay: Tensor) -> AdaDelayState:
+    def update(self, state: AdaDelayState, grad: Tensor, delay: Delay) -> AdaDelayState:
         """One projected step; the new iterate joins the average."""
         t = state.t + 1
         squares = state.squares + t / (t + delay) * grad.double() ** 2

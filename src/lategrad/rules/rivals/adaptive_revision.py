@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import AVERAGES, first_query, next_mean, start_mean
+from lategrad.rules.rule import AVERAGES, Delay, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number
@@ -96,9 +96,7 @@ class AdaptiveRevision:
         """The sum of the gradients received before the query was handed out, float64."""
         return state.grad_sum
 
-    def update(
-        self, state: AdaptiveRevisionState, grad: Tensor, delay: Tensor, ticket: Tensor
-    ) -> AdaptiveRevisionState:
+    def update(self, state: AdaptiveRevisionState, grad: Tensor, delay: Delay, ticket: Tensor) -> AdaptiveRevisionState:
         """One projected step, and the revision of the steps that were made since the query."""
         t = state.t + 1
         missed = state.grad_sum - ticket

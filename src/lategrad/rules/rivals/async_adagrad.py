@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import AVERAGES, first_query, next_mean, start_mean
+from lategrad.rules.rule import AVERAGES, Delay, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number
@@ -74,7 +74,7 @@ class AsyncAdaGrad:
         """The iterate."""
         return state.x
 
-    def update(self, state: AsyncAdaGradState, grad: Tensor, delay: Tensor) -> AsyncAdaGradState:
+    def update(self, state: AsyncAdaGradState, grad: Tensor, delay: Delay) -> AsyncAdaGradState:
         """One projected AdaGrad step."""
         t = state.t + 1
         z = state.z + grad.double() ** 2

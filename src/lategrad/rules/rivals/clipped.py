@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rule import first_query
+from lategrad.rules.rule import Delay, first_query
 from lategrad.sets import ConvexSet, WholeSpace, norm
 from lategrad.support.validation import Scalar, require_number
 
@@ -58,7 +58,7 @@ class ClippedSGD:
         """The iterate."""
         return state.x
 
-    def update(self, state: ClippedState, grad: Tensor, delay: Tensor) -> ClippedState:
+    def update(self, state: ClippedState, grad: Tensor, delay: Delay) -> ClippedState:
         """One projected step on the clipped gradient."""
         step = self.lr * (self.clip / norm(grad)).clamp_max(1.0)  # a zero gradient: c/0 = inf, clamped to 1
         return ClippedState(x=self.domain.project(state.x - step.to(grad.dtype) * grad))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import as_dtype, first_query
+from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.validation import Scalar, require, require_number
 
@@ -66,7 +66,7 @@ class DCASGD:
         """The query itself."""
         return state.x
 
-    def update(self, state: DCASGDState, grad: Tensor, delay: Tensor, ticket: Tensor) -> DCASGDState:
+    def update(self, state: DCASGDState, grad: Tensor, delay: Delay, ticket: Tensor) -> DCASGDState:
         """One projected step on the compensated gradient."""
         compensated = grad + as_dtype(self.lam, grad) * grad * grad * (state.x - ticket)
         return DCASGDState(x=self.domain.project(state.x - as_dtype(self.lr, grad) * compensated))
@@ -138,7 +138,7 @@ class AdaptiveDCASGD:
         """The query itself."""
         return state.x
 
-    def update(self, state: AdaptiveDCASGDState, grad: Tensor, delay: Tensor, ticket: Tensor) -> AdaptiveDCASGDState:
+    def update(self, state: AdaptiveDCASGDState, grad: Tensor, delay: Delay, ticket: Tensor) -> AdaptiveDCASGDState:
         """One projected step on the compensated gradient."""
         decay = as_dtype(self.decay, grad)
         mean_square = decay * state.mean_square + (1 - decay) * grad * grad

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import first_query
+from lategrad.rules.rule import Delay, as_number, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
@@ -72,12 +72,12 @@ class DelayAdaptive:
         """The iterate."""
         return state.x
 
-    def update(self, state: DelayAdaptiveState, grad: Tensor, delay: Tensor) -> DelayAdaptiveState:
+    def update(self, state: DelayAdaptiveState, grad: Tensor, delay: Delay) -> DelayAdaptiveState:
         """One projected step, shorter for stragglers."""
         t = state.t + 1
         delay_sum = state.delay_sum + delay
         M = 1 + delay_sum / t if self.workers is None else self.workers * torch.ones_like(t)
-        step = self.lr * M / torch.maximum(M, delay.double())
+        step = self.lr * M / torch.maximum(M, as_number(delay))
         return DelayAdaptiveState(x=self.domain.project(state.x - step.to(grad.dtype) * grad), delay_sum=delay_sum, t=t)
 
     def output(self, state: DelayAdaptiveState) -> Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import as_dtype, first_query
+from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, norm
 from lategrad.support.validation import Scalar, require_number
 
@@ -72,7 +72,7 @@ class PickySGD:
         """The query itself."""
         return state.x
 
-    def update(self, state: PickyState, grad: Tensor, delay: Tensor, ticket: Tensor) -> PickyState:
+    def update(self, state: PickyState, grad: Tensor, delay: Delay, ticket: Tensor) -> PickyState:
         """One projected step, or none."""
         near = norm(state.x - ticket) <= self.distance
         stepped = self.domain.project(state.x - as_dtype(self.lr, grad) * grad)

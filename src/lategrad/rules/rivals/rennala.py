@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import as_dtype, average_in, first_query
+from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
@@ -75,7 +75,7 @@ class Rennala:
         """The iterate, the same until a batch is full."""
         return state.x
 
-    def update(self, state: RennalaState, grad: Tensor, delay: Tensor) -> RennalaState:
+    def update(self, state: RennalaState, grad: Tensor, delay: Delay) -> RennalaState:
         """Collect the gradient if it was taken at x; step and begin anew when the batch is full."""
         at_x = delay <= state.age
         collected = state.collected + at_x.double()

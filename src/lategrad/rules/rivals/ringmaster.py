@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import as_dtype, first_query
+from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
@@ -79,7 +79,7 @@ class Ringmaster:
         """The number of steps made before the query was handed out, shape ``(*runs, 1)``."""
         return state.made
 
-    def update(self, state: RingmasterState, grad: Tensor, delay: Tensor, ticket: Tensor) -> RingmasterState:
+    def update(self, state: RingmasterState, grad: Tensor, delay: Delay, ticket: Tensor) -> RingmasterState:
         """One projected step, or none."""
         in_time = state.made - ticket < self.threshold
         stepped = self.domain.project(state.x - as_dtype(self.lr, grad) * grad)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import as_dtype, average_in, first_query
+from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require, require_number
@@ -73,7 +73,7 @@ class ScheduleFree:
         """The point y between the iterate and the average."""
         return torch.lerp(state.z, state.x, as_dtype(self.interpolation, state.x))
 
-    def update(self, state: ScheduleFreeState, grad: Tensor, delay: Tensor) -> ScheduleFreeState:
+    def update(self, state: ScheduleFreeState, grad: Tensor, delay: Delay) -> ScheduleFreeState:
         """One projected step of z, which joins the average."""
         t = state.t + 1
         z = self.domain.project(state.z - as_dtype(self.lr, grad) * grad)

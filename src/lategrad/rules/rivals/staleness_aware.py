@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.rule import first_query
+from lategrad.rules.rule import Delay, as_number, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.validation import Scalar, require_number
 
@@ -56,9 +56,9 @@ class StalenessAware:
         """The iterate."""
         return state.x
 
-    def update(self, state: StalenessAwareState, grad: Tensor, delay: Tensor) -> StalenessAwareState:
+    def update(self, state: StalenessAwareState, grad: Tensor, delay: Delay) -> StalenessAwareState:
         """One projected step, the shorter the later the gradient."""
-        step = self.lr / delay.double().clamp_min(1)
+        step = self.lr / as_number(delay).clamp_min(1)
         return StalenessAwareState(x=self.domain.project(state.x - step.to(grad.dtype) * grad))
 
     def output(self, state: StalenessAwareState) -> Tensor:

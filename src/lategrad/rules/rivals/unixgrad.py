@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.learners.learner import squared_norm
-from lategrad.rules.rule import average_in, first_query
+from lategrad.rules.rule import Delay, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
@@ -82,7 +82,7 @@ class UniXGrad:
         ahead = average_in(state.mean, state.y, 2 / (r + 1))
         return torch.where(state.t % 2 == 0, ahead, state.mean)
 
-    def update(self, state: UniXGradState, grad: Tensor, delay: Tensor) -> UniXGradState:
+    def update(self, state: UniXGradState, grad: Tensor, delay: Delay) -> UniXGradState:
         """Half a round: from y to x with the first gradient, then from y to the next y with the second."""
         r = torch.floor(state.t / 2) + 1
         first = state.t % 2 == 0

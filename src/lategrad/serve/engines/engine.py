@@ -1,91 +1,89 @@
-"""What an engine is: it starts workers, carries jobs to them and gradients back, and notices when they die."""
+"""What an engine is: it runs the server and its workers, carries what they exchange, and tells who has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from lategrad.serve.server import Job
+from lategrad.serve.checkpoint import Checkpoint
+from lategrad.serve.desk import Activity
+from lategrad.serve.telemetry import Telemetry
+from lategrad.trace import Trace
 
 
-class Member(Protocol):
-    """One worker that was started; a replacement under the same number is another member."""
+class Ended(NamedTuple):
+    """A member has come to its end."""
 
-    @property
-    def worker(self) -> int:
-        """Its number, which its stream of samples belongs to."""
-        ...
-
-    @property
-    def pid(self) -> int | None:
-        """Of its process, if it has one of its own."""
-        ...
-
-    def send(self, job: Job) -> None:
-        """Give it a job, whose query lies where the event before it said; if it is dead by now, that is noticed."""
-        ...
-
-    def dismiss(self) -> None:
-        """Let it go: it has handed back its last gradient."""
-        ...
-
-    def kill(self) -> bool:
-        """End it by force; whether that is possible (a thread cannot be ended, only abandoned)."""
-        ...
+    member: int
+    reason: str | None
+    """How it died; None if it had no more work."""
+    delivered: bool = False
+    """Whether a gradient came from it, as far as that is known here."""
 
 
-class Ready(NamedTuple):
-    """A worker has started and waits for its first jobs."""
+class Report(NamedTuple):
+    """How the server and its workers are doing."""
 
-    member: Member
-    queries: Sequence[Tensor | None]
-    """Where the queries of its first jobs are to be written, one for each; None for fresh memory."""
-
-
-class Arrived(NamedTuple):
-    """A gradient is back; it may be overwritten once the member gets its next job."""
-
-    member: Member
     version: int
-    sequence: int
-    grad: Tensor
-    query: Tensor | None
-    """Where the query of its next job is to be written; None for fresh memory."""
-    checked: bool
-    """Whether the worker has found it usable; the worker's own core is the better place for that."""
-
-
-class Failed(NamedTuple):
-    """A worker could not deliver a gradient, and says why."""
-
-    member: Member
-    sequence: int
-    reason: str
-    query: Tensor | None
-    """Where the query of its next job is to be written; None for fresh memory."""
-
-
-class Lost(NamedTuple):
-    """A worker is dead."""
-
-    member: Member
-    reason: str
-
-
-Event = Ready | Arrived | Failed | Lost
+    """Updates made so far."""
+    done: bool
+    activities: dict[int, Activity]
+    """Of each member that has joined."""
+    dropped: frozenset[int]
+    """Workers that get no more work, because too many of their gradients in a row were refused."""
+    last_refusal: str | None
 
 
 class Engine(Protocol):
-    """Starts workers and carries what they exchange with the server."""
+    """Runs a server and its workers; the supervisor numbers the members that it has started."""
 
-    def start(self, worker: int) -> Member:
-        """Start a worker; it reports when it is ready."""
+    start_deadline: float
+    """Seconds that a worker may take to start."""
+
+    @property
+    def version(self) -> int:
+        """Updates made so far, as far as is known here."""
         ...
 
-    def wait(self, timeout: float) -> Iterator[Event]:
-        """What has happened, waited for at most so many seconds."""
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Start the server, from a checkpoint if there is one."""
+        ...
+
+    def start(self, member: int, worker: int) -> None:
+        """Start a worker."""
+        ...
+
+    def let_go(self, member: int) -> None:
+        """A member's present gradients are its last; it then ends by itself."""
+        ...
+
+    def kill(self, member: int) -> bool:
+        """End a member by force; False if that is not possible, so that nobody will tell of its end."""
+        ...
+
+    def wait(self, timeout: float) -> list[Ended]:
+        """Carry what there is to carry, for about so many seconds; who has ended meanwhile."""
+        ...
+
+    def report(self, now: float, replaced: dict[str, int]) -> Report | None:
+        """How things were at that time; None while the server is away. The run's configuration notes ``replaced``."""
+        ...
+
+    def telemetry(self) -> tuple[Telemetry, Tensor]:
+        """What monitors show, and the delays of all updates since the last time."""
+        ...
+
+    def room(self) -> float:
+        """How many workers there is room for."""
+        ...
+
+    def save(self) -> None:
+        """Make a checkpoint now, if there is where to."""
+        ...
+
+    def finish(self) -> Trace | None:
+        """A last checkpoint, and what happened; None if the server was lost at that moment, and is restarted."""
         ...
 
     def close(self) -> None:

@@ -29,9 +29,10 @@ import torch.multiprocessing  # shared tensors travel by reference
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
-from lategrad.serve.engines.engine import Arrived, Event, Failed, Lost, Ready
+from lategrad.serve.engines.transport import Arrived, Event, Failed, Lost, Ready
+from lategrad.serve.job import Job, unusable
 from lategrad.serve.packing import Packed
-from lategrad.serve.server import Job, unusable
+from lategrad.serve.settings import Settings
 from lategrad.serve.worker import Oracle, Slowness, work
 
 _MESSAGE = struct.Struct("<BBqq")  # kind, slot, sequence, version; text may follow
@@ -49,11 +50,11 @@ def _unpack(message: bytes) -> tuple[int, int, int, int, str]:
     return kind, slot, sequence, version, message[_MESSAGE.size :].decode(errors="replace")
 
 
-class _ProcessMember:
+class _ProcessHandle:
     """The server's end of one worker process."""
 
-    def __init__(self, worker: int, process: Any, channel: socket.socket, segment: Tensor) -> None:
-        self.worker = worker
+    def __init__(self, member: int, worker: int, process: Any, channel: socket.socket, segment: Tensor) -> None:
+        self.member, self.worker = member, worker
         self.process, self.channel, self.pid = process, channel, process.pid
         self.queries, self.grads = segment[_QUERY].unbind(), segment[_GRAD].unbind()
         self._slots = {query.data_ptr(): slot for slot, query in enumerate(self.queries)}
@@ -107,24 +108,15 @@ class Processes:
     milliseconds and is safe with threads; the problem is pickled once, and its tensors are shared by all.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        seed: int,
-        slowness: Slowness,
-        device: torch.device,
-        jobs: int,
-        dim: int,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, problem: Problem, settings: Settings, dim: int, dtype: torch.dtype) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__])
-        self._parts = (_packed(problem), seed, slowness, device)
-        self._form = (2, jobs, dim), dtype
+        self._parts = (_packed(problem), settings.seed, settings.slowness(), torch.device(settings.device))
+        self._form = (2, 1 + settings.ahead, dim), dtype
         self._selector = selectors.DefaultSelector()
-        self._members: set[_ProcessMember] = set()
+        self._handles: set[_ProcessHandle] = set()
 
-    def start(self, worker: int) -> _ProcessMember:
+    def start(self, member: int, worker: int) -> _ProcessHandle:
         """Fork a worker with a new segment."""
         shape, dtype = self._form
         segment = torch.empty(shape, dtype=dtype).share_memory_()
@@ -134,30 +126,30 @@ class Processes:
         )
         process.start()
         theirs.close()
-        member = _ProcessMember(worker, process, ours, segment)
-        self._members.add(member)
-        self._selector.register(ours, selectors.EVENT_READ, member)
-        return member
+        handle = _ProcessHandle(member, worker, process, ours, segment)
+        self._handles.add(handle)
+        self._selector.register(ours, selectors.EVENT_READ, handle)
+        return handle
 
     def wait(self, timeout: float) -> Iterator[Event]:
         """At most one event of each worker, so that none is served twice before another once."""
         for key, _ in self._selector.select(timeout):
-            member: _ProcessMember = key.data
-            event = member.read()
+            handle: _ProcessHandle = key.data
+            event = handle.read()
             if event is None:
-                self._selector.unregister(member.channel)
-                self._members.discard(member)
-                yield Lost(member, member.end())
+                self._selector.unregister(handle.channel)
+                self._handles.discard(handle)
+                yield Lost(handle, handle.end())
             else:
                 yield event
 
     def close(self) -> None:
         """Kill all workers and wait for them."""
-        for member in self._members:
-            member.kill()
-        for member in self._members:
-            member.end()
-        self._members.clear()
+        for handle in self._handles:
+            handle.kill()
+        for handle in self._handles:
+            handle.end()
+        self._handles.clear()
         self._selector.close()
 
 

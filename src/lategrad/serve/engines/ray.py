@@ -1,357 +1,290 @@
-"""The server and its workers as actors of a Ray cluster: one call for each update, and no driver in between.
+"""A Ray cluster as an engine, seen from the driver: it starts the actors and keeps the checkpoints.
 
-A worker sends its gradient and gets its next query as the reply. Up to a few kilobytes, header and vector
-travel as one string of bytes inside the call, which Ray neither pickles nor stores. Longer vectors go through the
-object store: written there once by the sender, read in place by the receiver, also from another machine's copy.
-The server runs one call at a time: when the next update overwrites a query, Ray has copied it into its reply.
-
-Ray is told to repeat nothing: a call that fails may have been carried out. A worker that has lost the server
-asks for a new job. A server that was restarted from a checkpoint has a new *life*, and void are all gradients
-that belong to an earlier one, even if their numbers would fit.
+The driver is not in the way of any gradient: workers and server talk to each other. A few times a second it asks the
+server how it is doing, fetches a checkpoint when one is due, and gives a server that Ray has restarted the newest
+one to go on from.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import shutil
-import struct
+import contextlib
+import math
+import secrets
 import tempfile
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 import torch
-from numpy.typing import NDArray
-from ray.exceptions import ObjectLostError, RayActorError
-from ray.util import metrics
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.mirror import Files, read_checkpoint, write_checkpoint
-from lategrad.serve.server import Job, Server, Telemetry, malformed
+from lategrad.serve.archive import Archive
+from lategrad.serve.checkpoint import Checkpoint
+from lategrad.serve.desk import Location
+from lategrad.serve.engines.engine import Ended, Report
+from lategrad.serve.engines.ray_actors import ServerActor, Status, WorkerActor
 from lategrad.serve.settings import Settings
-from lategrad.serve.worker import Oracle, work
+from lategrad.serve.telemetry import Telemetry
 from lategrad.trace import Trace
 
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_HEADER = struct.Struct("<6q")  # the five numbers of a Header, and the vector's dtype
-_INLINE = 65_536  # bytes; Ray itself keeps up to 100 KiB of a call out of the object store
-_WAIT = b""  # the reply of a server that does not know yet where to go on
-_RECONNECT = 0.2  # seconds between two attempts to reach a server that is away
-_DELAY_BUCKETS = [b * 10.0**e for e in range(5) for b in (1, 2, 5)]
-
-Parts = tuple[bytes] | tuple[bytes, NDArray[Any]]
-Reply = bytes | tuple[bytes, NDArray[Any]] | None
-"""A job; or nothing, when there is no more work for this worker; or the request to wait."""
+_ASK_EVERY = 0.2  # seconds between two questions to the server
+_LOOK_AROUND = 1.0  # seconds between two looks at the cluster's CPUs
+_NO_CPU_AFTER = 30.0  # seconds after which it is said that workers wait for CPUs
+_LAST_CHECKPOINT = 30.0  # seconds that the last checkpoint of a run may take
 
 
-class Header(NamedTuple):
-    """What travels with every vector."""
+@contextlib.contextmanager
+def connected(address: str | None, cpus: int) -> Iterator[None]:
+    """A connection to Ray: the one that is there, or one to a running cluster, or a Ray of this run's own.
 
-    life: int
-    member: int
-    """Which worker actor; a replacement under the same worker's number is another member."""
-    worker: int
-    sequence: int
-    version: int
-
-
-def pack(header: Header, vector: Tensor) -> Parts:
-    """The arguments of a call, or a reply.
-
-    >>> header = Header(life=7, member=0, worker=0, sequence=1, version=2)
-    >>> unpack(*pack(header, torch.tensor([1.0, 2.0])))
-    (Header(life=7, member=0, worker=0, sequence=1, version=2), tensor([1., 2.]))
+    Args:
+        address: of a cluster; None for this process's connection, and for a Ray of our own if it has none.
+        cpus: what a Ray of our own is to pretend to have, so that there is room for all workers.
     """
-    head = _HEADER.pack(*header, _DTYPES.index(vector.dtype))
-    array = vector.contiguous().view(torch.uint8).numpy()
-    return (head + array.tobytes(),) if len(array) <= _INLINE else (head, array)
+    if ray.is_initialized():
+        yield
+        return
+    if address is None:
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="error")
+    else:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
-def unpack(head: bytes, array: NDArray[Any] | None = None) -> tuple[Header, Tensor]:
-    """What :func:`pack` packed; the vector is a view, not to be written to."""
-    *numbers, kind = _HEADER.unpack_from(head)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable")
-        if array is None:
-            return Header(*numbers), torch.frombuffer(head, dtype=_DTYPES[kind], offset=_HEADER.size)
-        return Header(*numbers), torch.from_numpy(array).view(_DTYPES[kind])
-
-
-class Place(NamedTuple):
-    """Where an actor runs."""
-
-    pid: int
-    node: str
-
-    @staticmethod
-    def here() -> Place:
-        """Of this process."""
-        return Place(os.getpid(), ray.get_runtime_context().get_node_id())
-
-
-class Status(NamedTuple):
-    """What the driver wants to know several times a second."""
-
-    life: int
-    place: Place
-    done: bool
-    telemetry: Telemetry
-    delays: Tensor
-    """Of the updates that the driver has not seen yet."""
-    checkpointed: int
-    """The version of the newest checkpoint on the server's machine."""
-    at_work: dict[int, tuple[Place, float]]
-    """For each member that has a job: where it is, and for how many seconds it has been at it."""
-    dropped: list[int]
-    """Workers that get no more work, because too many of their gradients in a row were refused."""
-    last_refusal: str | None
-    messages: list[str]
-    """Warnings since the last status."""
-
-
-class _Duty(NamedTuple):
-    """The job that a member is at."""
+@dataclass
+class _WorkerHandle:
+    """The driver's end of one worker actor."""
 
     worker: int
-    sequence: int
-    since: float
+    actor: Any
+    end: Any
+    """The reference to the end of its work."""
+    started: float
 
 
-class Metrics:
-    """The run in Ray's own metrics: delays, speed, refusals."""
+class RayEngine:
+    """The server and its workers on a Ray cluster.
 
-    def __init__(self, run: str) -> None:
-        tags: dict[str, Any] = {"tag_keys": ("run",)}
-        self._delays = metrics.Histogram("lategrad_delay", "Delay of each update, in updates", _DELAY_BUCKETS, **tags)
-        self._updates = metrics.Counter("lategrad_updates", "Updates made", **tags)
-        self._rate = metrics.Gauge("lategrad_updates_per_second", "Over the last thousand updates", **tags)
-        self._refused = metrics.Counter("lategrad_refused_gradients", "Gradients that were not applied", **tags)
-        for metric in (self._delays, self._updates, self._rate, self._refused):
-            metric.set_default_tags({"run": run})
-        self._seen_refused = 0
-
-    def note(self, telemetry: Telemetry, delays: Tensor) -> None:
-        """Add what has happened since the last time."""
-        for delay in delays.tolist():
-            self._delays.observe(delay)
-        self._rate.set(telemetry.updates_per_second)
-        if len(delays):
-            self._updates.inc(len(delays))
-        if telemetry.refused > self._seen_refused:
-            self._refused.inc(telemetry.refused - self._seen_refused)
-        self._seen_refused = telemetry.refused
-
-
-class ServerActor:
-    """A :class:`~lategrad.serve.server.Server` that Ray calls, one call at a time.
-
-    Its checkpoints are made in a folder of its machine, from where the driver fetches them: a machine that is
-    taken away takes nothing with it that the driver has. After a restart the driver brings the newest back.
+    ``archive`` is on the driver's machine; without it, the driver keeps the newest checkpoint in a temporary folder.
     """
 
-    def __init__(self, run: str) -> None:
-        self._messages: list[str] = []
-        warnings.showwarning = lambda message, *_, **__: self._messages.append(str(message))
-        warnings.simplefilter("always", UserWarning)
-        self._run = run
-        self._life = random.SystemRandom().getrandbits(62)
-        self._place = Place.here()
-        self._folder = Path(tempfile.gettempdir()) / f"lategrad-{run}"
-        shutil.rmtree(self._folder, ignore_errors=True)  # of this run's server, if it was on this machine before
-        self._folder.mkdir(mode=0o700)
-        self._server: Server | None = None
+    start_deadline = math.inf  # a worker may wait for a CPU as long as it takes
+
+    def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, archive: Archive | None) -> None:
+        self._problem, self._rule, self._settings = problem, rule, settings
+        self._archive = archive
+        self._resources = contextlib.ExitStack()
+        self._handles: dict[int, _WorkerHandle] = {}
+        self._server: Any = None
+        self._asked: Any = None
+        self._ask_at = 0.0
+        self._status: Status | None = None
+        self._server_start: int | None = None
+        self._version = 0
+        self._telemetry: Telemetry | None = None
+        self._delays: list[Tensor] = []
+        self._cpus, self._looked_around, self._told_no_cpu = 0, -math.inf, False
         self._replaced: dict[str, int] = {}
-        self._places: dict[int, Place] = {}
-        self._duties: dict[int, _Duty] = {}
-        self._leaving: set[int] = set()
-        self._departed: list[_Duty] = []
 
-    def begin(self, problem: Problem, rule: AnyRule[Any], settings: Settings, files: Files | None) -> int:
-        """Go on from a checkpoint, or begin where there is none; returns the version."""
-        torch.set_num_threads(settings.threads)
-        options = {
-            "steps": settings.steps, "record_every": settings.record_every, "compile": settings.compile,
-            "folder": self._folder, "checkpoint_every": settings.checkpoint_every, "keep": 1,
-            "max_refusals": settings.max_refusals, "config": {"settings": asdict(settings)},
-        }  # fmt: skip
-        server = self._make_server(problem, rule, settings, options)
-        if files is not None:
-            write_checkpoint(self._folder, files, keep=1)
-            self._replaced = server.restore().get("replaced", {})
-        server.checkpoint()
-        self._out = torch.empty(server.dim, dtype=server.dtype)
-        self._patience = settings.deadline
-        self._metrics = Metrics(self._run)
-        self._server = server
-        return server.version
+    @property
+    def version(self) -> int:
+        """Updates made so far, when the server was last asked."""
+        return self._version
 
-    def _make_server(self, problem: Problem, rule: AnyRule[Any], settings: Settings, options: dict[str, Any]) -> Server:
-        return Server(problem, rule, lend=True, **options)
+    @property
+    def server(self) -> Location | None:
+        """Where the server runs; None while it is away."""
+        return None if self._status is None else self._status.location
 
-    # ---- For workers
+    # ---- The server
 
-    def join(self, member: int, worker: int, place: Place) -> Reply:
-        """A job for a worker that has none: it has just started, or has lost the server for a while."""
-        self._places[member] = place
-        return self._issue(member, worker)
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Connect, start the server's actor, and let it begin."""
+        _, most = self._settings.worker_range()
+        self._resources.enter_context(connected(self._settings.address, cpus=most))
+        if self._archive is None:
+            temporary = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="lategrad-"))
+            self._archive = Archive(Path(temporary), self._settings.checkpoint_every, keep=1)
+        self._shared_problem = ray.put(self._problem)
+        # It claims no CPU: if its machine is lost when all others are full, it must find a place at once.
+        actor = ray.remote(
+            num_cpus=0, max_restarts=-1, max_task_retries=0, enable_task_events=False,
+            scheduling_strategy=self._server_node(),
+        )(ServerActor)  # fmt: skip
+        self._server = actor.remote(secrets.token_hex(8))
+        if not self._begin_server(checkpoint):
+            raise self._archive.unusable()
+        self._wait_for_status()
 
-    def exchange(self, *parts: Any) -> Reply:
-        """Take in a gradient and hand out the next job."""
-        header, grad = unpack(*parts)
-        server = self._server
-        if server is None or header.life != self._life or server.done:
-            return self._issue(header.member, header.worker)
-        job = server.exchange(header.worker, header.version, header.sequence, grad, self._out)
-        return self._reply(header.member, job)
+    def _server_node(self) -> Any:
+        """The server starts on the driver's machine, the likeliest to stay, and elsewhere if it must."""
+        return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
 
-    def fail(self, header: Header, reason: str) -> Reply:
-        """Note that a gradient will not come, and hand out the next job."""
-        if self._server is not None and header.life == self._life:
-            self._server.refuse(header.worker, header.sequence, reason)
-        return self._issue(header.member, header.worker)
+    def _begin_server(self, checkpoint: Checkpoint | None) -> bool:
+        """Let the server begin; whether its first checkpoint could be saved."""
+        assert self._archive is not None
+        first = ray.get(self._server.begin.remote(self._shared_problem, self._rule, self._settings, checkpoint))
+        self._version = first.version
+        return self._archive.save(first)
 
-    def _issue(self, member: int, worker: int) -> Reply:
-        return _WAIT if self._server is None else self._reply(member, self._server.issue(worker, self._out))
+    def _wait_for_status(self) -> None:
+        """The first one, so that there is telemetry to show."""
+        while self._status is None:
+            self._asked = self._server.status.remote(self._version, self._replaced)
+            self._take_note(self._asked)
 
-    def _reply(self, member: int, job: Job | None) -> Reply:
-        self._duties.pop(member, None)
-        if job is None:
-            return None
-        if member in self._leaving:
-            assert self._server is not None
-            self._server.forget(job.worker, job.sequence)
-            return None
-        self._duties[member] = _Duty(job.worker, job.sequence, time.monotonic())
-        return self._answer(Header(self._life, member, job.worker, job.sequence, job.version), job.query)
+    def _ask(self, now: float) -> None:
+        if self._asked is None and now >= self._ask_at:
+            self._asked, self._ask_at = self._server.status.remote(self._version, self._replaced), now + _ASK_EVERY
 
-    def _answer(self, header: Header, query: Tensor) -> Reply:
-        parts = pack(header, query)
-        return parts[0] if len(parts) == 1 else parts
+    def _take_note(self, answer: Any) -> None:
+        """Of the server's status, or of its absence."""
+        assert self._archive is not None
+        self._asked = None
+        try:
+            status: Status | None = ray.get(answer)
+            if status is None:  # it was restarted, and does not know where to go on
+                self._begin_server(self._archive.load())
+                return
+            if self._archive.is_due(status.report.version):
+                self._archive.save(ray.get(self._server.checkpoint.remote(self._archive.logged)))
+        except RayActorError as error:
+            if self._status is not None:
+                warnings.warn(f"the server is lost ({_brief(error)}): Ray restarts it", stacklevel=2)
+            self._status = None
+            time.sleep(_ASK_EVERY)
+            return
+        if self._server_start not in (None, status.server_start):
+            warnings.warn(f"the server goes on from update {self._version}", stacklevel=2)
+        self._server_start, self._status, self._version = status.server_start, status, status.report.version
+        self._telemetry = status.telemetry
+        self._delays.append(status.delays)
+        for message in status.messages:
+            warnings.warn(message, stacklevel=2)
 
-    # ---- For the driver
+    def report(self, now: float, replaced: dict[str, int]) -> Report | None:
+        """How things were when the server was last asked."""
+        self._replaced = replaced
+        return None if self._status is None else self._status.report
 
-    def status(self, seen: int) -> Status | None:
-        """How the run is doing, of which the driver has ``seen`` so many updates; None before it begins."""
-        now, server = time.monotonic(), self._server
-        if server is None:
-            return None
-        for duty in [duty for duty in self._departed if now - duty.since > self._patience]:
-            self._departed.remove(duty)
-            server.forget(duty.worker, duty.sequence)
-        delays = server.log.column("delay", max(0, server.version - seen))
-        telemetry = server.telemetry()
-        self._metrics.note(telemetry, delays)
-        messages, self._messages = self._messages, []
-        return Status(
-            life=self._life,
-            place=self._place,
-            done=server.done,
-            telemetry=telemetry,
-            delays=delays,
-            checkpointed=server.checkpointed_version,
-            at_work={member: (self._places[member], now - duty.since) for member, duty in self._duties.items()},
-            dropped=[int(name.split()[1]) for name in server.refusals if server.dropped(int(name.split()[1]))],
-            last_refusal=server.last_refusal,
-            messages=messages,
-        )
+    def telemetry(self) -> tuple[Telemetry, Tensor]:
+        """What monitors show."""
+        assert self._telemetry is not None
+        fresh = torch.cat([torch.zeros(0, dtype=torch.int32), *self._delays])
+        self._delays.clear()
+        return self._telemetry, fresh
+
+    def save(self) -> None:
+        """Fetch a checkpoint, if the server is there to give one."""
+        assert self._archive is not None
+        try:
+            self._server.status.remote(self._version, self._replaced)  # whose number of replaced workers is the last
+            last = ray.get(self._server.checkpoint.remote(self._archive.logged), timeout=_LAST_CHECKPOINT)
+        except (RayActorError, RayTaskError, GetTimeoutError) as error:
+            warnings.warn(f"no checkpoint: the server did not give one ({_brief(error)})", stacklevel=2)
+        else:
+            self._archive.save(last)
+
+    def finish(self) -> Trace | None:
+        """What happened; None if the server was lost at the very last moment, so that its return must be supervised."""
+        trace: Trace | None = None
+        with contextlib.suppress(RayActorError):
+            trace = ray.get(self._server.trace.remote())
+        if trace is None:
+            self._status = None
+            self._wait_for_status()
+        return trace
+
+    # ---- The workers
+
+    def start(self, member: int, worker: int) -> None:
+        """Start a worker's actor; Ray looks for a machine that has a CPU for it, and a GPU where it needs one."""
+        gpus = 1 if self._settings.device.startswith("cuda") else 0
+        remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(WorkerActor)
+        actor = remote.remote(self._server, member, worker, self._shared_problem, self._settings)
+        self._handles[member] = _WorkerHandle(worker, actor, actor.run.remote(), time.monotonic())
 
     def let_go(self, member: int) -> None:
-        """A member's next gradient is its last."""
-        self._leaving.add(member)
+        """Tell the server, which gives it no more work."""
+        self._server.let_go.remote(member)
 
-    def bury(self, member: int) -> None:
-        """A member is dead. A gradient that it sent before may still be on its way: it is used if it arrives."""
-        self._leaving.add(member)
-        if duty := self._duties.pop(member, None):
-            self._departed.append(duty._replace(since=time.monotonic()))
+    def kill(self, member: int) -> bool:
+        """End its process."""
+        self._server.let_go.remote(member)
+        ray.kill(self._handles[member].actor)
+        return True
 
-    def files(self) -> Files | None:
-        """The newest checkpoint."""
-        return read_checkpoint(self._folder)
+    def wait(self, timeout: float) -> list[Ended]:
+        """Ask the server, and see who has ended."""
+        self._ask(time.monotonic())
+        by_end = {handle.end: member for member, handle in self._handles.items()}
+        waiting = [*by_end, *([] if self._asked is None else [self._asked])]
+        if not waiting:
+            time.sleep(timeout)
+            return []
+        ended = []
+        for ready in ray.wait(waiting, num_returns=1, timeout=timeout)[0]:
+            if ready in by_end:
+                ended.append(self._bury(by_end[ready]))
+            else:
+                self._take_note(ready)
+        return ended
 
-    def finish(self, replaced: dict[str, int]) -> tuple[Trace, Files | None]:
-        """A last checkpoint, and what happened."""
-        assert self._server is not None
-        total = Counter(self._replaced) + Counter(replaced)
-        self._server.config["replaced"] = dict(total)
-        self._server.checkpoint()
-        return self._server.trace(), self.files()
+    def _bury(self, member: int) -> Ended:
+        handle = self._handles.pop(member)
+        try:
+            ray.get(handle.end)
+            reason = None
+        except (RayActorError, RayTaskError) as error:
+            reason = _brief(error)
+        self._server.bury.remote(member, handle.worker)
+        return Ended(member, reason)
+
+    def room(self) -> float:
+        """The cluster's CPUs."""
+        now = time.monotonic()
+        if now - self._looked_around > _LOOK_AROUND:
+            self._looked_around = now
+            self._cpus = int(ray.cluster_resources().get("CPU", 0))
+            self._tell_who_waits(now)
+        return self._cpus
+
+    def _tell_who_waits(self, now: float) -> None:
+        joined = () if self._status is None else self._status.report.activities
+        waiting = sum(member not in joined and now - handle.started > _NO_CPU_AFTER
+                      for member, handle in self._handles.items())  # fmt: skip
+        if waiting and not self._told_no_cpu and ray.available_resources().get("CPU", 0) < 1:
+            self._told_no_cpu = True
+            warnings.warn(f"{waiting} workers wait for a CPU: the cluster has {self._cpus}, all of them taken",
+                          stacklevel=2)  # fmt: skip
 
     def close(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """End all actors, and the Ray that was started for them."""
+        with self._resources:
+            for handle in self._handles.values():
+                ray.kill(handle.actor)
+            self._handles.clear()
+            if self._server is not None:
+                ray.kill(self._server)
 
 
-class RayLink:
-    """The worker's end: what it sends is a call, what it receives is the reply."""
-
-    def __init__(self, server: Any, member: int, worker: int) -> None:
-        self._server, self._member, self._worker = server, member, worker
-        self._place, self._life = Place.here(), 0
-        self._reply = self._join()
-
-    def _join(self) -> Any:
-        return self._server.join.remote(self._member, self._worker, self._place)
-
-    def receive(self) -> Job | None:
-        """The reply to what was sent last; if the server is away, a new job when it is back."""
-        while True:
-            try:
-                reply = ray.get(self._reply)
-                if reply is None:
-                    return None
-                if reply != _WAIT:
-                    header, query = self._read(reply)
-                    self._life = header.life
-                    return Job(header.worker, header.sequence, header.version, query)
-            except (RayActorError, ObjectLostError):
-                pass  # it may be back soon; if not, the driver ends this worker
-            time.sleep(_RECONNECT)
-            self._reply = self._join()
-
-    def _read(self, reply: Any) -> tuple[Header, Tensor]:
-        return unpack(*reply) if isinstance(reply, tuple) else unpack(reply)
-
-    def _header(self, job: Job) -> Header:
-        return Header(self._life, self._member, job.worker, job.sequence, job.version)
-
-    def send(self, job: Job, grad: Tensor) -> None:
-        """Call the server with the gradient of a job."""
-        if form := malformed(grad, len(job.query), job.query.dtype):
-            self._fail(job, form)
-            return
-        self._send(self._header(job), grad)
-
-    def _send(self, header: Header, grad: Tensor) -> None:
-        self._reply = self._server.exchange.remote(*pack(header, grad))
-
-    def fail(self, job: Job, error: Exception) -> None:
-        """Call the server with the reason why there is none."""
-        self._fail(job, f"{type(error).__name__}: {error}")
-
-    def _fail(self, job: Job, reason: str) -> None:
-        self._reply = self._server.fail.remote(self._header(job), reason)
-
-
-class WorkerActor:
-    """A worker: the same loop as on one machine, at the end of another link."""
-
-    def __init__(self, server: Any, member: int, worker: int, problem: Problem, settings: Settings) -> None:
-        torch.set_num_threads(1)  # the workers are the parallelism
-        self._oracle = Oracle(problem, settings.seed, settings.slowness(), torch.device(settings.device))
-        self._link = partial(self._make_link, server, member, worker)
-
-    _make_link: Callable[..., RayLink] = RayLink
-
-    def run(self) -> None:
-        """Work until there is no more work."""
-        work(self._oracle, self._link(), time.sleep)
+def _brief(error: RayError) -> str:
+    """Why an actor or its work ended, in one line."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return f"{type(cause).__name__}: {cause}"
+    text = str(error)
+    if "creation task" in text or "Error" in text.splitlines()[-1]:
+        return text.strip().splitlines()[-1].strip()
+    return "its machine is gone" if "node" in text and "died" in text else "its process ended"

@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
-from lategrad.serve.engines.engine import Arrived, Event, Failed, Lost, Ready
-from lategrad.serve.server import Job
-from lategrad.serve.worker import Oracle, Slowness, work
+from lategrad.serve.engines.transport import Arrived, Event, Failed, Lost, Ready
+from lategrad.serve.job import Job
+from lategrad.serve.settings import Settings
+from lategrad.serve.worker import Oracle, work
 
 
-class _ThreadMember:
+class _ThreadHandle:
     """A worker thread with its inbox, and what both ends of the link do with it."""
 
-    def __init__(self, worker: int, events: queue.SimpleQueue[Event]) -> None:
-        self.worker = worker
-        self.pid = None
+    def __init__(self, member: int, worker: int, events: queue.SimpleQueue[Event]) -> None:
+        self.member, self.worker = member, worker
+        self.pid: int | None = None
         self._events = events
         self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.leaving = threading.Event()
@@ -50,37 +51,37 @@ class _ThreadMember:
 class _ThreadLink:
     """The worker's end."""
 
-    def __init__(self, member: _ThreadMember) -> None:
-        self.receive, self.send, self.fail = member.receive, member.deliver, member.fail
+    def __init__(self, handle: _ThreadHandle) -> None:
+        self.receive, self.send, self.fail = handle.receive, handle.deliver, handle.fail
 
 
 class Threads:
     """An engine of threads; they share the problem, and torch's threads."""
 
-    def __init__(self, problem: Problem, seed: int, slowness: Slowness, device: torch.device, jobs: int) -> None:
-        self._jobs = jobs
-        self._parts = (problem, seed, slowness, device)
+    def __init__(self, problem: Problem, settings: Settings) -> None:
+        self._jobs = 1 + settings.ahead
+        self._parts = (problem, settings.seed, settings.slowness(), torch.device(settings.device))
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._members: list[tuple[_ThreadMember, threading.Thread]] = []
+        self._all: list[tuple[_ThreadHandle, threading.Thread]] = []
 
-    def start(self, worker: int) -> _ThreadMember:
+    def start(self, member: int, worker: int) -> _ThreadHandle:
         """A daemon thread: one that hangs cannot keep the interpreter from ending."""
-        member = _ThreadMember(worker, self._events)
+        handle = _ThreadHandle(member, worker, self._events)
 
         def run() -> None:
             reason = "its work was over"
             try:
                 oracle = Oracle(*self._parts)
-                self._events.put(Ready(member, [None] * self._jobs))
-                work(oracle, _ThreadLink(member), member.leaving.wait)
+                self._events.put(Ready(handle, [None] * self._jobs))
+                work(oracle, _ThreadLink(handle), handle.leaving.wait)
             except BaseException as error:  # a thread must not die unnoticed
                 reason = f"{type(error).__name__}: {error}"
-            self._events.put(Lost(member, reason))
+            self._events.put(Lost(handle, reason))
 
         thread = threading.Thread(target=run, name=f"lategrad-worker-{worker}", daemon=True)
-        self._members.append((member, thread))
+        self._all.append((handle, thread))
         thread.start()
-        return member
+        return handle
 
     def wait(self, timeout: float) -> Iterator[Event]:
         """All events that are there."""
@@ -93,8 +94,8 @@ class Threads:
 
     def close(self) -> None:
         """Dismiss all and wait a moment for those that can end."""
-        for member, _ in self._members:
-            member.dismiss()
+        for handle, _ in self._all:
+            handle.dismiss()
         deadline = time.monotonic() + 1.0
-        for _, thread in self._members:
+        for _, thread in self._all:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,135 @@
+"""How many stages can a pipeline have? A character transformer, with the delays of its stages.
+
+Without bubbles, a pipeline of P stages applies gradients that are late by P - 1 updates at its first stage and by none
+at its last. This trains a small transformer on the source of Python's own library, with AdamW and with one of our
+rules, at several depths; and beside it with the same delay everywhere, which is what a parameter server would do.
+
+    python examples/pipeline_tolerance.py --quick          # seconds
+    python examples/pipeline_tolerance.py --out pipeline   # a minute for each seed
+
+The training function is a plain one, so that the command line takes it, too:
+
+    lategrad tolerance examples/pipeline_tolerance.py:train --profile stages:8 --delays 0,7,31 --out pipeline
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import lategrad as lg
+from lategrad.tolerance import Wrap
+
+SOURCES = (
+    "argparse",
+    "ast",
+    "datetime",
+    "decimal",
+    "difflib",
+    "inspect",
+    "pickle",
+    "tarfile",
+    "typing",
+    "unittest.mock",
+)
+WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 48, 4, 4, 32, 16
+LETTERS = 128
+
+
+class Block(nn.Module):
+    """Attention and a layer of neurons, each on top of what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.mix, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        q, k, v = self.mix(self.norm_1(x)).unflatten(-1, (3, HEADS, -1)).movedim(-3, 0).transpose(-2, -3)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(-2, -3).flatten(-2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
+
+
+class Transformer(nn.Module):
+    """The next character from those before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.letters, self.places = nn.Embedding(LETTERS, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, LETTERS)
+
+    def forward(self, text: Tensor) -> Tensor:  # noqa: D102
+        x = self.letters(text) + self.places(torch.arange(text.shape[-1]))
+        return self.head(self.norm(self.blocks(x)))
+
+
+@cache
+def text() -> tuple[Tensor, Tensor]:
+    """Training and validation text: characters as numbers below 128."""
+    paths = [importlib.util.find_spec(name).origin for name in SOURCES]
+    whole = torch.tensor([min(byte, LETTERS - 1) for path in paths for byte in Path(path).read_bytes()])
+    chunks = whole[: len(whole) // 2000 * 2000].view(-1, 2000)
+    held_out = torch.arange(len(chunks)) % 10 == 9  # every tenth piece of 2,000 characters
+    return chunks[~held_out].flatten(), chunks[held_out].flatten()
+
+
+def loss_on(model: nn.Module, source: Tensor, starts: Tensor) -> Tensor:
+    windows = source[starts[:, None] + torch.arange(CONTEXT + 1)]
+    return nn.functional.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+
+
+def train(wrap: Wrap, updates: int = 150, records: int = 10) -> Iterator[float]:
+    """The whole training; the one line that a study needs is the one with ``wrap``."""
+    training, validation = text()
+    model = Transformer()
+    optimizer = wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    held_out = torch.linspace(0, len(validation) - CONTEXT - 2, 256).long()
+    while optimizer.updates < updates:
+        starts = torch.randint(len(training) - CONTEXT - 1, (BATCH,))
+        optimizer.zero_grad()
+        loss_on(model, training, starts).backward()
+        optimizer.step()
+        if optimizer.updates and optimizer.updates % (updates // records) == 0:
+            with torch.no_grad(), output_of(optimizer):
+                yield loss_on(model, validation, held_out).item()
+
+
+def output_of(optimizer: torch.optim.Optimizer) -> contextlib.AbstractContextManager[None]:
+    """Within this context the model is what the optimizer would ship."""
+    return optimizer.output() if hasattr(optimizer, "output") else contextlib.nullcontext()
+
+
+def steady(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return lg.optim.FromRule(params, lg.Steady(lr=10.0, per_coordinate=True))
+
+
+def main(arguments: list[str] | None = None) -> dict[str, lg.Tolerance]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="12 updates, two delays")
+    parser.add_argument("--seeds", type=int, default=1, help="more of them only add to the runs that are in the folder")
+    parser.add_argument("--out", type=Path, default=Path("pipeline_tolerance"), help="folder for pages and pictures")
+    options = parser.parse_args(arguments)
+    run = partial(train, updates=12, records=6) if options.quick else train
+    delays = (0, 7) if options.quick else (0, 7, 15)
+    results = {}
+    for name, profile in (("stages", "stages:8"), ("everywhere", None)):
+        result = lg.tolerance(run, delays, {"steady": steady}, options.seeds, profile=profile, out=options.out / name)
+        print(f"delays: {profile or 'the same everywhere'}\n{result.table()}\n")
+        result.plot(options.out / f"{name}.png")
+        result.to_html(options.out / f"{name}.html")
+        results[name] = result
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""A pure rule as an in-place step: one door, and few backends behind it."""
+
+from lategrad.execution.backend import BACKENDS
+from lategrad.execution.door import StateStep, WithGradient, in_place
+from lategrad.execution.many_tensors import StateBeside, TensorsStep
+from lategrad.execution.unsupported import UnsupportedError
+
+__all__ = [
+    "BACKENDS",
+    "StateBeside",
+    "StateStep",
+    "TensorsStep",
+    "UnsupportedError",
+    "WithGradient",
+    "in_place",
+]

@@ -1,0 +1,148 @@
+"""Tables, figures and the report's section."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from lategrad.experiments import style
+from lategrad.experiments.deep.measuring import Result, measure
+from lategrad.experiments.deep.setup import DELAYS, Config, Setting
+from lategrad.experiments.deep.verdicts import Panel, verdicts
+from lategrad.experiments.results import Section
+from lategrad.experiments.sweep import Say
+from lategrad.trace import describe
+
+_NAMES = {"mlp": "MLP 784-64-10, Fashion-MNIST", "cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare"}
+
+
+def title(setting: Setting) -> str:
+    """What is trained, on what."""
+    size = f", {setting.layers} layers of width {setting.width}" if setting.model == "gpt" else ""
+    return f"{_NAMES[setting.model]}{size}; batch {setting.batch}, {setting.updates:,} updates"
+
+
+def ranked(panel: Panel, protocol: str = "frozen") -> list[Result]:
+    """Anchors first, then the best mean over the delays; what diverged somewhere is last."""
+
+    def order(result: Result) -> tuple[bool, float]:
+        late = [score.mean().item() for delay, score in result.scores(protocol).items() if delay != "0"]
+        mean = sum(late) / max(1, len(late))
+        return not result.contender.synchronous, mean if result.by_loss else -mean
+
+    return sorted(panel.values(), key=order)
+
+
+def table(setting: Setting, panel: Panel, delays: Sequence[str], protocol: str) -> list[dict[str, str]]:
+    """The rounds, then a row for each rule: its mean score at each delay, the largest spread over seeds, its step.
+
+    A step at the end of its grid is marked: the best may lie beyond.
+    """
+    rows = [{"rule": "rounds"} | {delay: f"{setting.rounds(delay):,}" for delay in delays} | {"spread": "", "step": ""}]
+    for result in ranked(panel, protocol):
+        scores = result.scores(protocol)
+        row = {"rule": style.TITLES[result.contender.rule]}
+        row |= {
+            delay: _number(scores[delay].mean().item(), result.by_loss) if delay in scores else "" for delay in delays
+        }
+        spreads = [(score.max() - score.min()).item() for score in scores.values()]
+        row["spread"] = _number(max(spreads), result.by_loss) if len(next(iter(scores.values()))) > 1 else ""
+        tuned = protocol == "tuned" or result.contender.synchronous
+        shown = [delay for delay in delays if delay in result.choice] if tuned else ["0"]
+        ends = (0, len(result.contender.steps) - 1)
+        row["step"] = " / ".join(
+            f"{result.step(delay):.2g}" + (" (end)" if result.choice[delay] in ends else "") for delay in shown
+        )
+        rows.append(row)
+    return rows
+
+
+def _number(value: float, by_loss: bool) -> str:
+    """``.876`` for an accuracy, ``1.41`` for a loss."""
+    if by_loss:
+        return "diverged" if not math.isfinite(value) else f"{value:.3f}" if value < 10 else f"{value:.0f}"
+    return f"{value:.3f}".replace("0.", ".", 1)
+
+
+def plot(setting: Setting, panel: Panel, delays: Sequence[str]) -> Figure:
+    """Every rule with its frozen step at every delay; anchors in black, ours thick."""
+    figure, (ax,) = style.panels(
+        [title(setting)], "loss on held-out text" if setting.by_loss else "test accuracy", height=4
+    )
+    others = colormaps["tab20"]
+    drawn = 0
+    for result in ranked(panel):
+        contender = result.contender
+        values = [result.frozen[delay].mean().item() for delay in delays]
+        colour = style.COLOURS.get(contender.rule) or others(drawn)
+        drawn += contender.rule not in style.COLOURS
+        dashes = {"synchronous-adamw": ":", "synchronous-muon": "--"}.get(contender.rule, "-")
+        ax.plot(range(len(delays)), values, dashes, color=colour, linewidth=2.6 if contender.ours else 1.2,
+                marker="o", markersize=5 if contender.ours else 3, label=style.TITLES[contender.rule])  # fmt: skip
+    ax.set_xticks(range(len(delays)), [f"{delay}\n{setting.rounds(delay):,} rounds" for delay in delays], fontsize=8)
+    ax.set_xlabel("delay")
+    if setting.by_loss:
+        start = math.log(84)  # of a model that knows nothing
+        ax.set_ylim(top=min(ax.get_ylim()[1], start))
+    style.legend(figure, [ax])
+    return figure
+
+
+def rows(setting: Setting, result: Result) -> list[dict[str, Any]]:
+    """Every final number of a rule, for the CSV."""
+    contender = result.contender
+    return [
+        {"model": setting.model, "rule": contender.rule, "delay": row["delay"], "rounds": setting.rounds(row["delay"]),
+         "lr": row["lr"], "seed": row["seed"], "loss": row["loss"], "test_loss": row["test_loss"],
+         "accuracy": row["accuracy"], "frozen": math.isclose(row["lr"], result.step())}
+        for trace in result.traces for row in trace.rows()
+    ]  # fmt: skip
+
+
+def section(config: Config, out: Path, *, device: str, say: Say) -> Section:
+    """Run everything, and show it by both protocols."""
+    panels = {
+        setting: {
+            contender.rule: measure(config, setting, contender, out, device=device, say=say)
+            for contender in config.contenders(setting)
+        }
+        for setting in config.settings
+    }
+    panels = {setting: panel for setting, panel in panels.items() if panel}
+    delays = config.delays
+    return Section(
+        name="deep",
+        title="Deep models under delay",
+        text=(
+            "; ".join(title(setting) for setting in panels) + f"; {config.seeds} seed(s), which change samples and "
+            "delays, not the first parameters. Images are standardised by two numbers. Accuracy is that on the 10,000 "
+            "test images, the GPT's loss that on held-out text (nats a character, over fixed windows of the last tenth "
+            "of every work). The delay `lognormal` is exp of a normal (3.847, 0.8): mean 64, median 46.",
+            "Frozen: the step is the one of nine half decades (five decades at the scale quick) with the smallest "
+            "training loss at delay 0, by the first seed, and then left alone. Tuned: the same choice at each delay, "
+            "which nobody can make beforehand. All other constants are those of papers and packages.",
+            "With T updates that are tau late there is time for T/(1 + tau) rounds, one after another. The two "
+            "synchronous rows are what can be had in as many rounds from as many gradients: minibatches 1 + tau times "
+            "as large, no delay, the step tuned for each tau, linearly averaged output. For random delays tau is their "
+            "mean. A step marked (end) is the first or last of its grid. What diverged has accuracy 0.",
+            "On a GPU, products of float32 matrices are made in TF32.",
+        ),
+        figures={f"deep-{setting.model}": plot(setting, panel, delays) for setting, panel in panels.items()},
+        captions={f"deep-{s.model}": f"{title(s)}: every step frozen from delay 0." for s in panels},
+        tables={
+            f"{title(setting)}, {protocol}": table(setting, panel, delays, protocol)
+            for setting, panel in panels.items()
+            for protocol in ("frozen", "tuned")
+        },
+        rows=[row for setting, panel in panels.items() for result in panel.values() for row in rows(setting, result)],
+        verdicts=tuple(
+            v for setting, panel in panels.items() for v in verdicts(setting, panel, delays, config.targets)
+        ),
+        config=dataclasses.asdict(config) | {"delay_laws": {name: describe(DELAYS[name]) for name in delays}},
+    )

@@ -1,0 +1,47 @@
+"""Adam's moving averages of gradients and of their squares."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Moments(NamedTuple):
+    """Moving averages, not yet corrected for their start at zero."""
+
+    first: Tensor
+    """:math:`m_t = \\beta_1 m_{t-1} + (1 - \\beta_1) g`."""
+    second: Tensor
+    """:math:`v_t = \\beta_2 v_{t-1} + (1 - \\beta_2) g^2`."""
+
+
+def start_moments(x: Tensor) -> Moments:
+    """Before any gradient: zero."""
+    return Moments(first=torch.zeros_like(x), second=torch.zeros_like(x))
+
+
+def next_moments(moments: Moments, grad: Tensor, beta1: float, beta2: float) -> Moments:
+    """After one more gradient."""
+    return Moments(
+        first=beta1 * moments.first + (1 - beta1) * grad,
+        second=beta2 * moments.second + (1 - beta2) * grad * grad,
+    )
+
+
+def geometric(beta: float, t: Tensor) -> Tensor:
+    """:math:`\\beta^t` for t > 0, from functions that every backend has."""
+    return (math.log(beta) * t).exp() if beta > 0 else 0 * t
+
+
+def root_mean_square(second: Tensor, t: Tensor, beta2: float, eps: float) -> Tensor:
+    """:math:`\\sqrt{v_t / (1 - \\beta_2^t)} + \\epsilon`."""
+    return (second / (1 - geometric(beta2, t)).to(second.dtype)).sqrt() + eps
+
+
+def adam_direction(moments: Moments, t: Tensor, beta1: float, beta2: float, eps: float) -> Tensor:
+    """:math:`\\hat m_t / (\\sqrt{\\hat v_t} + \\epsilon)`, both corrected for their start at zero."""
+    corrected = moments.first / (1 - geometric(beta1, t)).to(moments.first.dtype)
+    return corrected / root_mean_square(moments.second, t, beta2, eps)

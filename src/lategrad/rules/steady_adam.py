@@ -1,0 +1,114 @@
+"""SteadyAdam: Adam's normalised gradients, averaged and braked, for deep models under delay. This rule is ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.rules.lateness import next_mean_delay
+from lategrad.rules.moments import root_mean_square
+from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require_number
+
+_THETA = 0.2  # the query: so much of the iterate, the rest of the average
+_BETA2, _EPS = 0.999, 1e-8
+_FREE, _ROUNDS = 3.0, 10.0  # delays below 3 brake little; the brake is released after 10 rounds
+
+
+class SteadyAdamState(NamedTuple):
+    """State of :class:`SteadyAdam`."""
+
+    z: Tensor
+    """:math:`z_{t+1}`, the iterate."""
+    q: Tensor
+    """:math:`q_{t+1}`, the query; with z it determines the average, which so costs no memory."""
+    v: Tensor
+    """The running mean of squared gradients."""
+    mean_delay: Tensor
+    t: Tensor
+    """Updates so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class SteadyAdam:
+    r"""Adam without momentum, whose query is mostly the average of its iterates, with a brake that delay sets.
+
+    Update t receives a gradient g that was asked for at time :math:`s = t - \tau_t \ge 1`. With the running mean
+    :math:`\bar\tau` of the delays and :math:`\tau = \max(\tau_t, \bar\tau_t)`, entry by entry but for the root mean
+    square,
+
+    .. math::
+
+        v_t &= 0.999\, v_{t-1} + 0.001\, g^2, \qquad
+        a = \frac{g}{\sqrt{v_t / (1 - 0.999^t)} + 10^{-8}}, \qquad d = \frac{a}{\max(1, \mathrm{rms}(a))}, \\
+        \mathrm{lr}_t &= \mathrm{lr}\, \frac{s}{t} \min\Big(1, \frac{3}{3 + \tau}
+            \sqrt{\max\big(1, \tfrac{t}{10 (1 + \tau)}\big)}\Big), \\
+        z_{t+1} &= \Pi_K\big((1 - \mathrm{lr}_t\, \mathrm{decay})\, z_t - \mathrm{lr}_t\, d\big), \qquad
+        x_{t+1} = x_t + \tfrac{2}{t + 1} (z_{t+1} - x_t), \qquad
+        q_{t+1} = x_{t+1} + 0.2\, (z_{t+1} - x_{t+1})
+
+    The query is q, the output x. The average moves by O(1/t) an update, so that a late gradient was taken nearby;
+    s/t keeps the first gradients, which all come from the start, from carrying the iterate away; the brake keeps the
+    loop through the delay stable, and is released as the rounds :math:`t/(1 + \tau)` go by. Nothing of this is
+    proved for deep models: it is measured (docs/deep.md). The constants were chosen on an MLP and a small GPT.
+
+    Args:
+        lr: as for Adam; the best one without delay is meant to stay.
+        domain: K.
+        weight_decay: decoupled, on the iterate.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.SteadyAdam(lr=0.1)
+    >>> state = rule.init(torch.zeros(2))
+    >>> queries = [rule.query(state)]
+    >>> for t in range(2000):
+    ...     tau = min(20, t)
+    ...     grad = 2 * (queries[t - tau] - torch.tensor([3.0, 0.0]))
+    ...     state = rule.update(state, grad, delay=torch.tensor(tau))
+    ...     queries.append(rule.query(state))
+    >>> bool((rule.output(state) - torch.tensor([3.0, 0.0])).norm() < 0.05)
+    True
+    """
+
+    lr: Scalar = 0.003
+    domain: ConvexSet = WholeSpace()
+    weight_decay: Scalar = 0.0
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_number("weight_decay", self.weight_decay, low=0)
+
+    def init(self, x0: Tensor) -> SteadyAdamState:
+        """:math:`q_1 = x_1 = z_1`, the projection of ``x0``."""
+        z = first_query(self, x0)
+        zero = per_run(z, 0)
+        return SteadyAdamState(z=z, q=z.clone(), v=torch.zeros_like(z), mean_delay=zero, t=zero.clone())
+
+    def query(self, state: SteadyAdamState) -> Tensor:
+        """Mostly the average."""
+        return state.q
+
+    def update(self, state: SteadyAdamState, grad: Tensor, delay: Delay) -> SteadyAdamState:
+        """One braked step along the normalised gradient; the new iterate joins the average."""
+        t = state.t + 1
+        mean_delay = next_mean_delay(state.mean_delay, delay, t)
+        tau = torch.maximum(mean_delay, delay + 0 * t)
+        brake = _FREE / (_FREE + tau) * (t / (_ROUNDS * (1 + tau))).clamp_min(1).sqrt()
+        lr = self.lr * (t - delay).clamp_min(1) / t * brake.clamp_max(1)
+
+        v = torch.lerp(state.v, grad**2, 1 - _BETA2)
+        a = grad / root_mean_square(v, t, _BETA2, _EPS)
+        d = a / (a**2).mean(-1, keepdim=True).sqrt().clamp_min(1)
+        kept = 1 - lr * self.weight_decay
+        z = self.domain.project(as_dtype(kept, grad) * state.z - as_dtype(lr, grad) * d)
+        x = average_in(self.output(state), z, 2 / (t + 1))
+        return SteadyAdamState(z=z, q=torch.lerp(x, z, _THETA), v=v, mean_delay=mean_delay, t=t)
+
+    def output(self, state: SteadyAdamState) -> Tensor:
+        r"""After T updates, :math:`x_{T+1}`, from :math:`q = x + \theta (z - x)`."""
+        return state.q + _THETA / (1 - _THETA) * (state.q - state.z)

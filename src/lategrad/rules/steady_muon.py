@@ -1,0 +1,161 @@
+"""SteadyMuon: orthogonalised steps, averaged, and queried where the server will be. This rule is ours."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.rules.blocks import Blocks
+from lategrad.rules.lateness import next_mean_delay
+from lategrad.rules.moments import root_mean_square
+from lategrad.rules.orthogonal import matrix_steps
+from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require, require_number
+
+_THETA = 0.2  # the query: so much of the iterate, the rest of the average
+_MEMORY = 10.0  # gradients that the momentum looks back on without delay
+_BETA2, _EPS = 0.999, 1e-8
+_OTHER = 0.3  # how far entries outside matrices go, against matrices, whose entries move by about 0.2
+
+
+class SteadyMuonState(NamedTuple):
+    """State of :class:`SteadyMuon`."""
+
+    z: Tensor
+    """:math:`z_{t+1}`, the iterate."""
+    x: Tensor
+    """:math:`x_{t+1}`, the average of :math:`z_2, \\dots, z_{t+1}` with weights 1, 2, ..."""
+    m: Tensor
+    """Momentum."""
+    q: Tensor
+    """:math:`q_{t+1}`, the query."""
+    v: Tensor
+    """The running mean of squared gradients of the entries that are in no matrix."""
+    mean_delay: Tensor
+    t: Tensor
+    """Updates so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class SteadyMuon:
+    r"""Muon's orthogonalised momentum, which remembers a round, and a query that looks a delay ahead.
+
+    Update t receives a gradient g that was asked for at time :math:`s = t - \tau_t \ge 1`. With the running mean
+    :math:`\bar\tau` of the delays, :math:`\beta = 1 - 1/(10 + \bar\tau)` and :math:`\ell = \min(\bar\tau, t)`,
+
+    .. math::
+
+        m_t &= \beta\, m_{t-1} + (1 - \beta)\, g, \qquad n = \beta\, m_t + (1 - \beta)\, g, \\
+        d &= 0.2 \sqrt{\max(r, c)}\; \mathrm{orthogonalise}(n) \text{ on a matrix of r rows and c columns,} \quad
+        0.3\, \frac{n}{\sqrt{\hat v_t} + 10^{-8}} \text{ elsewhere}, \\
+        \mathrm{lr}_t &= \mathrm{lr}\, \frac{s}{t}\, \frac{1}{\sqrt{1 + \max(\tau_t, \bar\tau)}}, \qquad
+        z_{t+1} = \Pi_K\big((1 - \mathrm{lr}_t\, \mathrm{decay})\, z_t - \mathrm{lr}_t\, d\big), \qquad
+        x_{t+1} = x_t + \tfrac{2}{t + 1} (z_{t+1} - x_t), \\
+        \hat z &= \Pi_K\big(z_{t+1} + \ell\, (z_{t+1} - z_t)\big), \qquad
+        \hat x = x_{t+1} + \Big(1 - \frac{t^2}{(t + \ell)^2}\Big)
+            \Big(\frac{z_{t+1} + \hat z}{2} - x_{t+1}\Big), \qquad
+        q_{t+1} = \hat x + 0.2\, (\hat z - \hat x)
+
+    The query is q, the output x; :math:`\hat v` is Adam's mean of squared gradients.
+
+    Why. All gradients of a round of :math:`1 + \tau` come from nearly the same point, as a large batch does: they are
+    averaged before they are orthogonalised, so the momentum remembers a round. Such a momentum says where the iterate
+    will be when the gradient is back, so the query is put there. That matters: through a delay of one round a loop
+    with momentum is stable for steps of about 1 over the curvature, however long the momentum; with the look-ahead,
+    to first order, for :math:`\sqrt{3 W}` times as much with a momentum of W rounds. The average and s/t are those of
+    :class:`~lategrad.SteadyAdam`. Nothing of this is proved for deep models: it is measured (docs/deep.md). The
+    constants were chosen on an MLP and a small GPT.
+
+    Args:
+        lr: as for Muon with its steps scaled to Adam's; the best one without delay is meant to stay.
+        domain: K.
+        weight_decay: decoupled, on the iterate.
+        blocks: which entries are matrices; filled in by whoever knows the tensors.
+
+    >>> import torch, lategrad as lg
+    >>> blocks = lg.Blocks.of_module(torch.nn.Linear(3, 2))
+    >>> rule = lg.SteadyMuon(lr=0.1, blocks=blocks)
+    >>> target, state = torch.linspace(-1, 1, 8), rule.init(torch.zeros(8))
+    >>> queries = [rule.query(state)]
+    >>> for t in range(1000):
+    ...     tau = min(20, t)
+    ...     state = rule.update(state, queries[t - tau] - target, delay=torch.tensor(tau))
+    ...     queries.append(rule.query(state))
+    >>> bool((rule.output(state) - target).norm() < 0.1)
+    True
+    """
+
+    lr: Scalar = 0.01
+    domain: ConvexSet = WholeSpace()
+    weight_decay: Scalar = 0.0
+    blocks: Blocks | None = None
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_number("weight_decay", self.weight_decay, low=0)
+
+    def init(self, x0: Tensor) -> SteadyMuonState:
+        """:math:`q_1 = x_1 = z_1`, the projection of ``x0``."""
+        if self.blocks is None:
+            warnings.warn("SteadyMuon without blocks knows of no matrix: it steps along Adam's direction", stacklevel=2)
+        else:
+            fits = x0.shape[-1] == self.blocks.size
+            require("x0", tuple(x0.shape), fits, f"of shape (*runs, {self.blocks.size}), as {self.blocks} says")
+        z = first_query(self, x0)
+        zero, others = per_run(z, 0), torch.zeros_like(self._others(z))
+        return SteadyMuonState(
+            z=z, x=z.clone(), m=torch.zeros_like(z), q=z.clone(), v=others, mean_delay=zero, t=zero.clone()
+        )
+
+    def query(self, state: SteadyMuonState) -> Tensor:
+        """Where the average and the iterate are expected to be when the gradient is back."""
+        return state.q
+
+    def update(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> SteadyMuonState:
+        """One braked step along the orthogonalised momentum; the new iterate joins the average."""
+        t = state.t + 1
+        mean_delay = next_mean_delay(state.mean_delay, delay, t)
+        beta = as_dtype(1 - 1 / (_MEMORY + mean_delay), grad)
+        m = torch.lerp(grad, state.m, beta)
+        n = torch.lerp(grad, m, beta)
+        d, v = self._direction(grad, n, state.v, t)
+
+        lr = self.lr * (t - delay).clamp_min(1) / t / (1 + torch.maximum(mean_delay, delay + 0 * t)).sqrt()
+        kept = 1 - lr * self.weight_decay
+        z = self.domain.project(as_dtype(kept, grad) * state.z - as_dtype(lr, grad) * d)
+        x = average_in(state.x, z, 2 / (t + 1))
+
+        ahead = torch.minimum(mean_delay, t)
+        z_ahead = self.domain.project(z + as_dtype(ahead, z) * (z - state.z))
+        x_ahead = average_in(x, (z + z_ahead) / 2, 1 - (t / (t + ahead)) ** 2)
+        q = torch.lerp(x_ahead, z_ahead, _THETA)
+        return SteadyMuonState(z=z, x=x, m=m, q=q, v=v, mean_delay=mean_delay, t=t)
+
+    def output(self, state: SteadyMuonState) -> Tensor:
+        r"""After T updates, :math:`x_{T+1}`."""
+        return state.x
+
+    def _others(self, x: Tensor) -> Tensor:
+        """The entries that are in no matrix, in one piece."""
+        if self.blocks is None:
+            return x
+        parts = zip(x.split([block.size for block in self.blocks.parts], dim=-1), self.blocks.parts, strict=True)
+        return torch.cat([x[..., :0], *(part for part, block in parts if block.kind != "matrix")], dim=-1)
+
+    def _direction(self, grad: Tensor, n: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """d, and the next mean of squares."""
+        v = torch.lerp(v, self._others(grad) ** 2, 1 - _BETA2)
+        adam = _OTHER * self._others(n) / root_mean_square(v, t, _BETA2, _EPS)
+        if self.blocks is None:
+            return adam, v
+        steps = matrix_steps(self.blocks, self.blocks.split(n))
+        rest = [i for i, block in enumerate(self.blocks.parts) if block.kind != "matrix"]
+        for i, part in zip(rest, adam.split([self.blocks.parts[i].size for i in rest], dim=-1), strict=True):
+            steps[i] = part.reshape(steps[i].shape)
+        return self.blocks.join(steps), v

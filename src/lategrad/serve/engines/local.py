@@ -1,0 +1,165 @@
+"""An engine whose server is in this process: workers on this machine, at the other end of a transport."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from typing import Any
+
+from torch import Tensor
+
+from lategrad.problems.problem import Problem
+from lategrad.rules.rule import AnyRule
+from lategrad.serve.archive import Archive
+from lategrad.serve.checkpoint import Checkpoint
+from lategrad.serve.desk import FOR_EVER, Desk, Location
+from lategrad.serve.engines.engine import Ended, Report
+from lategrad.serve.engines.processes import Processes
+from lategrad.serve.engines.threads import Threads
+from lategrad.serve.engines.transport import Arrived, Failed, Lost, Ready, Transport, WorkerHandle
+from lategrad.serve.job import Job
+from lategrad.serve.server import Server
+from lategrad.serve.settings import Settings
+from lategrad.serve.telemetry import Telemetry
+from lategrad.support.threads import torch_threads
+from lategrad.trace import Trace
+
+_HERE = "this machine"
+
+
+class LocalEngine:
+    """The server of a run in this process, driven by what its workers send."""
+
+    start_deadline = 120.0
+
+    def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, archive: Archive | None) -> None:
+        self.server = Server(problem, rule, settings)
+        self._desk, self._archive = Desk(self.server), archive
+        self._transport = _transport(problem, settings, self.server)
+        self._threads = settings.threads
+        self._handles: dict[int, WorkerHandle] = {}
+        self._shown = 0
+        self._saved_version = -1
+        self._resources = contextlib.ExitStack()
+
+    @property
+    def version(self) -> int:
+        """Updates made so far."""
+        return self.server.version
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Go on from a checkpoint if there is one; if checkpoints are asked for, the first must succeed."""
+        self._resources.enter_context(torch_threads(self._threads))
+        if checkpoint is not None:
+            self.server.restore(checkpoint)
+            self._shown = self.server.version
+        self.save()
+        if self._archive is not None and self._saved_version < 0:
+            raise self._archive.unusable()
+
+    # ---- Workers
+
+    def start(self, member: int, worker: int) -> None:
+        """Start a worker."""
+        self._handles[member] = self._transport.start(member, worker)
+
+    def let_go(self, member: int) -> None:
+        """A worker has a job unless its next message is on its way: it is dismissed when that is answered."""
+        self._desk.let_go(member)
+
+    def kill(self, member: int) -> bool:
+        """End a worker, or, if it is a thread, abandon it: if it ever comes back, its gradient is used."""
+        self._desk.let_go(member)
+        handle = self._handles[member]
+        killed = handle.kill()
+        if not killed:
+            del self._handles[member]
+            self._desk.bury(member, handle.worker, wait=FOR_EVER)
+        return killed
+
+    def wait(self, timeout: float) -> list[Ended]:
+        """Handle what has come in, an update for each gradient."""
+        ended: list[Ended] = []
+        for event in self._transport.wait(timeout):
+            if isinstance(event, Lost):
+                ended += self._bury(event)
+            else:
+                self._answer(event)
+            if self.server.done:
+                break
+        return ended
+
+    def _answer(self, event: Ready | Arrived | Failed) -> None:
+        handle, desk = event.handle, self._desk
+        member, worker = handle.member, handle.worker
+        jobs: list[Job | None]
+        if isinstance(event, Arrived):
+            jobs = [desk.deliver(member, worker, event.version, event.sequence, event.grad, event.query,
+                                 checked=event.checked)]  # fmt: skip
+        elif isinstance(event, Failed):
+            jobs = [desk.fail(member, worker, event.sequence, event.reason, event.query)]
+        else:
+            location = Location(handle.pid, _HERE)
+            jobs = [desk.join(member, worker, location, query) for query in event.queries]
+        for job in jobs:
+            if job is not None:
+                handle.send(job)
+        if jobs[-1] is None and not desk.has_jobs(member):
+            handle.dismiss()
+        if self._archive is not None and self._archive.is_due(self.server.version):
+            self.save()  # while the worker is at its next gradient
+
+    def _bury(self, event: Lost) -> list[Ended]:
+        member = event.handle.member
+        if self._handles.pop(member, None) is None:
+            return []
+        reason = None if self._desk.is_leaving(member) else event.reason
+        activity = self._desk.activities().get(member)
+        self._desk.bury(member, event.handle.worker)
+        return [Ended(member, reason, activity is not None and activity.delivered > 0)]
+
+    def room(self) -> float:
+        """There is no limit."""
+        return math.inf
+
+    # ---- The server
+
+    def report(self, now: float, replaced: dict[str, int]) -> Report:
+        """How things are; whatever came after ``now`` is not late."""
+        server = self.server
+        server.config["replaced"] = dict(replaced)
+        return Report(server.version, server.done, self._desk.activities(now), server.all_dropped(),
+                      server.last_refusal)  # fmt: skip
+
+    def telemetry(self) -> tuple[Telemetry, Tensor]:
+        """What monitors show."""
+        fresh = self.server.log.column("delay", self.server.version - self._shown)
+        self._shown = self.server.version
+        return self.server.telemetry(), fresh
+
+    def save(self) -> None:
+        """Make a checkpoint, unless there is nowhere to, nothing new, or a state that is not whole."""
+        if self._archive is None or self._saved_version == self.server.version:
+            return
+        if not self.server.whole:
+            warnings.warn(f"no checkpoint: update {self.server.version + 1} was broken off half-way", stacklevel=2)
+        elif self._archive.save(self.server.checkpoint(self._archive.logged)):
+            self._saved_version = self.server.version
+
+    def finish(self) -> Trace:
+        """A last checkpoint, and what happened."""
+        self.save()
+        return self.server.trace()
+
+    def close(self) -> None:
+        """End all workers."""
+        with self._resources:
+            self._transport.close()
+
+
+def _transport(problem: Problem, settings: Settings, server: Server) -> Transport:
+    """Threads or processes, as the settings say."""
+    if settings.engine == "threads":
+        return Threads(problem, settings)
+    return Processes(problem, settings, server.dim, server.dtype)

@@ -1,0 +1,160 @@
+"""One run of the user's training function at one delay."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from lategrad.delays.stages import StageDelays, by_stage
+from lategrad.support.validation import require
+
+if TYPE_CHECKING:
+    from lategrad.optim import Delayed
+
+OWN = "own"
+"""The name of the optimizer that the training function brings along."""
+
+Train = Callable[["Wrap"], Any]
+Build = Callable[[list[nn.Parameter]], Optimizer]
+Optimizers = Mapping[str, Build]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be run."""
+
+    optimizer: str
+    delay: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of it."""
+
+    task: Task
+    updates: tuple[int, ...]
+    """After how many updates each number was given."""
+    values: tuple[float, ...]
+    """The numbers, the last of which is the result; one that is not finite is not a number (nan)."""
+    seconds: float
+    memory: int
+    """Bytes that the process, or its GPU, held at most."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; what is not finite, for which JSON has no word, is null."""
+        return {**asdict(self), "values": [finite_or_none(value) for value in self.values]}
+
+    @staticmethod
+    def from_json(saved: dict[str, Any]) -> Run:
+        """A run from its plain values."""
+        values = tuple(math.nan if value is None else value for value in saved["values"])
+        return Run(Task(**saved["task"]), tuple(saved["updates"]), values, saved["seconds"], saved["memory"])
+
+
+def finite_or_none(value: Any) -> Any:
+    """None in place of a float that is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def stages_of(profile: str | None) -> int | None:
+    """The stages of ``"stages:8"``; None for the same delay everywhere.
+
+    >>> stages_of("stages:8"), stages_of(None)
+    (8, None)
+    """
+    if profile is None:
+        return None
+    kind, _, count = profile.partition(":")
+    valid = kind == "stages" and count.isdecimal() and int(count) >= 2
+    require("profile", profile, valid, "None, or 'stages:P' with P >= 2, such as 'stages:8'")
+    return int(count)
+
+
+class Wrap:
+    """What a training function is given, to make its optimizer a late one: ``optimizer = wrap(optimizer)``.
+
+    ``wrap.delay`` and ``wrap.seed`` say which run it is. Where delays are by stage, the model is needed too:
+    ``wrap(optimizer, model)``.
+    """
+
+    def __init__(self, task: Task, build: Build | None = None, stages: int | None = None) -> None:
+        self.name, self.delay, self.seed = task.optimizer, task.delay, task.seed
+        self.wrapped: Delayed | None = None
+        self._build, self._stages = build, stages
+
+    def __call__(self, optimizer: Optimizer, model: nn.Module | None = None) -> Delayed:
+        """The optimizer, or the one that takes its place in this run, with late gradients."""
+        from lategrad.optim import Delayed  # here: it brings torch's compiler along, which takes a second
+
+        if self.wrapped is not None:
+            raise RuntimeError("wrap was called twice: a training function wraps one optimizer")
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"wrap takes a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if self._build is not None:
+            optimizer = self._build([p for group in optimizer.param_groups for p in group["params"]])
+        delays: int | StageDelays = self.delay
+        if self._stages is not None:
+            if model is None:
+                raise ValueError(f"profile 'stages:{self._stages}' needs the model: wrap(optimizer, model)")
+            delays = by_stage(model, self._stages, delay=self.delay)
+        self.wrapped = Delayed(optimizer, delays)
+        return self.wrapped
+
+
+def carry_out(train: Train, task: Task, build: Build | None = None, stages: int | None = None) -> Run:
+    """Run a training function once, with all global random generators at the task's seed."""
+    random.seed(task.seed)
+    np.random.seed(task.seed)
+    torch.manual_seed(task.seed)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    wrap, begin = Wrap(task, build, stages), time.perf_counter()
+    updates, values = [], []
+
+    def note(value: Any) -> None:
+        if wrap.wrapped is None:
+            raise RuntimeError("the training function gave a number before it called wrap(optimizer)")
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"the training function must give numbers, got {value!r}") from None
+        values.append(number if math.isfinite(number) else math.nan)
+        updates.append(wrap.wrapped.updates)
+
+    result = train(wrap)
+    if isinstance(result, Generator):
+        result = yield_all(result, note)
+    if result is not None or not values:
+        note(result)
+    return Run(task, tuple(updates), tuple(values), time.perf_counter() - begin, _peak_memory())
+
+
+def yield_all(numbers: Generator[Any, None, Any], note: Callable[[Any], None]) -> Any:
+    """Pass on what a generator yields; gives what it returns."""
+    while True:
+        try:
+            note(next(numbers))
+        except StopIteration as end:
+            return end.value
+
+
+def _peak_memory() -> int:
+    """Of the GPU where there is one, of the process otherwise; 0 where that is not known."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0:
+        return int(torch.cuda.max_memory_allocated())
+    if sys.platform != "linux":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

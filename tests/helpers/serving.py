@@ -1,0 +1,122 @@
+"""For the tests of real training: problems that misbehave, and what is audited of every run.
+
+The problems are in a module of their own, so that worker processes can import them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import lategrad as lg
+from lategrad.problems import Quadratic
+from lategrad.rules.blocks import Block, Blocks
+from lategrad.trace import Trace
+
+
+class Misbehaving(Quadratic):
+    """A quadratic whose gradients go wrong in a given way, for one worker or for all."""
+
+    def __init__(self, how: str, marker: Path | None = None, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.how, self.marker = how, marker
+
+    def _hang_once(self) -> None:
+        try:
+            self.marker.touch(exist_ok=False)
+        except FileExistsError:
+            return
+        time.sleep(1000)
+
+    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
+        grad = super().gradient(x, sample)
+        if self.how == "nan":
+            return grad * torch.nan
+        if self.how == "inf":
+            return grad + torch.inf
+        if self.how == "shape":
+            return grad[..., :-1]
+        if self.how == "dtype":
+            return grad.float()
+        if self.how == "raise":
+            raise OSError("the data is gone")
+        self._hang_once()
+        return grad
+
+
+class Marked(Quadratic):
+    """Long gradients with equal entries: a torn one would leave unequal entries in the parameters."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim=4)
+        self.dim = dim
+
+    def start(self) -> Tensor:
+        return torch.zeros(self.dim)
+
+    def samples(self, seed: int, first: int, count: int) -> Tensor:
+        return torch.arange(first, first + count)
+
+    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
+        return torch.full_like(x, float(sample.item() % 7 + 1))
+
+    def loss(self, x: Tensor) -> Tensor:
+        return x[..., :1].double()
+
+
+class Stillborn(Quadratic):
+    """Kills every process that moves it to its device, as each worker does first."""
+
+    def to(self, device: torch.device | str) -> Stillborn:
+        os._exit(7)
+
+
+def audit(trace: Trace) -> None:
+    """Nothing was applied twice, and every delay belongs to a query that had been handed out."""
+    assert trace.worker is not None
+    assert trace.sequence is not None
+    assert trace.time is not None
+    pairs = list(zip(trace.worker.tolist(), trace.sequence.tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs) == len(trace.delays)
+    assert bool((trace.version >= 0).all())
+    assert bool((trace.delays >= 0).all())
+    assert bool((trace.time.diff() >= 0).all())
+    for worker in trace.worker.unique():
+        mine = trace.worker == worker
+        order = trace.sequence[mine].argsort()
+        assert bool((trace.version[mine][order].diff() >= 0).all())  # later jobs have later queries
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait for something to happen; nothing is ever asserted about how long it takes."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+class Shaped(Quadratic):
+    """A quadratic in six variables that knows where its tensors are: a matrix and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__(dim=6)
+        self.blocks = Blocks((Block("weight", (2, 2), "matrix"), Block("bias", (2,), "other")))
+
+
+@dataclass(frozen=True, eq=False)
+class MatricesOnly(lg.SGD):
+    """A rule that looks at shapes: it trains matrices alone."""
+
+    blocks: Blocks | None = None
+
+    def update(self, state: Any, grad: Tensor, delay: Tensor) -> Any:
+        assert self.blocks is not None, "the host has not filled in the blocks"
+        parts = zip(self.blocks.split(grad), self.blocks.parts, strict=True)
+        return super().update(state, self.blocks.join([part * (b.kind == "matrix") for part, b in parts]), delay)
