@@ -66,6 +66,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 PROBLEMS = {
     "digits": "8x8 handwritten digits, bundled (the default: works offline)",
     "fashion-mnist": "28x28 images of clothes, 60,000 + 10,000",
+    "letters": "16 features of printed letters, 16,000 + 4,000 (scripts/fetch_mlbench.sh)",
+    "satellite": "six kinds of soil seen from above, 4,435 + 2,000 (likewise)",
     "quadratic": "noisy quadratic with a known optimum",
     "FILE": "your own .npz, .csv or libsvm file",
     "MODULE:CLASS": "your own problem, package.module:Class or file.py:Class, and :option=value,... after it",
@@ -79,7 +81,11 @@ MODEL_SUMMARIES = {
 
 _PREPROCESSING_HELP = "; ".join(f"{name} ({meaning})" for name, meaning in PREPROCESSING.items())
 ProblemName = Annotated[
-    str, typer.Option(help="digits, fashion-mnist, quadratic, a data file, or your own module:Class or file.py:Class.")
+    str,
+    typer.Option(
+        help="digits, fashion-mnist, letters, satellite, quadratic, a data file, or your own module:Class or "
+        "file.py:Class."
+    ),
 ]
 ModelName = Annotated[str, typer.Option(help=f"What is fitted to the data: {', '.join(MODELS)}.")]
 Preprocessing = Annotated[
