@@ -418,7 +418,8 @@ def finding(panels: Panels) -> str:
         tied = any(place(other, order, "frozen") == rank for other in order if other.rule not in OURS)
         parts.append(
             f"{'tied for ' if tied else ''}{_ordinal(rank)} of {len(order)} on {setting.data}, {name} "
-            f"({mean_late(ours.frozen):.3f} on average over the delays; the best rival, {style.TITLES[best.rule]}, {mean_late(best.frozen):.3f})"
+            f"({mean_late(ours.frozen):.3f} on average over the delays; the best rival, {style.TITLES[best.rule]}, "
+            f"{mean_late(best.frozen):.3f})"
         )
     return f"Our own rule, Steady, with its step frozen from delay 0, is {', and '.join(parts)}."
 
