@@ -1,8 +1,8 @@
-"""How many stages can a pipeline have? A character transformer, with the delays of its stages.
+"""How many stages can a pipeline have? A character GPT, with the delays of its stages.
 
 Without bubbles, a pipeline of P stages applies gradients that are late by P - 1 updates at its first stage and by none
-at its last. This trains a small transformer on the source of Python's own library, with AdamW and with one of our
-rules, at several depths; and beside it with the same delay everywhere, which is what a parameter server would do.
+at its last. This trains a small GPT on the source of Python's own library, with AdamW and with SteadyMuon, at several
+depths; and beside it with the same delay everywhere, which is what a parameter server would do.
 
     python examples/pipeline_tolerance.py --quick          # seconds
     python examples/pipeline_tolerance.py --out pipeline   # a minute for each seed
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import lategrad as lg
+from lategrad.experiments.deep.models import GPT
 from lategrad.tolerance import Wrap
 
 SOURCES = (
@@ -41,36 +42,7 @@ SOURCES = (
 )
 WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 48, 4, 4, 32, 16
 LETTERS = 128
-
-
-class Block(nn.Module):
-    """Attention and a layer of neurons, each on top of what it gets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.mix, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
-        q, k, v = self.mix(self.norm_1(x)).unflatten(-1, (3, HEADS, -1)).movedim(-3, 0).transpose(-2, -3)
-        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(-2, -3).flatten(-2))
-        return x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
-
-
-class Transformer(nn.Module):
-    """The next character from those before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.letters, self.places = nn.Embedding(LETTERS, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, LETTERS)
-
-    def forward(self, text: Tensor) -> Tensor:  # noqa: D102
-        x = self.letters(text) + self.places(torch.arange(text.shape[-1]))
-        return self.head(self.norm(self.blocks(x)))
+ADAMW_LR, STEADY_LR = 3e-3, 3e-2  # each the best of 3e-3, 1e-2 and 3e-2 without delay
 
 
 @cache
@@ -91,8 +63,8 @@ def loss_on(model: nn.Module, source: Tensor, starts: Tensor) -> Tensor:
 def train(wrap: Wrap, updates: int = 150, records: int = 10) -> Iterator[float]:
     """The whole training; the one line that a study needs is the one with ``wrap``."""
     training, validation = text()
-    model = Transformer()
-    optimizer = wrap(torch.optim.AdamW(model.parameters(), lr=1e-2), model)
+    model = GPT(LETTERS, CONTEXT, LAYERS, WIDTH, HEADS, seed=wrap.seed)
+    optimizer = wrap(torch.optim.AdamW(model.parameters(), lr=ADAMW_LR), model)
     held_out = torch.linspace(0, len(validation) - CONTEXT - 2, 256).long()
     while optimizer.updates < updates:
         starts = torch.randint(len(training) - CONTEXT - 1, (BATCH,))
@@ -110,7 +82,7 @@ def output_of(optimizer: torch.optim.Optimizer) -> contextlib.AbstractContextMan
 
 
 def steady(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return lg.optim.FromRule(params, lg.Steady(lr=10.0, per_coordinate=True))
+    return lg.optim.SteadyMuon(params, lr=STEADY_LR)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, lg.Tolerance]:
@@ -123,7 +95,9 @@ def main(arguments: list[str] | None = None) -> dict[str, lg.Tolerance]:
     delays = (0, 7) if options.quick else (0, 7, 15)
     results = {}
     for name, profile in (("stages", "stages:8"), ("everywhere", None)):
-        result = lg.tolerance(run, delays, {"steady": steady}, options.seeds, profile=profile, out=options.out / name)
+        result = lg.tolerance(
+            run, delays, {"steady-muon": steady}, options.seeds, profile=profile, out=options.out / name
+        )
         print(f"delays: {profile or 'the same everywhere'}\n{result.table()}\n")
         result.plot(options.out / f"{name}.png")
         result.to_html(options.out / f"{name}.html")

@@ -28,7 +28,7 @@ MOST_WEIGHT = 2.0
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "Adam": lambda params: torch.optim.Adam(params, lr=0.3),
-    "Steady": lambda params: lg.optim.FromRule(params, lg.Steady(lr=3.0)),
+    "SteadyAdam": lambda params: lg.optim.SteadyAdam(params, lr=1.0),
 }
 
 

@@ -216,7 +216,7 @@ def test_path_in_the_home_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["mnist", "own.parquet", "", "Digits"])
 def test_unknown_name(name):
-    with pytest.raises(ValueError, match=rf"'digits', 'fashion-mnist', or .*\.npz, \.csv, .* got '{name}'"):
+    with pytest.raises(ValueError, match=rf"'digits', 'fashion-mnist', .*or .*\.npz, \.csv, .* got '{name}'"):
         data.load(name)
 
 

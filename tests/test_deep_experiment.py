@@ -14,7 +14,7 @@ from lategrad.experiments.deep import measuring, setup, summary, verdicts
 from lategrad.experiments.deep.measuring import Result, measure
 from lategrad.experiments.deep.setup import CONTENDERS, DELAYS, Config, Contender, Setting
 from lategrad.experiments.report import write_report
-from lategrad.experiments.reproduce import PARTS, reproduce
+from lategrad.experiments.reproduce import NAMES, reproduce
 from lategrad.problems import LanguageProblem, ModuleProblem, load, load_text
 from lategrad.registry import build_rule
 
@@ -55,11 +55,11 @@ TINY = Config((MLP, GPT), seeds=2, delays=("0", "8", "lognormal"), every_step=2)
 def ran(small_data, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     said = []
-    return out, deep.section(TINY, out, device="cpu", say=said.append), said
+    return out, deep.section_of(TINY, out, device="cpu", say=said.append), said
 
 
 def test_it_is_a_part_of_the_reproduction_at_every_scale():
-    assert "deep" in PARTS
+    assert "deep" in NAMES
     assert set(deep.CONFIGS) == {"quick", "paper", "full"}
     for config in deep.CONFIGS.values():
         for setting in config.settings:
@@ -149,7 +149,7 @@ def test_tables_show_the_rounds_the_rules_and_nothing_that_was_not_run(ran):
     assert tuned[2]["8"] == tuned[2]["lognormal"] == ""
     assert frozen[1]["8"] == tuned[1]["8"]
     page = write_report([section], out, {}).read_text(encoding="utf-8")
-    assert page.count("<svg") == len(section.figures) == 2
+    assert page.count("<svg") == len(section.figures) == 3
     with (out / "deep.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(section.rows)
 
@@ -157,12 +157,12 @@ def test_tables_show_the_rounds_the_rules_and_nothing_that_was_not_run(ran):
 def test_what_is_finished_is_not_run_again_and_can_be_made_in_pieces(ran, tmp_path):
     out, first, said = ran
     before = len(said)
-    assert deep.section(TINY, out, device="cpu", say=said.append).tables == first.tables
+    assert deep.section_of(TINY, out, device="cpu", say=said.append).tables == first.tables
     assert len(said) == before
     pieces = []
     for rule in ("muon", "synchronous-adamw"):
-        deep.section(TINY.limited(["gpt"], [rule]), tmp_path, device="cpu", say=pieces.append)
-    whole = deep.section(TINY.limited(["gpt"], []), tmp_path, device="cpu", say=pieces.append)
+        deep.section_of(TINY.limited(["gpt"], [rule]), tmp_path, device="cpu", say=pieces.append)
+    whole = deep.section_of(TINY.limited(["gpt"], []), tmp_path, device="cpu", say=pieces.append)
     assert len(pieces) == len([line for line in said if "gpt" in line])
     name = f"{summary.title(GPT)}, frozen"
     assert whole.tables[name] == first.tables[name]
@@ -172,7 +172,7 @@ def test_delays_that_do_not_fit_together_are_run_apart_with_the_same_result(ran,
     _, first, _ = ran
     monkeypatch.setitem(measuring._HISTORY_BYTES, "cpu", 1)
     said = []
-    apart = deep.section(TINY.limited(["mlp"], ["adamw"]), tmp_path, device="cpu", say=said.append)
+    apart = deep.section_of(TINY.limited(["mlp"], ["adamw"]), tmp_path, device="cpu", say=said.append)
     assert len(said) == 3
     want = [row for row in first.rows if row["rule"] == "adamw"]
     for got, row in zip(apart.rows, want, strict=True):

@@ -6,6 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 import lategrad as lg
@@ -21,6 +23,7 @@ from lategrad.delays import (
     Recorded,
     Regimes,
     Uniform,
+    UpdateQueue,
     cap,
     summarise,
 )
@@ -569,3 +572,32 @@ def test_an_object_that_is_nearly_a_delay_model_is_told_what_it_lacks():
         lg.delays.as_delay_model(NoBound())
     with pytest.raises(ValueError, match="delays must be a delay model"):
         lg.delays.as_delay_model(lg.delays.Constant)
+
+
+# ---- delays that run forward
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 60))
+def test_an_update_queue_uses_every_query_once_and_in_the_order_of_arrival(delays, steps):
+    """Against a plain queue: at every tick a query is handed out, then what is due is applied."""
+    law = Cyclic(delays)
+    version, waiting, wanted, tick = 0, [], [], 0
+    while len(wanted) < steps:
+        waiting.append((tick + delays[tick % len(delays)], tick, version))
+        for _, _, fetched in sorted(entry for entry in waiting if entry[0] == tick):
+            wanted.append(version - fetched)
+            version += 1
+        waiting = [entry for entry in waiting if entry[0] > tick]
+        tick += 1
+    assert UpdateQueue(law).draw(steps, seed=0).delays.tolist() == wanted[:steps]
+
+
+def test_an_update_queue_with_a_constant_delay_is_that_delay():
+    assert torch.equal(UpdateQueue(Constant(7)).draw(50, 0).delays, Constant(7).draw(50, 0).delays)
+
+
+def test_an_update_queue_of_anything_but_a_law_is_refused():
+    with pytest.raises(ValueError, match="law must be a law of delays"):
+        UpdateQueue(Regimes(((None, 3),)))
+    with pytest.raises(ValueError, match="queue:regimes"):
+        parse("queue:regimes:1")

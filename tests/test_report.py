@@ -74,9 +74,11 @@ def fake_sections():
                       "fig1-curves": "Excess loss over updates at no delay (left) and at a delay of 100 (right)."},
             verdicts=(Verdict("With growing delay SGD degrades and Anytime-SGD does not",
                               "accuracy lost from τ = 0 to τ = 1000: SGD > 5 points, Anytime-SGD < 1 point",
-                              "SGD 14.3 ± 0.9 points, Anytime-SGD 0.4 ± 0.1 points", True),
-                      Verdict("At no delay the two are alike", "|difference| < 1 point", "1.7 points", False)),
-            config=config,
+                              "SGD 14.3 ± 0.9 points, Anytime-SGD 0.4 ± 0.1 points", True,
+                              quote="SGD greatly deteriorates", figure="fig1-curves"),
+                      Verdict("At no delay the two are alike", "|difference| < 1 point", "1.7 points", False),
+                      Verdict("Nobody can tell", "a bound below 1", "a bound of 7", None, figure="fig1-curves")),
+            config=config, finding="Anytime-SGD keeps its accuracy.", headline="fig1-accuracy",
         ),
         Section(
             name="table_2", title=f"Hostile text: {NASTY}", text=(NASTY, "τ ≤ √T, η ∝ 1/√t"),
@@ -139,7 +141,9 @@ def page(report):
 def test_every_file_is_there_and_nothing_else(report):
     stems = ["fig1-accuracy", "fig1-curves", "map", "Wide"]
     names = {f"{stem}{suffix}" for stem in stems for suffix in (".svg", ".png")}
-    assert {path.name for path in report.parent.iterdir()} == names | {"report.html", "fig1.csv", "table_2.csv"}
+    assert {path.name for path in report.parent.iterdir()} == names | {
+        "report.html", "fig1.csv", "table_2.csv", "verdicts.csv"
+    }  # fmt: skip
     for stem in stems:
         assert (report.parent / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (report.parent / f"{stem}.svg").read_text(encoding="utf-8")
@@ -152,6 +156,12 @@ def test_the_csv_holds_the_numbers_of_the_rows(report):
     for row, want in zip(rows, wanted, strict=True):
         assert row["rule"] == want["rule"]
         assert float(row["accuracy"]) == want["accuracy"]  # to the last bit
+
+
+def test_all_verdicts_are_in_a_file(report):
+    rows = list(csv.DictReader((report.parent / "verdicts.csv").open(encoding="utf-8")))
+    assert [row["reproduced"] for row in rows] == ["yes", "no", "not judged", "yes"]
+    assert rows[1]["measured"] == "1.7 points"
 
 
 def test_the_markup_is_sound(report, page):
@@ -196,10 +206,13 @@ def test_every_figure_is_drawn_in_the_page_and_named_for_those_who_cannot_see_it
 
 def test_verdicts_are_counted_and_shown(page):
     text = " ".join("".join(page.texts).split())
-    assert "2 of 3 claims reproduced." in text
+    assert "2 of 4 claims reproduced." in text
+    assert "1 could not be judged" in text
     assert text.count("Not reproduced") == 1
     badges = [attributes["class"] for attributes in page.all("span") if "badge" in attributes.get("class", "")]
-    assert sorted(badges) == ["badge no"] * 2 + ["badge yes"] * 4  # in the table and in its section
+    assert (
+        sorted(badges) == ["badge no"] * 2 + ["badge open"] * 2 + ["badge yes"] * 4
+    )  # in the table and in its section
     assert text.count("SGD 14.3 ± 0.9 points, Anytime-SGD 0.4 ± 0.1 points") == 2
 
 
@@ -223,7 +236,7 @@ def test_the_configuration_and_what_was_run_are_tables(page):
     pairs = dict(pairwise(texts))
     assert pairs["rule.learner"] == "type OGD, lr 0.1"
     assert pairs["delays[4]"] == "kind constant, delay 1000"
-    assert pairs["seeds"] == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in texts
     assert pairs["resumed"] == "no"
     assert pairs["versions"] == "python 3.12.1, torch 2.13.0"
     assert pairs["seconds"] == "81.25"
@@ -234,7 +247,24 @@ def test_tables_have_heads_and_named_rows(page):
     assert heads
     texts = [text.strip() for text in page.texts if text.strip()]
     at = texts.index("worst drop")
-    assert texts[at - 2 : at + 3] == ["numbers", "rule", "worst drop", "SGD", ".145"]
+    assert texts[at - 2 : at + 3] == ["Table: numbers", "rule", "worst drop", "SGD", ".145"]
+
+
+def test_findings_come_first_and_the_table_of_verdicts_last(report):
+    """Then a section for each experiment: a picture, the paper's words, the verdict on them; each figure once."""
+    text = report.read_text(encoding="utf-8")
+    wanted = ("Anytime-SGD keeps its accuracy.", 'id="figure-fig1-accuracy"', 'id="section-fig1"',
+              'id="figure-fig1-curves"', "“SGD greatly deteriorates”", 'id="verdict-fig1-1"', 'id="verdict-fig1-3"',
+              'id="verdict-fig1-2"', 'id="section-table_2"', 'id="verdicts"', 'class="stacks"')  # fmt: skip
+    places = [text.index(part) for part in wanted]
+    assert places == sorted(places)
+    assert all(text.count(f'id="figure-{stem}"') == 1 for stem in ("fig1-accuracy", "fig1-curves", "map", "Wide"))
+
+
+def test_every_figure_links_to_its_data(page):
+    hrefs = [link["href"] for link in page.all("a")]
+    assert hrefs.count("fig1.csv") == 2 + 1  # two figures, and the section's own line
+    assert hrefs.count("table_2.csv") == 2 + 1
 
 
 def test_the_same_sections_give_the_same_bytes_over_an_old_report(tmp_path, report):
@@ -263,6 +293,8 @@ def section(**changes):
         ([section(figures={"a b": Figure()})], "the stem of a figure of section 'one' must be letters"),
         ([section(figures={"a": Figure()}, captions={"b": "text"})],
          r"a caption of section 'one' must be for one of its figures \(a\), got 'b'"),
+        ([section(headline="b")], r"the headline of section 'one' must be one of its figures \(it has none\), got 'b'"),
+        ([section(verdicts=(Verdict("a", "b", "c", True, figure="f"),))], "the figure of a verdict of section 'one'"),
         ([section(rows=[{"x": 1, "y": 2}, {"x": 1, "z": 2}])],
          r"row 1 of section 'one' must be a row with the keys of row 0, \['x', 'y'\], got \['x', 'z'\]"),
         ([section(tables={"t": [{"x": "1"}, {"y": "1"}]})],
@@ -405,7 +437,9 @@ MEASURE = """(() => {
 })()"""
 
 
-CONFIGURATION = "document.querySelector('details').getBoundingClientRect().height"
+MARKED = """[...document.querySelectorAll("nav a")].filter(
+  link => getComputedStyle(link).backgroundColor !== "rgba(0, 0, 0, 0)").map(link => link.hash)"""
+CONFIGURATION = "document.querySelector('details.config').getBoundingClientRect().height"
 
 
 def local(address):
@@ -430,7 +464,7 @@ def test_in_a_browser(report, tab, width, scheme):
         assert box["left"] >= 0
         assert box["right"] <= width
     assert seen["strangers"] == 0  # every letter of a figure is drawn from its own figure
-    assert len(seen["links"]) == 3 + 3 + 2 * 4 + 2  # contents, verdicts, figures, CSV files
+    assert len(seen["links"]) == 6 + 1 + 4 + 3 * 4 + 3  # contents, count, verdicts, figures, CSV files
     for address in seen["links"]:
         name = urlsplit(address).fragment
         assert os.path.isfile(local(address))
@@ -450,6 +484,27 @@ def test_a_verdict_leads_to_its_section(report, tab):
     place = tab.evaluate("document.querySelector(':target').getBoundingClientRect().top")
     assert 0 <= place < 800
     assert "At no delay the two are alike" in tab.evaluate("document.querySelector(':target').textContent")
+
+
+@in_browser
+def test_what_was_found_and_its_picture_are_on_the_first_screen(report, tab):
+    tab.open(report, 1280)
+    for part in (".summary", "#findings svg"):
+        box = tab.evaluate(f"document.querySelector('{part}').getBoundingClientRect().toJSON()")
+        assert box["top"] >= 0
+        assert box["bottom"] <= 800
+
+
+@in_browser
+@pytest.mark.parametrize("width", [390, 1280, 1500])
+def test_the_contents_follow_the_scroll(report, tab, width):
+    tab.open(report, width, phone=width < 500)
+    tab.evaluate("document.getElementById('section-table_2').scrollIntoView()")
+    assert tab.evaluate("document.querySelector('nav').getBoundingClientRect().top") == 0
+    marked, deadline = [], time.monotonic() + 20
+    while marked != ["#section-table_2"] and time.monotonic() < deadline:  # until the browser has drawn again
+        marked = tab.evaluate(MARKED)
+    assert marked == ["#section-table_2"]
 
 
 @in_browser

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lategrad as lg
+from lategrad import theory
 from lategrad.learners import Linear
 
 DIM, D, LR, C = 3, 2.0, 0.9, 2.0
@@ -109,7 +110,6 @@ def test_a_tenth_of_any_set_bounds_the_way_during_a_delay(domain, diameter):
 def test_the_displacement_of_the_query(late):
     grads, delays = late
     w, _, q = run(lg.Steady(LR, lg.Ball(D / 2), C), grads, delays)
-    longest = [(t**2 * (g @ g) / S).sqrt().item() if S > 0 else 0.0 for t, g, S in with_sums(grads)]
     for t in range(1, len(q) + 1):
         for s in range(1, t + 1):
             tau = t - s
@@ -119,18 +119,89 @@ def test_the_displacement_of_the_query(late):
             fading = (theta(s) - theta(t)) * D
             assert displaced <= first + fading + theta(t) * drift + 1e-12
             assert fading <= C * tau * D / (s * math.sqrt(t)) + 1e-12
-            # kappa: how much longer than the weighted root mean square up to it a gradient is
-            kappa = max(
-                (longest[i - 1] * math.sqrt(sum(j**2 for j in range(1, i + 1))) / i for i in range(s, t)), default=0.0
-            )
-            assert drift <= math.sqrt(3) * kappa * LR * tau / math.sqrt(s) + 1e-9
 
 
-def with_sums(grads):
-    total = 0.0
-    for t, g in enumerate(grads, start=1):
-        total += t**2 * (g @ g).item()
-        yield t, g, total
+def sums(grads, per_coordinate=False):
+    """S_1, ..., S_T."""
+    times = torch.arange(1, len(grads) + 1, dtype=torch.float64).unsqueeze(-1)
+    squares = (times * grads).square().cumsum(0)
+    return squares if per_coordinate else squares.sum(-1)
+
+
+@given(grads=gradients.map(lambda late: late[0]), tiny=st.sampled_from([0.0, 1e-150, 1e-8, 1.0]))
+def test_the_activity(grads, tiny):
+    """sum t^2 |g_t|^2 / S_t <= min_n (n + ln(S_T / S_n)), also where the first gradients are nearly zero."""
+    grads = torch.cat([tiny * grads[:3], grads[3:]])
+    S = sums(grads)
+    active = sum(
+        (t**2 * (g @ g) / total).item() for t, (g, total) in enumerate(zip(grads, S, strict=True), 1) if total > 0
+    )
+    assert active <= theory.steady_activity(S) + 1e-9
+    assert theory.steady_activity(S) <= len(grads)
+
+
+def test_the_activity_grows_as_the_logarithm():
+    bounds = [theory.steady_activity(sums(torch.ones(T, DIM, dtype=torch.float64))) for T in (100, 10_000)]
+    assert bounds[1] - bounds[0] == pytest.approx(3 * math.log(100), abs=0.1)
+
+
+def drift_of(w, delays):
+    """sum_t s_t theta_t |w_t - w_{s_t}|, and the most that it could be in the set."""
+    moved = [(w[t - 1] - w[t - 1 - tau]).norm().item() for t, tau in enumerate(delays, start=1)]
+    weights = [(t - tau) * theta(t) for t, tau in enumerate(delays, start=1)]
+    return sum(a * b for a, b in zip(weights, moved, strict=True)), sum(weights)
+
+
+WIDE = 200.0
+
+
+@pytest.mark.parametrize("per_coordinate", [False, True])
+@given(late=gradients)
+def test_the_drift_on_any_gradients_and_any_delays(per_coordinate, late):
+    """sum_t s_t theta_t |w_t - w_s| <= c lr sqrt(A F sum t tau_t), on a set so wide that this says something."""
+    grads, delays = late
+    w, _, _ = run(lg.Steady(LR, lg.Box(-WIDE, WIDE), C, per_coordinate), grads, delays)
+    squares = sums(grads, per_coordinate).reshape(len(grads), -1)
+    activity = sum(theory.steady_activity(column) for column in squares.T) / squares.shape[1]
+    bound = theory.steady_drift(torch.tensor(delays), lr=LR, c=C, activity=activity)
+    drift, weights = drift_of(w, delays)
+    assert drift <= bound + 1e-9
+    assert bound <= 2 * WIDE * weights
+
+
+def test_the_drift_comes_near_its_bound():
+    """Gradients that always point the same way: the bound is no more than a few times too large."""
+    grads, delays = torch.ones(2000, DIM, dtype=torch.float64), [min(10, t) for t in range(2000)]
+    w, _, _ = run(lg.Steady(LR, lg.Box(-WIDE, WIDE), C), grads, delays)
+    activity = theory.steady_activity(sums(grads))
+    bound = theory.steady_drift(torch.tensor(delays), lr=LR, c=C, activity=activity)
+    assert bound / 4 < drift_of(w, delays)[0] <= bound
+    assert bound <= C * LR * 10 * math.sqrt(activity * 2000 * 2001 / 2)
+
+
+@given(delays=st.lists(st.integers(0, 60), min_size=1, max_size=60))
+def test_gradients_in_flight(delays):
+    late = [min(tau, t) for t, tau in enumerate(delays)]
+    ways = [(t - tau, t) for t, tau in enumerate(late, start=1)]
+    most = max(sum(asked <= i < arrives for asked, arrives in ways) for i in range(1, len(late) + 1))
+    assert theory.largest_in_flight(torch.tensor(late)) == most
+
+
+@given(late=gradients)
+def test_what_shortened_steps_leave_out(late):
+    """sum_t t (1 - lambda_t) <= u^4/10 + 4 u^2/27, u = (1 + tau) lr/m, whatever the horizon."""
+    _, delays = late
+    lr, diameter = 0.5, 40.0  # m = 2 lr
+    left_out = sum(t * (1 - shortened(t, tau, lr, diameter) / lr) for t, tau in enumerate(delays, start=1))
+    assert left_out <= theory.steady_shortening(max(delays), lr=lr, D=diameter) + 1e-9
+
+
+def test_what_shortened_steps_leave_out_in_a_long_run():
+    """Near the bound, which is far below the one term by term."""
+    T, lr, diameter = 2000, 0.5, 40.0
+    whole = sum(t * (1 - shortened(t, 40, lr, diameter) / lr) for t in range(1, T + 1))
+    assert whole > 0.9 * theory.steady_shortening(40, lr=lr, D=diameter)
+    assert theory.steady_shortening(40, lr=lr, D=diameter) < T * (41 / 2) ** 2 / 40  # term by term it would be T u^2
 
 
 @pytest.mark.parametrize("c", [0.0, 2.0, 20.0])
@@ -152,21 +223,34 @@ def test_interpolation_costs_nothing_without_delays(c, late):
         assert t * (t + 1) / 2 * (f(x[t - 1]) - f(u)).item() <= right + 1e-9
 
 
+def regret(weights, grads, w, radius=D / 2):
+    """Against the best point of the ball."""
+    total = sum(a * g for a, g in zip(weights, grads, strict=True))
+    played = sum(a * (g @ p).item() for a, g, p in zip(weights, grads, w, strict=False))
+    return played + radius * total.norm().item()
+
+
 @given(late=gradients)
 def test_the_regret(late):
     """sum_t a_t <g_t, w_t - u> <= (D^2/(2 lr) + lr) sqrt(S_T), a_t = s_t lr_t/lr, on any gradients and delays."""
     grads, delays = late
     w, _, _ = run(lg.Steady(LR, lg.Ball(D / 2), C), grads, delays)
-    S = sum(t**2 * (g @ g).item() for t, g in enumerate(grads, start=1))
     weights = [(t - tau) * shortened(t, tau, diameter=D) / LR for t, tau in enumerate(delays, start=1)]
-    assert regret(weights, grads, w) <= (D**2 / (2 * LR) + LR) * math.sqrt(S) + 1e-9
+    assert regret(weights, grads, w) <= theory.steady_regret(D, LR, sums(grads)[-1].item()) + 1e-9
 
 
-def regret(weights, grads, w):
-    """Against the best point of the ball."""
+@given(late=gradients)
+def test_the_regret_per_coordinate_on_a_box(late):
+    """The same on a cube of diameter D, with the weights s^2/t: (D^2/(2 lr) + lr)/sqrt(d) for every coordinate."""
+    grads, delays = late
+    half = D / 2 / math.sqrt(DIM)
+    w, _, _ = run(lg.Steady(LR, lg.Box(-half, half), C, per_coordinate=True), grads, delays)
+    weights = [(t - tau) ** 2 / t * shortened(t, tau, diameter=D) / LR for t, tau in enumerate(delays, start=1)]
     total = sum(a * g for a, g in zip(weights, grads, strict=True))
-    played = sum(a * (g @ p).item() for a, g, p in zip(weights, grads, w, strict=False))
-    return played + D / 2 * total.norm().item()
+    played = sum(a * (g * p) for a, g, p in zip(weights, grads, w, strict=False))
+    roots = sums(grads, per_coordinate=True)[-1].sqrt()
+    assert (played + half * total.abs() <= (D**2 / (2 * LR) + LR) / math.sqrt(DIM) * roots + 1e-9).all()
+    assert roots.sum() / math.sqrt(DIM) <= sums(grads)[-1].sqrt() + 1e-9  # never worse than with one sum
 
 
 @pytest.mark.parametrize("tau", [0, 3, 20])
@@ -176,36 +260,80 @@ def test_the_regret_under_a_constant_delay(tau, late):
     grads, _ = late
     T, delays = len(grads), [min(tau, t) for t in range(len(grads))]
     w, _, _ = run(lg.Steady(LR, lg.Ball(D / 2), C), grads, delays)
-    S = sum(t**2 * (g @ g).item() for t, g in enumerate(grads, start=1))
-    G, m = grads.norm(dim=-1).max().item(), min(2 * LR, D / 10)
-    extra = D**2 * (1 + tau) * G * (T + 2) / (math.sqrt(3) * m)
+    G = grads.norm(dim=-1).max().item()
     weights = [t - late for t, late in enumerate(delays, start=1)]
-    assert regret(weights, grads, w) <= (D**2 / (2 * LR) + LR) * math.sqrt(S) + extra + 1e-9
+    bound = theory.steady_regret_in_constant_delay(T, D=D, lr=LR, squares=sums(grads)[-1].item(), gradient=G, tau=tau)
+    assert regret(weights, grads, w) <= bound + 1e-9
 
 
-@pytest.mark.parametrize("tau", [0, 10, 100])
-def test_the_theorem_holds_on_a_quadratic(tau):
-    """No noise, and kappa measured: the bound of docs/steady.md on f = |x - a|^2 / 2, T = 3000."""
-    T, a = 3000, torch.tensor([0.6, 0.0, 0.0], dtype=torch.float64)
-    domain, c, lr, L = lg.Ball(1.0), 20.0, math.sqrt(2.0), 1.0
-    rule = lg.Steady(lr, domain, c)
-    state = rule.init(torch.tensor([-0.8, 0.6, 0.0], dtype=torch.float64))
-    queries, grads = [rule.query(state)], []
+@pytest.mark.parametrize("tau", [0, 1, 5])
+def test_the_bounds_on_the_regret_say_something_and_can_be_broken(tau):
+    """An adversary that sees the iterate. The bounds are below what the worst plays would have lost."""
+    T, radius, lr = 2000, 1.0, D / math.sqrt(2)
+
+    def play(rule):
+        state, w, grads = rule.init(torch.full((DIM,), 0.1, dtype=torch.float64)), [], []
+        delays = [min(tau, t) for t in range(T)]
+        for late in delays:
+            w.append(state.w)
+            grads.append(torch.nn.functional.normalize(state.w, dim=-1))
+            state = rule.update(state, grads[-1], torch.tensor(late))
+        return torch.stack(grads), delays, w
+
+    grads, delays, w = play(lg.Steady(lr, lg.Ball(radius), C))
+    squares, weights = sums(grads)[-1].item(), [t - late for t, late in enumerate(delays, start=1)]
+    bound = theory.steady_regret_in_constant_delay(T, D=D, lr=lr, squares=squares, gradient=1.0, tau=tau)
+    assert regret(weights, grads, w) <= bound < D * sum(weights) / 4
+    if tau:
+        return  # long steps would be shortened
+    grads, _, w = play(lg.Steady(100 * lr, lg.Ball(radius), C))
+    assert regret(weights, grads, w) > theory.steady_regret(D, lr, sums(grads)[-1].item())
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+@pytest.mark.parametrize("tau", [0, 10, 30])
+def test_the_theorem_holds_on_a_quadratic(tau, noise):
+    """The bound of docs/steady.md on f = |x - a|^2 / 2, which is below the largest excess loss of the ball."""
+    T, seeds, c, lr, L = 3000, 16, 1.0, math.sqrt(2.0), 1.0
+    a = torch.tensor([0.6, 0.0, 0.0], dtype=torch.float64)
+    rule = lg.Steady(lr, lg.Ball(1.0), c)
+    state = rule.init(torch.tensor([-0.8, 0.6, 0.0], dtype=torch.float64).expand(seeds, -1))
+    generator = torch.Generator().manual_seed(0)
+    queries, squares = [rule.query(state)], []
     for t in range(1, T):
         late = min(tau, t - 1)
-        grads.append(queries[t - 1 - late] - a)
-        state = rule.update(state, grads[-1], torch.tensor(late))
+        xi = torch.randn(seeds, DIM, generator=generator, dtype=torch.float64) * noise / math.sqrt(DIM)
+        state = rule.update(state, queries[t - 1 - late] - a + xi, torch.tensor(late))
         queries.append(rule.query(state))
-    G = max(g.norm().item() for g in grads)
-    kappa = max(g.norm().item() / math.sqrt(6 * S / (t * (t + 1) * (2 * t + 1))) for t, g, S in with_sums(grads))
-    mean = sum(min(tau, t) for t in range(T)) / T
-    bound = (D**2 / (2 * lr) + lr) * 2 * G / math.sqrt(3 * T)
-    bound += 2 * mean * D / (T + 1) * (G + 2 * L * D + math.sqrt(3) * kappa * c * L * lr)
-    bound += 4 * c * L * D**2 * mean / (math.sqrt(T) * (T + 1))
-    bound += 2 * D**2 * G * (1 + tau) * (T + 2) / (math.sqrt(3) * min(2 * lr, D / 10) * T * (T + 1))
-    excess = 0.5 * (rule.output(state) - a).norm().item() ** 2
-    assert excess <= bound
-    assert excess < 0.02
+        squares.append(state.squares.squeeze(-1))
+    activity = max(theory.steady_activity(column) for column in torch.stack(squares).T)
+    bound = theory.steady_in_constant_delay(T, L=L, D=D, G=1.6, sigma=noise, lr=lr, c=c, tau=tau, activity=activity)
+    excess = 0.5 * (rule.output(state) - a).square().sum(-1).mean().item()
+    assert excess <= bound < 0.5 * 1.6**2
+
+
+def test_the_theorem_holds_in_random_delays():
+    """Delays 0 to 3 at random, noise of variance 1; the bound is below the largest excess loss of the ball."""
+    T, seeds, c, lr, L = 3000, 16, 1.0, math.sqrt(2.0), 1.0
+    a = torch.tensor([0.6, 0.0, 0.0], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    delays = torch.minimum(torch.randint(0, 4, (T - 1,), generator=generator), torch.arange(T - 1))
+    rule = lg.Steady(lr, lg.Ball(1.0), c)
+    state = rule.init(torch.tensor([-0.8, 0.6, 0.0], dtype=torch.float64).expand(seeds, -1))
+    queries, squares = [rule.query(state)], []
+    for t, late in enumerate(delays.tolist(), start=1):
+        xi = torch.randn(seeds, DIM, generator=generator, dtype=torch.float64) / math.sqrt(DIM)
+        state = rule.update(state, queries[t - 1 - late] - a + xi, torch.tensor(late))
+        queries.append(rule.query(state))
+        squares.append(state.squares.squeeze(-1))
+    activity = sum(theory.steady_activity(column) for column in torch.stack(squares).T) / seeds
+    shortening = sum(theory.steady_shortening(tau, lr=lr, D=D) for tau in range(4)) / 4
+    bound = theory.steady_in_random_delays(
+        T, L=L, D=D, G=1.6, sigma=1.0, lr=lr, c=c, mu=1.5, in_flight=theory.largest_in_flight(delays),
+        activity=activity, shortening=shortening,
+    )  # fmt: skip
+    excess = 0.5 * (rule.output(state) - a).square().sum(-1).mean().item()
+    assert excess <= bound < 0.5 * 1.6**2
 
 
 def test_it_withstands_delays_that_throw_sgd_away():

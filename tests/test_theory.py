@@ -67,6 +67,35 @@ CASES = {
 SLOPE_TOLERANCE = 0.1  # the fit over 64 seeds and five doublings of T is good to a few hundredths
 
 
+LARGEST = 0.5 * L * (RADIUS + 0.6) ** 2  # no point of the ball has a larger excess
+BINDING = [
+    ("theorem 1", 1024, 0), ("theorem 1", 8192, 90), ("theorem 2", 2048, 0), ("theorem 2", 8192, 90),
+    ("theorem 3", 4096, 0), ("theorem 4", 8192, 0), ("theorem 4", 8192, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "steps", "tau"), BINDING)
+def test_the_bound_holds_where_it_could_be_broken(name, steps, tau):
+    """At these settings a wrong rule could be above the bound, which is below the largest excess of the set."""
+    rule, point, bound, _ = CASES[name]
+    assert mean_excess(rule, steps, tau, point) <= bound(steps, tau) < LARGEST
+
+
+def test_the_bound_of_theorem_1_is_broken_by_a_rule_that_stays_where_it_is():
+    assert mean_excess(lg.SGD(0.0, DOMAIN), 8192, 0, "output") > bound_1(8192, 0)
+
+
+def test_late_gradients_count_by_when_they_come():
+    """Theorem 4 knows the sum of (tau_t + 2)^2/t; without it, tau_t < t bounds it."""
+    delays = torch.arange(8192).clamp_max(90)
+    known = theory.delay_statistics(delays)
+    assert known.early == pytest.approx(sum((min(t, 90) + 2) ** 2 / (t + 1) for t in range(8192)))
+    assert known.early <= 2 * 8192 * (known.mu + 2)
+    common = {"L": L, "H": H, "D": D, "G": G, "sigma": SIGMA}
+    unknown = DelayStatistics(known.mu, known.sigma)
+    assert theory.theorem_4(8192, **common, delays=known) < theory.theorem_4(8192, **common, delays=unknown)
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["no delay", "delay sqrt(T)"])
 @pytest.mark.parametrize("name", CASES)
 def test_rate_and_bound(name, late):

@@ -35,8 +35,8 @@ def test_a_slow_worker_is_lost_by_dropping_and_kept_by_waiting(example, tmp_path
 
 def test_actors_are_as_far_behind_the_learner_as_they_are_said_to_be(example, tmp_path, capsys):
     results = example("stale_actors").main(["--quick", "--out", str(tmp_path)])
-    assert set(results) == {(name, kind) for name in ("Adam", "Steady") for kind in ("plain", "weighted")}
-    for name in ("Adam", "Steady"):  # at age 0 the weights are all one
+    assert set(results) == {(name, kind) for name in ("Adam", "SteadyAdam") for kind in ("plain", "weighted")}
+    for name in ("Adam", "SteadyAdam"):  # at age 0 the weights are all one
         assert results[name, "plain"][0].tolist() == pytest.approx(results[name, "weighted"][0].tolist(), abs=1e-3)
     assert "36  ########" in capsys.readouterr().out  # of 40 updates the first four are younger
     assert (tmp_path / "stale_actors.png").stat().st_size > 5_000
@@ -45,7 +45,7 @@ def test_actors_are_as_far_behind_the_learner_as_they_are_said_to_be(example, tm
 def test_a_pipeline_of_eight_stages_is_less_late_than_the_same_delay_everywhere(example, tmp_path):
     results = example("pipeline_tolerance").main(["--quick", "--out", str(tmp_path)])
     assert results["stages"].profile == "stages:8"
-    for optimizer in ("own", "steady"):
+    for optimizer in ("own", "steady-muon"):
         stages, everywhere = results["stages"], results["everywhere"]
         assert stages.numbers(optimizer, 0) == pytest.approx(everywhere.numbers(optimizer, 0), abs=1e-5)
         assert stages.numbers(optimizer, 7) != pytest.approx(everywhere.numbers(optimizer, 7), abs=1e-5)

@@ -7,7 +7,8 @@ from lategrad.delays.model import Arrivals, DelayModel, Law, as_delay_model, cap
 from lategrad.delays.specs import parse
 from lategrad.delays.stages import StageDelays, by_stage
 from lategrad.delays.summary import DelaySummary, Histogram, summarise
+from lategrad.delays.update_queue import UpdateQueue
 
 __all__ = ["Arrivals", "ByClass", "Constant", "Cyclic", "DelayModel", "DelaySummary", "FromFunction",
            "Geometric", "Histogram", "Law", "LogNormal", "Pareto", "Recorded", "Regimes", "StageDelays", "Uniform",
-           "as_delay_model", "by_stage", "cap", "clocks", "parse", "summarise"]  # fmt: skip
+           "UpdateQueue", "as_delay_model", "by_stage", "cap", "clocks", "parse", "summarise"]  # fmt: skip

@@ -19,7 +19,8 @@ from lategrad.delays.clocks import (
 )
 from lategrad.delays.composed import Regimes
 from lategrad.delays.laws import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
-from lategrad.delays.model import DelayModel
+from lategrad.delays.model import DelayModel, Law
+from lategrad.delays.update_queue import UpdateQueue
 from lategrad.support.validation import require, require_choice
 
 __all__ = ["FORMS", "parse"]
@@ -34,6 +35,7 @@ FORMS: dict[str, str] = {
     "pareto": "pareto:1.5,100 - heavy tail: P(delay >= k) = (k / 100)^-1.5 from 100 on",
     "cyclic": "cyclic:0,10,100 - 0, 10, 100, 0, 10, 100, ...",
     "regimes": "regimes:0.33*10;500*lognormal:7,0.4;10 - a third at 10, 500 updates, the rest",
+    "queue": "queue:lognormal:7,0.4 - an update queue: each query's gradient arrives once, so much later",
     "cluster": "cluster:workers=50,speed=lognormal,spread=0.4,slow=1x100 - 50 workers, one 100 times slower",
 }
 """Every kind of spec: an example (no spaces), a dash, and what the example means."""
@@ -51,6 +53,12 @@ def _part(text: str) -> tuple[float | int | None, DelayModel]:
     if not length:
         return None, _parse(spec)
     return int(length[0]) if length[0].strip().isdecimal() else float(length[0]), _parse(spec)
+
+
+def _queue(text: str) -> UpdateQueue:
+    law = _parse(text)
+    require("the law of a queue", text, isinstance(law, Law), "one value after another, such as lognormal:7,0.4")
+    return UpdateQueue(law)  # type: ignore[arg-type]
 
 
 def _times(text: str) -> tuple[int, float]:
@@ -116,6 +124,7 @@ _BUILDERS: dict[str, Callable[[str], DelayModel]] = {
     "pareto": lambda text: Pareto(*_values(text, float, 2)),
     "cyclic": lambda text: Cyclic([int(part) for part in text.split(",")]),
     "regimes": lambda text: Regimes([_part(part) for part in text.split(";")]),
+    "queue": _queue,
     "cluster": _cluster,
 }
 
@@ -140,6 +149,7 @@ def parse(spec: str) -> DelayModel:
     ``cyclic:0,10,100``                          :class:`~lategrad.delays.Cyclic`
     ``regimes:0.33*10;500*uniform:0,9;10``       :class:`~lategrad.delays.Regimes`: length * any other
                                                  spec, a fraction of the run where the length has a point
+    ``queue:lognormal:7,0.4``                    :class:`~lategrad.delays.UpdateQueue` of any law above
     ``cluster:workers=50,option=value,...``      :class:`~lategrad.delays.clocks.Cluster`
     ===========================================  ========================================================
 

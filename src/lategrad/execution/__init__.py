@@ -1,12 +1,13 @@
 """A pure rule as an in-place step: one door, and few backends behind it."""
 
-from lategrad.execution.backend import BACKENDS
+from lategrad.execution.backend import BACKENDS, OneCall
 from lategrad.execution.door import StateStep, WithGradient, in_place
 from lategrad.execution.many_tensors import StateBeside, TensorsStep
 from lategrad.execution.unsupported import UnsupportedError
 
 __all__ = [
     "BACKENDS",
+    "OneCall",
     "StateBeside",
     "StateStep",
     "TensorsStep",

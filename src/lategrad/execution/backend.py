@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from lategrad.execution.compiled import compiled_run
+from lategrad.execution.compiled import Compiled, compiled_run
 from lategrad.execution.eager import Run, eager_run
+from lategrad.execution.torch_private import missing_compiler
 from lategrad.execution.unsupported import UnsupportedError
 from lategrad.rules.rule import AnyRule
 
@@ -61,3 +62,29 @@ class Backend:
                 raise
             self._run_eagerly(str(error))
             self.run(*args)
+
+
+class OneCall:
+    """A host's own function, the rule's update within it, as one call through ``torch.compile``.
+
+    Where that does not work, a warning says why it runs eagerly; ``backend`` says which one it is.
+    """
+
+    def __init__(self, function: Callable[..., None], device: torch.device) -> None:
+        self._function, self.backend = function, "compile"
+        missing = missing_compiler(device.type, "compile")
+        self._run: Callable[..., None] = function if missing else Compiled(function)
+        if missing:
+            self._run_eagerly(missing)
+
+    def _run_eagerly(self, reason: str) -> None:
+        warn_once(reason)
+        self.backend, self._run = "eager", self._function
+
+    def __call__(self, *args: Any) -> None:
+        """One update."""
+        try:
+            self._run(*args)
+        except UnsupportedError as error:  # told at the first call, before anything is computed
+            self._run_eagerly(str(error))
+            self._run(*args)

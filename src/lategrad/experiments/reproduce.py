@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,40 @@ import numpy as np
 import torch
 
 from lategrad.experiments import deep, fig1, fig2, fig3, fig4, rivals, step_range, theorems
+from lategrad.experiments.jobs import Job, Say, run_jobs
+from lategrad.experiments.part import Part, Run
 from lategrad.experiments.report import write_report
 from lategrad.experiments.results import Section
-from lategrad.experiments.sweep import REGIMES, SCALES, Say, SweepConfig, sweep
+from lategrad.experiments.sweep import REGIMES, SCALES, SweepConfig, sweep, sweep_jobs
 from lategrad.support.validation import require, require_choice, require_device
 
-PARTS = ("fig1", "fig2", "fig3", "fig4", "theorems", "rivals", "deep")
-HOURS_ON_A_CPU = ("rivals", "deep")
-"""At any scale but quick."""
+
+def _config(run: Run) -> SweepConfig:
+    return SweepConfig(SCALES[run.scale])
+
+
+@lru_cache(maxsize=1)
+def _sweeps(run: Run) -> step_range.Sweeps:
+    return {regime: sweep(_config(run), regime, run.out, device=run.device) for regime in REGIMES}
+
+
+def _sweep_jobs(run: Run) -> list[Job]:
+    return sweep_jobs(_config(run), run.out, run.device)
+
+
+PARTS = (
+    Part("fig1", _sweep_jobs, lambda run: fig1.section(fig1.Config(), _config(run), _sweeps(run))),
+    Part("fig2", _sweep_jobs, lambda run: step_range.section(fig2.CONFIG, _config(run), _sweeps(run))),
+    Part("fig3", lambda run: [*fig3.jobs(_config(run)), *_sweep_jobs(run)],
+         lambda run: fig3.section(fig3.Config(), _config(run), _sweeps(run), run.out, device=run.device)),
+    Part("fig4", _sweep_jobs, lambda run: step_range.section(fig4.CONFIG, _config(run), _sweeps(run), fig4.ABOUT)),
+    Part("rivals", rivals.jobs, rivals.section),
+    Part("deep", deep.jobs, deep.section, hours_on_a_cpu=True),
+    Part("theorems", theorems.jobs, theorems.section),
+)  # fmt: skip
+"""In the order of the report. Whoever adds an experiment adds it here, and nowhere else."""
+
+NAMES = tuple(part.name for part in PARTS)
 
 
 def reproduce(
@@ -34,59 +61,44 @@ def reproduce(
     rules: Sequence[str] = (),
     say: Say = print,
 ) -> tuple[Path, list[Section]]:
-    """Run one part or all of them; finished sweeps under ``out/traces`` are not run again.
+    """Run one part or all of them; what is finished under ``out/traces`` is not run again.
 
     Args:
-        what: fig1, fig2, fig3, fig4, theorems, rivals, deep or all.
-        scale: quick (minutes on two cores), paper (under an hour on two cores), full (for a GPU). The rivals and
-            the deep models take hours on a CPU at any but the quick scale: there, ``all`` leaves them out and says so.
+        what: one of the parts, or all.
+        scale: quick (ten minutes on two cores), paper (under an hour on two cores), full (for a GPU). Beyond the quick
+            scale the deep models and the rivals on Fashion-MNIST take hours on a CPU; there ``all`` leaves them out.
         out: where the report, its figures and CSV files go.
         device: cpu or cuda.
         models, rules: limit ``deep`` to these; by default all.
-        say: called with a line for each thing that starts.
+        say: called with a line on how long it will take, and on every piece that is done.
     """
-    require_choice("what", what, (*PARTS, "all"))
+    require_choice("what", what, (*NAMES, "all"))
     require_choice("scale", scale, tuple(SCALES))
     require_device("device", device)
     begin = time.monotonic()
-    wanted: tuple[str, ...] = PARTS if what == "all" else (what,)
-    if what == "all" and scale != "quick" and device == "cpu":
-        wanted = tuple(part for part in PARTS if part not in HOURS_ON_A_CPU)
-        for part in HOURS_ON_A_CPU:
-            say(f"left out, as it takes hours on a CPU: lategrad reproduce {part} --scale {scale}")
-    if "deep" not in wanted:
+    run = Run(scale, Path(out), device, tuple(models), tuple(rules))
+    wanted = [part for part in PARTS if what in (part.name, "all")]
+    if what not in ("deep", "all"):
         require("--models and --rules", (*models, *rules), not (models or rules), "left out: they limit deep alone")
-    deep_config = deep.CONFIGS[scale].limited(models, rules)
-    config = SweepConfig(SCALES[scale])
-    sections: list[Section] = []
-    if any(part.startswith("fig") for part in wanted):
-        sweeps = {regime: sweep(config, regime, out, device=device, say=say) for regime in REGIMES}
-        if "fig1" in wanted:
-            sections.append(fig1.section(fig1.Config(), config, sweeps))
-        if "fig2" in wanted:
-            sections.append(step_range.section(fig2.CONFIG, config, sweeps))
-        if "fig3" in wanted:
-            sections.append(fig3.section(fig3.Config(), config, sweeps, out, device=device, say=say))
-        if "fig4" in wanted:
-            sections.append(step_range.section(fig4.CONFIG, config, sweeps))
-    if "theorems" in wanted:
-        sections.append(theorems.section(scale, progress=say))  # too small to gain anything on a GPU
-    if "rivals" in wanted:
-        sections.append(rivals.section(rivals.CONFIGS[scale], out, device=device, say=say))
-    if "deep" in wanted:
-        sections.append(deep.section(deep_config, out, device=device, say=say))
-    report = write_report(sections, out, _about(what, scale, device, time.monotonic() - begin))
+    if what == "all" and scale != "quick" and device == "cpu":
+        for part in [part for part in wanted if part.hours_on_a_cpu]:
+            say(f"left out, as it takes hours on a CPU: lategrad reproduce {part.name} --scale {scale}")
+            wanted.remove(part)
+    run_jobs(list({job.label: job for part in wanted for job in part.jobs(run)}.values()), say)
+    sections = [part.section(run) for part in wanted]
+    _sweeps.cache_clear()
+    report = write_report(sections, out, _about(what, run, time.monotonic() - begin))
     return report, sections
 
 
-def _about(what: str, scale: str, device: str, seconds: float) -> dict[str, Any]:
+def _about(what: str, run: Run, seconds: float) -> dict[str, Any]:
+    on_gpu = run.device.startswith("cuda")
     return {
-        "command": f"lategrad reproduce {what} --scale {scale} --device {device}",
+        "command": f"lategrad reproduce {what} --scale {run.scale} --device {run.device}",
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else f"cpu, {platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "seeds": SCALES[scale].seeds,
+        "device": torch.cuda.get_device_name(run.device) if on_gpu else f"cpu, {platform.machine()}",
+        "seeds": SCALES[run.scale].seeds,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "numpy": np.__version__,

@@ -10,12 +10,17 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim of the paper, held against the numbers by a stated criterion."""
+    """A claim, held against the numbers by a stated criterion."""
 
     claim: str
     criterion: str
     measured: str
-    reproduced: bool
+    reproduced: bool | None
+    """None where the numbers cannot tell: then there is no verdict, and ``measured`` says why."""
+    quote: str = ""
+    """The paper's own words, where there are such."""
+    figure: str = ""
+    """The stem of the figure that shows it, if one does."""
 
 
 @dataclass(frozen=True)
@@ -38,3 +43,7 @@ class Section:
     """By their captions; all rows of a table have the same keys, its columns."""
     config: dict[str, Any] = field(default_factory=dict)
     """Everything that was chosen: plain JSON values."""
+    finding: str = ""
+    """What was found, in a sentence or two that follow from the numbers: they open the report."""
+    headline: str = ""
+    """The stem of the figure that stands beside the findings, if one does."""

@@ -57,6 +57,10 @@ COLOURS = {
     "synchronous-adamw": "#000000",
     "synchronous-muon": "#000000",
 }
+WIDTH = 5.0
+"""Inches; on a telephone that is 3.7 wide, letters of 10 points are still 7.5."""
+HEADLINE = 2.0
+"""The height of a panel beside the report's findings: two such pictures fit on a screen."""
 RIVAL = "#777777"
 """The colour of all others."""
 
@@ -65,7 +69,7 @@ def panels(
     titles: Sequence[str], ylabel: str, *, height: float = 3.4, sharey: bool = True
 ) -> tuple[Figure, list[Axes]]:
     """Panels one below the other, so that they can be read on a phone."""
-    figure = Figure(figsize=(6.4, 0.8 + height * len(titles)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.8 + height * len(titles)), layout="constrained")
     axes = [ax for (ax,) in figure.subplots(len(titles), 1, sharey=sharey, squeeze=False)]
     for ax, title in zip(axes, titles, strict=True):
         ax.set_title(title, fontsize="medium")
@@ -79,6 +83,15 @@ def line(ax: Axes, rule: str, x: Sequence[float], values: Tensor, marker: str = 
     colour = COLOURS[rule]
     ax.plot(x, values.mean(0), marker=marker, markersize=4, color=colour, label=TITLES[rule])
     ax.fill_between(x, values.amin(0), values.amax(0), color=colour, alpha=0.2, linewidth=0)
+
+
+def three_digits(value: float) -> str:
+    """An accuracy as it is written in tables.
+
+    >>> three_digits(0.8451)
+    '.845'
+    """
+    return f"{value:.3f}".replace("0.", ".", 1)
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:

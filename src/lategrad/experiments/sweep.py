@@ -1,4 +1,4 @@
-"""The sweep behind Figures 1, 2 and 4: every step under every delay, for each rule and regime, cached on disk.
+"""The sweep behind the four figures: steps under delays, for each rule and regime, cached on disk.
 
 What the paper leaves open (batch size, epochs, preprocessing, the set) is chosen here and nowhere else.
 """
@@ -11,26 +11,34 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lategrad.experiments import style
+from lategrad.experiments.jobs import Job
 from lategrad.problems import SoftmaxRegression, load
 from lategrad.registry import build_rule, parse_set
 from lategrad.simulate import simulate
 from lategrad.trace import Axis, Trace
 
-Say = Callable[[str], None]
-
 LOGNORMAL = "lognormal:7,0.4"
-DELAYS: tuple[int | str, ...] = (0, 10, 50, 100, 250, 500, 1000, LOGNORMAL)
+FORWARD = f"queue:{LOGNORMAL}"
+"""The same law in an update queue, where a delay is drawn as the query is handed out."""
+DELAYS: tuple[int | str, ...] = (0, 10, 50, 100, 250, 500, 1000, LOGNORMAL, FORWARD)
 TUNED_AT = (0, 250)
 """Delays at which steps are tuned; Figure 1 follows the winners to all other delays."""
-WHOLE_GRID = (*TUNED_AT, 500, LOGNORMAL)
+OVER_TIME = 500
+"""The delay at which Figure 3 follows the winners over time."""
+WHOLE_GRID = (*TUNED_AT, 500, LOGNORMAL, FORWARD)
 """Delays at which some figure looks at every step; elsewhere only the winners are run."""
+RECORDS = 25
+"""Looks at the losses of the winners along the way, for Figure 3."""
+RUN_STEP = 40e-6
+"""Seconds of one core for one update of one run at batch 64, about; for forecasts."""
 
 
 def half_decades(low: int, high: int) -> tuple[float, ...]:
@@ -94,7 +102,7 @@ class Scale:
 
 
 SCALES = {
-    "quick": Scale(epochs=4, seeds=1, every_step=2, optimum_tolerance=1e-3),
+    "quick": Scale(epochs=40, seeds=1, every_step=2, optimum_tolerance=1e-3),
     "paper": Scale(epochs=40, seeds=3),
     "full": Scale(epochs=25, seeds=3, batch=4),
 }
@@ -161,64 +169,138 @@ def _fingerprint(key: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
 
 
-def sweep(config: SweepConfig, regime: Regime, out: Path, *, device: str = "cpu", say: Say = print) -> dict[str, Trace]:
+def sweep(config: SweepConfig, regime: Regime, out: Path, *, device: str = "cpu") -> dict[str, Trace]:
     """Final accuracies of every rule of a regime: axes seed, delay, and the rule's step.
 
     What no figure looks at is not run and is NaN: steps that won nowhere, at delays where the grid is not shown.
     """
     traces: dict[str, Trace] = {}
-    shown = tuple(delay for delay in regime.delays if delay in regime.grid_at)
-    others = tuple(delay for delay in regime.delays if delay not in regime.grid_at)
-    for name, whole_grid in regime.grids:
-        grid = whole_grid[:: config.scale.every_step]
-        first = _judged(config, regime, name, grid, shown, out / "traces" / f"{regime.name}-{name}-grid", device, say)
-        winners = sorted({tuned(trace, delay) for trace in first.values() for delay in TUNED_AT})
-        won = tuple(grid[i] for i in winners)
-        second = _judged(config, regime, name, won, others, out / "traces" / f"{regime.name}-{name}-won", device, say)
-        traces |= {rule: _joined(regime, first[rule], second[rule], winners) for rule in first}
+    for name, _ in regime.grids:
+        grid, winners = _grid(config, regime, name, out, device), _winners(config, regime, name, out, device)
+        traces |= {rule: _joined(regime, grid[rule], winners[rule]) for rule in grid}
     return traces
 
 
+def over_time(config: SweepConfig, regime: Regime, rule: str, out: Path, *, device: str = "cpu") -> Trace:
+    """A rule with the step that is best without delay, at Figure 3's delay, recorded along the way; one axis, seeds.
+
+    SGD's last iterate is not what its sweep recorded (that is its average) and gets a run of its own.
+    """
+    step = _best_steps(config, regime, rule, out, device)[0]
+    if rule == "sgd":
+        path = _path(out, regime, rule, "over-time")
+        return _one(_run(config, regime, rule, (step,), (OVER_TIME,), path, device), OVER_TIME, step)
+    return _one(_winners(config, regime, rule, out, device)[rule], OVER_TIME, step)
+
+
+def sweep_jobs(config: SweepConfig, out: Path, device: str) -> list[Job]:
+    """A job for every rule of every regime."""
+    jobs = []
+    for regime in REGIMES:
+        shown = sum(delay in regime.grid_at for delay in regime.delays)
+        for name, grid in regime.grids:
+            runs = config.scale.seeds * (shown * len(grid[:: config.scale.every_step])
+                                         + 2 * (len(regime.delays) - shown + 1))  # fmt: skip
+            leaves = tuple(_path(out, regime, name, part) for part in ("grid", "won"))
+            work = partial(_all_runs, config, regime, name, out, device)
+            seconds = 15 + runs * config.steps * RUN_STEP
+            jobs.append(Job(f"{regime.name}: {style.TITLES[name]}", seconds, work, leaves, on_gpu=device != "cpu"))
+    return jobs
+
+
+def _path(out: Path, regime: Regime, name: str, part: str) -> Path:
+    return out / "traces" / f"{regime.name}-{name}-{part}.safetensors"
+
+
+def _all_runs(config: SweepConfig, regime: Regime, name: str, out: Path, device: str) -> None:
+    _winners(config, regime, name, out, device)
+    if name == "sgd-linear":
+        over_time(config, regime, "sgd", out, device=device)
+
+
+def _grid(config: SweepConfig, regime: Regime, name: str, out: Path, device: str) -> dict[str, Trace]:
+    """Every step, where a figure shows them all."""
+    delays = tuple(delay for delay in regime.delays if delay in regime.grid_at)
+    steps = dict(regime.grids)[name][:: config.scale.every_step]
+    return _judged(config, regime, name, steps, delays, _path(out, regime, name, "grid"), device)
+
+
+def _best_steps(config: SweepConfig, regime: Regime, rule: str, out: Path, device: str) -> list[float]:
+    """The winning step at each of the delays where steps are tuned."""
+    trace = _grid(config, regime, "sgd-linear" if rule == "sgd" else rule, out, device)[rule]
+    return [trace.axes[-1].values[tuned(trace, delay)] for delay in TUNED_AT]
+
+
+def _winners(config: SweepConfig, regime: Regime, name: str, out: Path, device: str) -> dict[str, Trace]:
+    """The steps that won somewhere at the other delays, and at Figure 3's."""
+    delays = (*(delay for delay in regime.delays if delay not in regime.grid_at), OVER_TIME)
+    delays = tuple(dict.fromkeys(delays))
+    rules = ("sgd", name) if name == "sgd-linear" else (name,)
+    steps = {step for rule in rules for step in _best_steps(config, regime, rule, out, device)}
+    path = _path(out, regime, name, "won")
+    return _judged(config, regime, name, tuple(sorted(steps)), delays, path, device, records=RECORDS)
+
+
 def _judged(config: SweepConfig, regime: Regime, name: str, steps: tuple[float, ...], delays: tuple[int | str, ...],
-            path: Path, device: str, say: Say) -> dict[str, Trace]:  # fmt: skip
+            path: Path, device: str, records: int = 1) -> dict[str, Trace]:  # fmt: skip
     """One simulation, by the rule it judges: SGD's is judged by its average and by its last iterate."""
-    problem = config.problem(regime)
+    trace = _run(config, regime, name, steps, delays, path, device, records)
+    if name != "sgd-linear":
+        return {name: trace}
+    last = cached_trace(path.with_stem(f"{path.stem}-last"), {"of": trace.config["made_from"]},
+                        lambda: _at_last_iterate(trace, config.problem(regime), device))  # fmt: skip
+    return {name: trace, "sgd": last}
+
+
+def _run(config: SweepConfig, regime: Regime, name: str, steps: tuple[float, ...], delays: tuple[int | str, ...],
+         path: Path, device: str, records: int = RECORDS) -> Trace:  # fmt: skip
     key = {"config": config.describe(), "regime": dataclasses.asdict(regime), "rule": name, "steps": steps,
-           "delays": delays}  # fmt: skip
+           "delays": delays, "records": records}  # fmt: skip
 
     def run() -> Trace:
-        say(f"{regime.name}: {name}, {len(steps)} steps x {len(delays)} delays x {config.scale.seeds} seeds")
         rule = build_rule(name, torch.tensor(steps, dtype=torch.float64).unsqueeze(-1), parse_set(regime.domain))
-        seeds = config.seeds()
-        return simulate(problem, rule, delays, config.steps, seed=seeds, device=device, record_every=config.steps)
+        return simulate(config.problem(regime), rule, delays, config.steps, seed=config.seeds(), device=device,
+                        record_every=-(-config.steps // records))  # fmt: skip
 
-    trace = cached_trace(path.with_suffix(".safetensors"), key, run)
-    return {name: trace} | ({"sgd": _at_last_iterate(trace, problem, device)} if name == "sgd-linear" else {})
+    return cached_trace(path, key, run)
 
 
-def _joined(regime: Regime, grid: Trace, winners: Trace, positions: list[int]) -> Trace:
+def _joined(regime: Regime, grid: Trace, winners: Trace) -> Trace:
     """Both parts on the axes of the whole sweep; the vectors are left behind in their files."""
     axes = (grid.axes[0], Axis("delay", regime.delays), grid.axes[2])
     values: dict[str, Any] = {}
     for name in ("loss", "accuracy"):
         whole = torch.full([len(axis.values) for axis in axes], torch.nan, dtype=torch.float64)
-        for part, steps in ((grid, list(range(len(axes[2].values)))), (winners, positions)):
+        for part in (winners, grid):  # where both have a run it is the same one
             rows = torch.tensor([regime.delays.index(delay) for delay in part.axis("delay").values])
-            whole[:, rows.unsqueeze(-1), torch.tensor(steps)] = getattr(part, name)[-1]
+            columns = torch.tensor([axes[2].values.index(step) for step in part.axes[2].values])
+            whole[:, rows.unsqueeze(-1), columns] = getattr(part, name)[-1]
         values[name] = whole.unsqueeze(0)
     return dataclasses.replace(grid, steps=grid.steps[-1:], axes=axes, **values)
 
 
+def _one(trace: Trace, delay: int | str, step: float) -> Trace:
+    """The runs with one delay and one step; the vectors are left behind."""
+    place = (..., trace.axis("delay").values.index(delay), trace.axes[2].values.index(step))
+    assert trace.accuracy is not None
+    return dataclasses.replace(trace, axes=trace.axes[:1], loss=trace.loss[place], accuracy=trace.accuracy[place],
+                               delays=trace.delays[..., place[1]], output=trace.output[..., :0],
+                               query=trace.query[..., :0])  # fmt: skip
+
+
 def _at_last_iterate(trace: Trace, problem: SoftmaxRegression, device: str) -> Trace:
-    """The end of the same run judged by its last iterate instead of its average."""
+    """The end of the same run judged by its last iterate instead of its average; the vectors are left behind."""
     on_device, query = problem.to(device), trace.query.to(device)
     accuracy = on_device.accuracy(query)
+    assert accuracy is not None
+    nothing = trace.query[..., :0].clone()
     return dataclasses.replace(
         trace,
         steps=trace.steps[-1:],
         loss=on_device.loss(query).squeeze(-1).unsqueeze(0).cpu(),
-        accuracy=None if accuracy is None else accuracy.squeeze(-1).unsqueeze(0).cpu(),
-        output=trace.query,
+        accuracy=accuracy.squeeze(-1).unsqueeze(0).cpu(),
+        output=nothing,
+        query=nothing.clone(),
     )
 
 

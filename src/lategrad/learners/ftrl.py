@@ -36,7 +36,7 @@ class FTRL:
     off is still in the sum.
 
     Args:
-        lr: the step at t = 1; D/G minimises the order of the regret bound.
+        lr: the step at t = 1; D/G minimises the order of the regret bound (:func:`lategrad.theory.ftrl_regret`).
         domain: K.
 
     >>> import torch, lategrad as lg

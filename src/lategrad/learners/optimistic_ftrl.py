@@ -37,7 +37,7 @@ class OptimisticFTRL:
         \eta_t = D / \sqrt{1 + \textstyle\sum_{i<t} \alpha_i^2 \|g_i - M_i\|^2}
 
     The scheme is Mohri & Yang's; the constants of :math:`\eta_t` are ours, the same as those of
-    :class:`OptimisticOGD`.
+    :class:`OptimisticOGD`, and so is the regret bound (:func:`lategrad.theory.optimistic_ftrl_regret`).
 
     Args:
         diameter: D; without a bounded set, the distance one expects to travel.

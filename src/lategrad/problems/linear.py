@@ -32,6 +32,8 @@ from lategrad.support.validation import require, require_number
 _CHUNK = 4_000_000
 """Scores, or entries of rows made dense, held at once when all the data are evaluated: 16 MB in float32."""
 
+_FEW_ROWS = 32
+
 Self = TypeVar("Self", bound="LinearModel")
 Value = Callable[[Tensor, Tensor], Tensor]
 Rows = Tensor | SparseRows
@@ -109,7 +111,9 @@ class LinearModel(ABC):
         streams = sample.shape[:-1]
         rows, targets = self.train[sample], self.targets[sample].mT
         stacked = x.reshape(*streams, -1, self.train.shape[-1])  # (*streams, runs x outputs, features)
-        scores = (stacked @ rows.mT).unflatten(-2, (-1, self.outputs))
+        # The same product either way; a few rows times many runs is twice as fast as many runs times a few rows.
+        product = (rows @ stacked.mT).mT if sample.shape[-1] < _FEW_ROWS else stacked @ rows.mT
+        scores = product.unflatten(-2, (-1, self.outputs))
         residual = self.residual(scores, targets.unsqueeze(-3)) / sample.shape[-1]
         if self.weights is not None:
             residual = residual * self.weights[sample][..., None, None, :]

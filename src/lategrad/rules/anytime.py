@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,10 +39,10 @@ class Anytime:
 
     Workers compute gradients at the average :math:`x_t`, which moves by O(1/t) at each update however
     wildly the plays :math:`w_t` move, so that a gradient :math:`\tau` updates old was taken nearby:
-    :math:`\|x_t - x_{t-\tau}\| \le 8 \tau D / t`. With :math:`\alpha_t = t` on a set of diameter D and
-    an L-smooth objective (Theorem 1, with the constants of its proof),
+    :math:`\|x_t - x_{t-\tau}\| \le 2 \tau D / (t + 1)`. With :math:`\alpha_t = t` on a set of diameter D and
+    an L-smooth objective (Theorem 1, constants in docs/theory.md),
 
-    .. math:: E[f(x_T) - f^*] \le 2 \mathrm{Reg}_T / T^2 + 16 L D^2 \mu_\tau / (T + 1).
+    .. math:: E[f(x_T) - f^*] \le 2 \mathrm{Reg}_T / T^2 + 4 L D^2 \mu_\tau / (T + 1).
 
     The delays enter through their mean :math:`\mu_\tau` only, and nothing is tuned to them: ``delay`` is
     not used. An optimistic learner gets the last gradient received as its hint for the next round.
@@ -51,6 +52,9 @@ class Anytime:
         power: the weights are :math:`\alpha_t = t^{\mathrm{power}}`; the paper: 1.
         interpolation: the query is (1 - interpolation) w_t + interpolation x_t; the paper: 1. The
             output is x_t whatever the interpolation.
+        weights: any other :math:`\alpha_t \ge 0` instead of a power: a function of t, which is a float64 tensor of
+            shape ``(*runs, 1)``; or a tensor ``(T,)`` or ``(*runs, T)`` of :math:`\alpha_1, \dots, \alpha_T`, whose
+            last one goes on after its end. :math:`\alpha_1 > 0`.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.Anytime(lg.OGD(lr=0.5, domain=lg.Ball(1.0)))
@@ -68,22 +72,43 @@ class Anytime:
     learner: Learner[Any]
     power: Scalar = 1
     interpolation: Scalar = 1.0
+    weights: Callable[[Tensor], Tensor] | Tensor | None = None
 
     def __post_init__(self) -> None:
         require_number("power", self.power, low=0)
         require_number("interpolation", self.interpolation, low=0)
         require("interpolation", self.interpolation, self.interpolation <= 1, "a number in [0, 1]")
+        if self.weights is not None:
+            given = isinstance(self.power, float | int) and self.power == 1
+            require("power", self.power, given, "left out (1) where weights are given")
+            valid = "None, a function of t, or a tensor of weights"
+            require("weights", self.weights, callable(self.weights) or isinstance(self.weights, Tensor), valid)
+        if isinstance(self.weights, Tensor):
+            require("weights", tuple(self.weights.shape), self.weights.dim() > 0, "of shape (T,) or (*runs, T)")
+            valid = "finite numbers >= 0, the first > 0"
+            require("weights", self.weights, self.weights.isfinite() & (self.weights >= 0), valid)
+            require("weights", self.weights, self.weights[..., 0] > 0, valid)
 
     @property
     def domain(self) -> ConvexSet:
         """The learner's set; averages of feasible plays are feasible."""
         return self.learner.domain
 
+    def weight(self, t: Tensor) -> Tensor:
+        r""":math:`\alpha_t`."""
+        if self.weights is None:
+            return t**self.power
+        if not isinstance(self.weights, Tensor):
+            return self.weights(t)
+        last = self.weights.shape[-1]
+        table = self.weights.to(t.dtype).expand(*t.shape[:-1], last)
+        return table.gather(-1, (t.long() - 1).clamp(0, last - 1))
+
     def init(self, x0: Tensor) -> AnytimeState:
-        r""":math:`x_1 = w_1`, with :math:`\alpha_{1:1} = 1`."""
+        r""":math:`x_1 = w_1`, with :math:`\alpha_{1:1} = \alpha_1`."""
         learner = self.learner.init(spread(self, x0))
         x = self.learner.predict(learner).clone()
-        return AnytimeState(learner=learner, x=x, t=per_run(x, 0), total_weight=per_run(x, 1))
+        return AnytimeState(learner=learner, x=x, t=per_run(x, 0), total_weight=self.weight(per_run(x, 1)))
 
     def query(self, state: AnytimeState) -> Tensor:
         """The average, or a point between it and the play."""
@@ -95,8 +120,8 @@ class Anytime:
     def update(self, state: AnytimeState, grad: Tensor, delay: Delay) -> AnytimeState:
         """One round of the learner, and its new play joins the average."""
         t = state.t + 1
-        next_weight = (t + 1) ** self.power
-        learner = self.learner.update(state.learner, loss=Linear(t**self.power, grad), hint=Linear(next_weight, grad))
+        next_weight = self.weight(t + 1)
+        learner = self.learner.update(state.learner, Linear(self.weight(t), grad), hint=Linear(next_weight, grad))
         total_weight = state.total_weight + next_weight
         x = average_in(state.x, self.learner.predict(learner), next_weight / total_weight)
         return AnytimeState(learner=learner, x=x, t=t, total_weight=total_weight)

@@ -62,13 +62,13 @@ class Steady:
 
         \|q_t - q_s\| \le (1 - \theta_t) \frac{2 \tau D}{t + 1} + (\theta_s - \theta_t) D + \theta_t \|w_t - w_s\|,
 
-    where, for :math:`\tau \le t/2`, the first two parts are :math:`O(\tau D/t)`, and the third is at most
-    :math:`c D/\sqrt{t}`, or :math:`O(c\, \mathrm{lr}\, \kappa\, \tau/t)` if no gradient is longer than
-    :math:`\kappa` times the root mean square, weighted with :math:`t^2`, of those up to it. On a bounded set,
-    for a convex L-smooth objective, this gives the rate of Theorem 1 in a constant delay (with the
-    :math:`\kappa`; without it, another term of order :math:`c L D^2 / \sqrt{T}`); random delays enter by their
-    mean square. Only measured: that it does better than Algorithm 1 under long delays, that lr hardly
-    matters, the constants 2, 1/10 and c, and the variant per coordinate.
+    where, for :math:`\tau \le t/2`, the first two parts are :math:`O(\tau D/t)`; the third is too, on the whole:
+    weighed with s and summed over T updates it is at most :math:`c\, \mathrm{lr}\, \tau\, T \sqrt{A}` for delays of at
+    most :math:`\tau`, with an A of the order of ln T. On a bounded set, for a convex L-smooth objective, this
+    gives the rate of Theorem 1 in a constant delay, up to the root of a logarithm; delays that vary are free up to
+    :math:`T^{3/8}` (:mod:`lategrad.theory`). The same holds per coordinate on a cube. Only measured: that it does
+    better than Algorithm 1 under long delays, that lr hardly matters, and the constants 2, 1/10 and c. It is not
+    for runs of few rounds: where T is a few times :math:`\tau`, others are better.
 
     Args:
         lr: about the distance to travel.

@@ -59,14 +59,14 @@ class History:
     """Query vectors (and what else must be remembered with them) in the slots of several plans.
 
     Args:
-        plans: one for every sequence of delays; ``rows`` are vectors of runs that share a sequence.
-        width: length of what is remembered at each update for one sequence.
+        plans: one for every sequence of delays.
+        shape: of what is remembered at each update for one sequence: its runs and their vectors.
         like: a tensor whose dtype and device to use.
         stage_of: for each sequence and each entry of a vector, which of the plan's stages it belongs to,
             ``(sequences, dim)``; None where all plans are without stages.
     """
 
-    def __init__(self, plans: list[SlotPlan], width: int, like: Tensor, stage_of: Tensor | None = None) -> None:
+    def __init__(self, plans: list[SlotPlan], shape: torch.Size, like: Tensor, stage_of: Tensor | None = None) -> None:
         sizes = torch.tensor([plan.slots for plan in plans])
         first_row = sizes.cumsum(0) - sizes
         self.write = torch.stack([plan.write for plan in plans], dim=1) + first_row
@@ -77,16 +77,20 @@ class History:
             first_row = first_row[:, None]
         self.read = torch.stack(read, dim=1) + first_row
         self.stage_of = None if stage_of is None else stage_of.to(like.device)
-        self.memory = torch.empty(int(sizes.sum()), width, dtype=like.dtype, device=like.device)
+        self.memory = torch.empty(int(sizes.sum()), *shape, dtype=like.dtype, device=like.device)
 
-    def exchange(self, write: Tensor, now: Tensor, read: Tensor) -> Tensor:
-        """Store a row for every sequence, then fetch a row for every sequence, each stage from its own slot."""
+    def store(self, write: Tensor, now: Tensor) -> None:
+        """Store a row for every sequence."""
         self.memory.index_copy_(0, write, now)
+
+    def fetch(self, read: Tensor) -> Tensor:
+        """A row for every sequence, each stage from its own slot."""
         if self.stage_of is None:
             return self.memory.index_select(0, read)
         slot = read.gather(1, self.stage_of)  # of each entry
-        times = now.shape[1] // slot.shape[1]  # runs that share a sequence
-        return self.memory.gather(0, slot.repeat(1, times))
+        times = self.memory.shape[1:-1].numel()  # runs that share a sequence
+        rows: Tensor = self.memory.flatten(1).gather(0, slot.repeat(1, times))
+        return rows.view(-1, *self.memory.shape[1:])
 
     @staticmethod
     def bytes_needed(plans: list[SlotPlan], width: int, itemsize: int) -> int:

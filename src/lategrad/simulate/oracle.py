@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,8 @@ from torch import Tensor
 
 from lategrad.delays import Arrivals, Constant, DelayModel, as_delay_model
 from lategrad.delays.stages import StageDelays
-from lategrad.execution import WithGradient, in_place
+from lategrad.execution import OneCall, in_place
+from lategrad.execution.eager import eager_run
 from lategrad.execution.pays import compiling_pays
 from lategrad.problems.problem import Problem
 from lategrad.registry import as_rule
@@ -204,27 +205,28 @@ class Simulation:
         plans, stage_of = _plans(arrivals, profiles), _stage_of(profiles, len(seeds), self.shape[-1])
         width = query.numel() // self.sequences
         ticket = issue_ticket(rule, self.state)
-        self.ticket_shape, self.no_ticket = ticket.shape, ticket[..., :0]
         ticket_width = ticket.numel() // self.sequences
         needed = History.bytes_needed(plans, width, query.element_size())
         _check_memory(needed + History.bytes_needed(plans, ticket_width, ticket.element_size()), query.device)
-        self.queries = History(plans, width, query, stage_of)
+        self.queries = History(plans, self.shape[2:], query, stage_of)
         by_entry = stage_of is None or ticket_width in (0, width)
         require("rule", describe(rule), by_entry, "one whose ticket has the blocks of the query, with delays by stage")
-        self.tickets = History(plans, ticket_width, ticket, stage_of) if ticket_width else None
+        self.tickets = History(plans, ticket.shape[2:], ticket, stage_of) if ticket_width else None
 
         streams = self.shape[:-1] if not share_samples else self.shape[:1]
         self.streams = torch.Size(streams)
         self.stream_seeds = seeds if share_samples else _own_seeds(seeds, streams.numel() // len(seeds))
+        # After an update its next query is stored; the one after the last, which nobody reads, in the last one's place.
+        self.following = torch.cat([self.queries.write[1:], self.queries.write[-1:]])
         self.chunk = _Chunk.empty()
         self.at = torch.zeros(1, dtype=torch.int64, device=query.device)
 
         if compile is None:
             compile = compiling_pays(len(self.delays), query.numel())
-        # Compiled, gradient and update become one function, unless the update is to be one of its own.
-        self.gradient = problem.gradient if compile == "rule" else None
-        whole = rule if compile == "rule" else WithGradient(rule, lambda given: problem.gradient(*given))
-        self.step = in_place(whole, self.state, backend=None if compile else "eager")
+        update = eager_run(rule) if compile != "rule" else _through_the_door(rule, self.state)
+        advance = _one_update(problem, rule, update, self.queries, self.tickets, self.shape)
+        self.advance = OneCall(advance, query.device) if compile is True else advance
+        _store(rule, self.state, self.queries, self.tickets, self.queries.write[0].to(query.device))
         self.graph: torch.cuda.CUDAGraph | None = None
         self.warm_steps = 0
 
@@ -249,7 +251,7 @@ class Simulation:
         scalars = [1] * (len(self.shape) - 2)
         loaded = _Chunk(
             samples=samples,
-            write=self.queries.write[first:last],
+            write=self.following[first:last],
             read=self.queries.read[first:last],
             delays=self.delays[first:last].reshape(last - first, *self.shape[:2], *scalars),
         )
@@ -257,19 +259,7 @@ class Simulation:
         self.at.zero_()
 
     def _step(self) -> None:
-        """One update of every run; everything that changes is read from and written to fixed buffers."""
-        chunk, at = self.chunk, self.at
-        write, read = chunk.write.index_select(0, at)[0], chunk.read.index_select(0, at)[0]
-        now = self.rule.query(self.state).reshape(self.sequences, -1)
-        stale = self.queries.exchange(write, now, read).view(self.shape)
-        ticket = self.no_ticket
-        if self.tickets is not None:
-            carried = issue_ticket(self.rule, self.state).reshape(self.sequences, -1)
-            ticket = self.tickets.exchange(write, carried, read).view(self.ticket_shape)
-        sample, delay = chunk.samples.index_select(0, at)[0], chunk.delays.index_select(0, at)[0]
-        grad = (stale, sample) if self.gradient is None else self.gradient(stale, sample)
-        self.step(grad, delay, ticket)
-        at += 1
+        self.advance(self.state, *vars(self.chunk).values(), self.at)
 
     def _capture_when_warm(self) -> None:
         """On a GPU, record the step as a graph once it has run: replaying it costs one launch."""
@@ -297,12 +287,50 @@ class _Chunk:
         return _Chunk(*[torch.empty(0)] * 4)
 
     def refill(self, loaded: _Chunk, device: torch.device) -> _Chunk:
-        count = len(loaded.samples)
-        if len(self.samples) < count:
-            return _Chunk(*(value.to(device, copy=True) for value in vars(loaded).values()))
+        if not len(self.samples):  # whole chunks, whatever the first one is: compiled code is for one size
+            empty = (value.new_zeros(_CHUNK, *value.shape[1:], device=device) for value in vars(loaded).values())
+            self = _Chunk(*empty)
         for name, value in vars(loaded).items():
-            getattr(self, name)[:count].copy_(value)
+            getattr(self, name)[: len(value)].copy_(value)
         return self
+
+
+def _through_the_door(rule: AnyRule[Any], state: Any) -> Callable[..., None]:
+    """The rule's update alone, as a real server makes it."""
+    step = in_place(rule, state)
+    return lambda state, grad, delay, ticket, query_out: step(grad, delay, ticket)
+
+
+def _one_update(
+    problem: Problem,
+    rule: AnyRule[Any],
+    update: Callable[..., None],
+    queries: History,
+    tickets: History | None,
+    shape: torch.Size,
+) -> Callable[..., None]:
+    """One update of every run; everything that changes is read from and written to fixed buffers.
+
+    It ends with storing the next query, so that compiled it is one call, and the query is stored as it is made.
+    """
+
+    def advance(state: Any, samples: Tensor, write: Tensor, read: Tensor, delays: Tensor, at: Tensor) -> None:
+        reading = read.index_select(0, at)[0]
+        stale = queries.fetch(reading).view(shape)
+        ticket = stale[..., :0] if tickets is None else tickets.fetch(reading).unflatten(0, shape[:2])
+        grad = problem.gradient(stale, samples.index_select(0, at)[0])
+        update(state, grad, delays.index_select(0, at)[0], ticket, None)
+        _store(rule, state, queries, tickets, write.index_select(0, at)[0])
+        at += 1
+
+    return advance
+
+
+def _store(rule: AnyRule[Any], state: Any, queries: History, tickets: History | None, slots: Tensor) -> None:
+    """Keep the query of a state, and its ticket, for the updates that will need them."""
+    queries.store(slots, rule.query(state).flatten(0, 1))
+    if tickets is not None:
+        tickets.store(slots, issue_ticket(rule, state).flatten(0, 1))
 
 
 def _plans(arrivals: list[list[Arrivals]], profiles: Sequence[StageDelays | None]) -> list[SlotPlan]:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from lategrad.experiments.deep.setup import DELAYS, MEAN_DELAY, Config, Contender, Setting
-from lategrad.experiments.sweep import Say, find_trace, keep_trace
+from lategrad.experiments.jobs import Say
+from lategrad.experiments.sweep import find_trace, keep_trace
 from lategrad.rules import needs_ticket
 from lategrad.simulate import simulate
 from lategrad.trace import Axis, Trace, describe

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,15 @@ from matplotlib.figure import Figure
 
 from lategrad.experiments import style
 from lategrad.experiments.deep.measuring import Result, measure
-from lategrad.experiments.deep.setup import DELAYS, Config, Setting
+from lategrad.experiments.deep.setup import CONFIGS, DELAYS, Config, Setting
 from lategrad.experiments.deep.verdicts import Panel, verdicts
+from lategrad.experiments.jobs import Job, Say
+from lategrad.experiments.part import Run
 from lategrad.experiments.results import Section
-from lategrad.experiments.sweep import Say
 from lategrad.trace import describe
 
+SECONDS = {"quick": 35.0, "paper": 20.0, "full": 60.0}
+"""For one rule on one model, about: on one core at the quick scale, on a GPU at the others; for forecasts."""
 _NAMES = {"mlp": "MLP 784-64-10, Fashion-MNIST", "cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare"}
 
 
@@ -108,7 +113,61 @@ def rows(setting: Setting, result: Result) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def section(config: Config, out: Path, *, device: str, say: Say) -> Section:
+def jobs(run: Run) -> list[Job]:
+    """A job for every rule on every model."""
+    config = CONFIGS[run.scale].limited(run.models, run.rules)
+    return [
+        Job(f"deep: {setting.model}, {style.TITLES[contender.rule]}", SECONDS[run.scale],
+            partial(measure, config, setting, contender, run.out, device=run.device, say=_to_stderr),
+            on_gpu=run.device != "cpu")
+        for setting in config.settings for contender in config.contenders(setting)
+    ]  # fmt: skip
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def section(run: Run) -> Section:
+    """Everything at a scale, by both protocols."""
+    return section_of(CONFIGS[run.scale].limited(run.models, run.rules), run.out, device=run.device)
+
+
+def headline(setting: Setting, panel: Panel, delays: Sequence[str]) -> Figure:
+    """The first model, small: ours, synchronous training in as many rounds, and the rivals in grey."""
+    figure, (ax,) = style.panels([f"Deep models: {_NAMES[setting.model]}"], "test accuracy", height=style.HEADLINE)
+    for result in reversed(ranked(panel)):
+        contender = result.contender
+        ours_or_anchor = contender.ours or bool(contender.synchronous)
+        ax.plot([result.frozen[delay].mean().item() for delay in delays], "--" if contender.synchronous else "-",
+                color=style.COLOURS.get(contender.rule, style.RIVAL) if ours_or_anchor else style.RIVAL,
+                linewidth=2.4 if contender.ours else 1.2, marker="o", markersize=4 if contender.ours else 0,
+                label=style.TITLES[contender.rule] if ours_or_anchor else None)  # fmt: skip
+    ax.set_xticks(range(len(delays)), delays)
+    ax.set_xlabel("delay (updates)")
+    style.legend(figure, [ax])
+    return figure
+
+
+def finding(setting: Setting, panel: Panel, delays: Sequence[str]) -> str:
+    """What the longest constant delay leaves of ours and of the best rival, on the first model."""
+    late = [delay for delay in delays if delay.isdecimal()][-1]
+    by_kind = {ours: [r for r in panel.values() if r.contender.ours == ours and not r.contender.synchronous]
+               for ours in (True, False)}  # fmt: skip
+    if setting.by_loss or not all(by_kind.values()):
+        return ""
+    ours, rival = (max(results, key=lambda r: r.frozen[late].mean().item()) for results in by_kind.values())
+    return (
+        f"On a deep model ({_NAMES[setting.model]}, {setting.updates:,} updates), with steps frozen from delay 0, "
+        f"{style.TITLES[ours.contender.rule]} goes from {ours.frozen['0'].mean():.3f} to "
+        f"{ours.frozen[late].mean():.3f} at a "
+        f"delay of {late}; the best rival there, {style.TITLES[rival.contender.rule]}, from "
+        f"{rival.frozen['0'].mean():.3f} to "
+        f"{rival.frozen[late].mean():.3f}."
+    )
+
+
+def section_of(config: Config, out: Path, *, device: str, say: Say = _to_stderr) -> Section:
     """Run everything, and show it by both protocols."""
     panels = {
         setting: {
@@ -119,6 +178,8 @@ def section(config: Config, out: Path, *, device: str, say: Say) -> Section:
     }
     panels = {setting: panel for setting, panel in panels.items() if panel}
     delays = config.delays
+    setting, panel = next(iter(panels.items()))
+    shown = {} if setting.by_loss else {"deep-over-delays": headline(setting, panel, delays)}
     return Section(
         name="deep",
         title="Deep models under delay",
@@ -136,8 +197,15 @@ def section(config: Config, out: Path, *, device: str, say: Say) -> Section:
             "mean. A step marked (end) is the first or last of its grid. What diverged has accuracy 0.",
             "On a GPU, products of float32 matrices are made in TF32.",
         ),
-        figures={f"deep-{setting.model}": plot(setting, panel, delays) for setting, panel in panels.items()},
-        captions={f"deep-{s.model}": f"{title(s)}: every step frozen from delay 0." for s in panels},
+        figures={f"deep-{s.model}": plot(s, p, delays) for s, p in panels.items()} | shown,
+        captions={f"deep-{s.model}": f"{title(s)}: every step frozen from delay 0." for s in panels}
+        | {
+            stem: f"{title(setting)}; steps frozen from delay 0. Grey: the rivals. Dashed: what synchronous training "
+            "makes of as many gradients in as many rounds."
+            for stem in shown
+        },
+        finding=finding(setting, panel, delays),
+        headline=next(iter(shown), ""),
         tables={
             f"{title(setting)}, {protocol}": table(setting, panel, delays, protocol)
             for setting, panel in panels.items()

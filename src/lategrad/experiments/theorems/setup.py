@@ -16,7 +16,7 @@ each rule, with many delays and seeds side by side, has all horizons.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ D = 2 * RADIUS
 DIM, OPTIMUM_LENGTH = 8, 0.6
 L_OVER_H = 2.0
 BATCH = 4
+MINIMUM_KNOWN_TO = 1e-8
 
 ANYTIME, OPTIMISTIC, STRONGLY_CONVEX = "anytime-sgd", "optimistic-anytime", "strongly-convex"
 RULES = (ANYTIME, OPTIMISTIC, STRONGLY_CONVEX)
@@ -55,8 +56,6 @@ BEYOND = 2.0
 SAME = 1.5
 NOISE_CONSTANT = 2.0
 INDEPENDENT = 10.0
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,25 @@ def least_squares(strongly_convex: bool) -> Setting:
     growth = torch.linalg.eigvalsh((weights * rows).mT @ rows / len(rows))[-1].sqrt().item()
     sigma = (at_zero + RADIUS * growth) / math.sqrt(BATCH)
     H = problem.strong_convexity if strongly_convex else 0.0
-    best = minimum(problem, DOMAIN, tolerance=1e-9, cache=False).value
+    best = minimum(problem, DOMAIN, tolerance=MINIMUM_KNOWN_TO, cache=False).value
     return Setting("least squares", problem, (Constants(L, H, G, sigma),), best)
+
+
+def largest_excess(setting: Setting) -> list[float]:
+    r"""For each of the constants, the excess loss of a point of the ball that is as bad as we could find.
+
+    A convex f grows along :math:`x \leftarrow r \nabla f(x) / \|\nabla f(x)\|`, whatever the start; we take the worst
+    of many starts. Every value is attained, so that it is never more than the largest one.
+    """
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.randn(64, len(setting.constants), setting.problem.dim, generator=generator, dtype=torch.float64)
+    x = RADIUS * torch.nn.functional.normalize(starts, dim=-1)
+    for _ in range(100):
+        x.requires_grad_()
+        (gradient,) = torch.autograd.grad(setting.problem.loss(x).sum(), x)
+        x = RADIUS * torch.nn.functional.normalize(gradient, dim=-1)
+    worst = setting.problem.loss(x).squeeze(-1).amax(0) - setting.best
+    return [float(value) for value in worst]
 
 
 def theorem_step(constants: Sequence[Constants]) -> Tensor:

@@ -33,7 +33,8 @@ class AsyncAdaGrad:
 
     .. math:: z \leftarrow z + g^2, \qquad x \leftarrow \Pi_K(x - \mathrm{lr}\, g / \sqrt{z})
 
-    :class:`AdaptiveRevision` with :math:`b = 0`: without the revision and without the products of gradients
+    The descent form that McMahan and Streeter compare with (Duchi et al. average in the dual):
+    :class:`AdaptiveRevision` with :math:`b = 0`, without the revision and without the products of gradients
     that missed each other, which are all that delays change there. Needs no smoothness and no bound on the
     delays; lr is tuned. The start z = 1 is that of AdaptiveRevision. The projection is coordinate by
     coordinate in theory (WholeSpace, Box and their products); others are outside it.

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Put the figures, tables and verdicts of a reproduction into the docs.
+
+    lategrad reproduce all --scale paper --device cuda --out out
+    scripts/renew_docs.py out
+
+Figures are copied to docs/figures. In docs/reproduction.md what stands between ``<!-- NAME -->`` and ``<!-- end -->``
+is replaced: ``run`` by what was run, ``REGIME`` by Figure 1's accuracies, ``verdicts`` by all verdicts.
+"""
+
+import csv
+import re
+import shutil
+import sys
+from collections import defaultdict
+from html import unescape
+from pathlib import Path
+from statistics import mean
+
+DOCS = Path(__file__).parents[1] / "docs"
+FIGURES = {
+    "fig1": "fig1-accuracy-against-delay",
+    "fig2": "fig2-accuracy-against-step",
+    "fig3-constrained": "fig3-excess-loss",
+    "fig4": "fig4-heavy-tails",
+    "fig4-forward": "fig4-update-queue",
+    "rivals-digits": "rivals-digits",
+    "rivals-fashion-mnist": "rivals-fashion-mnist",
+}
+
+
+def read(path):
+    """The rows of a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def markdown(rows):
+    """Dictionaries with the same keys as a table."""
+    heads = list(rows[0])
+    lines = [heads, ["---"] * len(heads), *([row[head].replace("|", "\\|") for head in heads] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def accuracies(rows, regime):
+    """A row for every rule with its step frozen from delay 0: mean accuracies over seeds, a column for every delay."""
+    found = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row["regime"] == regime:
+            found[row["rule"]][row["delay"], row["lr"]].append(float(row["accuracy"]))
+    table = []
+    for rule, runs in found.items():
+        step = max((lr for delay, lr in runs if delay == "0"), key=lambda lr: mean(runs["0", lr]))
+        delays = list(dict.fromkeys(delay for delay, _ in runs))
+        cells = {
+            delay: f"{mean(runs[delay, step]):.3f}".replace("0.", ".", 1) for delay in delays if (delay, step) in runs
+        }
+        table.append({regime: f"`{rule}`", "step": f"{float(step):g}"} | cells)
+    return markdown(table)
+
+
+def ran(out):
+    """The command, the device and the seconds, from the page."""
+    page = (out / "report.html").read_text(encoding="utf-8")
+    cells = dict(re.findall(r'<th scope="row">([a-z]+)</th><td>(.*?)</td>', page))
+    return f"`{unescape(cells['command'])}`, {unescape(cells['device'])}, {cells['seconds']} s, torch {cells['torch']}."
+
+
+def main(out):
+    """Copy what a reproduction left in ``out``."""
+    for stem, name in FIGURES.items():
+        if (out / f"{stem}.svg").exists():
+            shutil.copy(out / f"{stem}.svg", DOCS / "figures" / f"{name}.svg")
+    rows = read(out / "fig1.csv")
+    parts = {regime: accuracies(rows, regime) for regime in dict.fromkeys(row["regime"] for row in rows)}
+    parts["run"] = ran(out)
+    judged = [{key: row[key] for key in ("claim", "measured", "reproduced")} for row in read(out / "verdicts.csv")]
+    parts["verdicts"] = markdown(judged)
+    page = DOCS / "reproduction.md"
+    text = page.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        text, count = re.subn(f"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, p=part: f"{m[1]}{p}\n{m[2]}", text,
+                              flags=re.DOTALL)  # fmt: skip
+        if count != 1:
+            sys.exit(f"{page} must have one place <!-- {name} --> ... <!-- end -->, found {count}")
+    page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))

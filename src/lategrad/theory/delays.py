@@ -1,0 +1,45 @@
+"""What the theorems know of delays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class DelayStatistics(NamedTuple):
+    """What the theorems know of a sequence of delays."""
+
+    mu: float
+    """The mean."""
+    sigma: float
+    """The standard deviation."""
+    early: float | None = None
+    r""":math:`\sum_t (\tau_t + 2)^2 / t`, in which late gradients count most at the start; None if not known."""
+
+
+def delay_statistics(delays: Tensor) -> DelayStatistics:
+    r"""The paper's :math:`\mu_\tau` and :math:`\sigma_\tau` (population, not sample) of delays.
+
+    >>> import torch
+    >>> delay_statistics(torch.tensor([0, 1, 2, 3]))
+    DelayStatistics(mu=1.5, sigma=1.118033988749895, early=20.08...)
+    """
+    values = delays.double()
+    early = ((values + 2) ** 2 / torch.arange(1, len(values) + 1)).sum().item()
+    return DelayStatistics(mu=values.mean().item(), sigma=values.std(correction=0).item(), early=early)
+
+
+def largest_in_flight(delays: Tensor) -> int:
+    r"""How many gradients are on their way at once, at most: those of updates t with :math:`t - \tau_t \le i < t`.
+
+    For a constant delay it is the delay; for workers that hold one query each, their number less one.
+
+    >>> largest_in_flight(torch.tensor([0, 1, 2, 0, 2, 2]))  # after the first query, updates 2 and 3 are to come
+    2
+    """
+    updates = torch.arange(1, len(delays) + 1)
+    asked = updates - delays
+    begins, ends = (torch.bincount(times, minlength=len(delays) + 2) for times in (asked, updates))
+    return int((begins - ends).cumsum(0).max())
