@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.learners.decay import decayed
 from lategrad.rules.lateness import next_mean_delay
 from lategrad.rules.moments import root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
@@ -60,7 +61,7 @@ class SteadyAdam:
     Args:
         lr: as for Adam; the best one without delay is meant to stay.
         domain: K.
-        weight_decay: decoupled, on the iterate.
+        weight_decay: decoupled, on the iterate: z is first multiplied by 1 - step * weight_decay (never below 0).
 
     >>> import torch, lategrad as lg
     >>> rule = lg.SteadyAdam(lr=0.1)
@@ -104,8 +105,7 @@ class SteadyAdam:
         v = torch.lerp(state.v, grad**2, 1 - _BETA2)
         a = grad / root_mean_square(v, t, _BETA2, _EPS)
         d = a / (a**2).mean(-1, keepdim=True).sqrt().clamp_min(1)
-        kept = 1 - lr * self.weight_decay
-        z = self.domain.project(as_dtype(kept, grad) * state.z - as_dtype(lr, grad) * d)
+        z = self.domain.project(decayed(state.z, lr, self.weight_decay) - as_dtype(lr, grad) * d)
         x = average_in(self.output(state), z, 2 / (t + 1))
         return SteadyAdamState(z=z, q=torch.lerp(x, z, _THETA), v=v, mean_delay=mean_delay, t=t)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.learners.decay import decayed
 from lategrad.rules.blocks import Blocks
 from lategrad.rules.lateness import next_mean_delay
 from lategrad.rules.moments import root_mean_square
@@ -75,7 +76,7 @@ class SteadyMuon:
     Args:
         lr: as for Muon with its steps scaled to Adam's; the best one without delay is meant to stay.
         domain: K.
-        weight_decay: decoupled, on the iterate.
+        weight_decay: decoupled, on the iterate: z is first multiplied by 1 - step * weight_decay (never below 0).
         blocks: which entries are matrices; filled in by whoever knows the tensors.
 
     >>> import torch, lategrad as lg
@@ -127,8 +128,7 @@ class SteadyMuon:
         d, v = self._direction(grad, n, state.v, t)
 
         lr = self.lr * (t - delay).clamp_min(1) / t / (1 + torch.maximum(mean_delay, delay + 0 * t)).sqrt()
-        kept = 1 - lr * self.weight_decay
-        z = self.domain.project(as_dtype(kept, grad) * state.z - as_dtype(lr, grad) * d)
+        z = self.domain.project(decayed(state.z, lr, self.weight_decay) - as_dtype(lr, grad) * d)
         x = average_in(state.x, z, 2 / (t + 1))
 
         ahead = torch.minimum(mean_delay, t)
