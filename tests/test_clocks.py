@@ -23,6 +23,7 @@ from lategrad.delays.clocks import (
     SineDrift,
     Worker,
 )
+from lategrad.support.seeds import Stream
 
 LAWS: list[ComputeTime] = [ConstantTime(), ExponentialTime(), LogNormalTime(0.4), ParetoTime(1.5)]
 
@@ -49,8 +50,8 @@ def naive(workers: list[Worker], steps: int, seed: int) -> tuple[list[int], list
     """Every worker's (fetch, return) intervals on their own, then sort the returns and count."""
     intervals = []
     for i, worker in enumerate(workers):
-        units = clocks._numbers(worker.law, seed, clocks._COMPUTING, i)
-        spells = clocks._numbers(ExponentialTime(), seed, clocks._PREEMPTION, i)
+        units = clocks._numbers(worker.law, seed, Stream.COMPUTING, i)
+        spells = clocks._numbers(ExponentialTime(), seed, Stream.PREEMPTION, i)
         fetch, done, end_of_spell = worker.start, 0, math.inf
         if worker.up < math.inf:
             end_of_spell = fetch + worker.up * next(spells)

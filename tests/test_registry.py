@@ -33,7 +33,7 @@ def test_every_number_and_word_of_the_class_is_an_option(name):
     made = entry.build(0.5, lg.WholeSpace())
     parts = [made, made.learner] if name.startswith(("anytime", "optimistic-anytime")) else [made]
     fields = {field.name for part in parts for field in dataclasses.fields(part)}
-    assert set(entry.options) == fields - {"domain", "learner", "blocks"}
+    assert set(entry.options) == fields - {"domain", "learner", "blocks", "weights"}
 
 
 def test_options_reach_the_rule_and_the_learner_inside_it():

@@ -62,7 +62,10 @@ def test_what_is_measured_equals_plain_simulations(ran):
     _, section = ran
     problem = SoftmaxRegression(load("digits", "standardise-globally"), batch=16)
     checked = 0
-    for row in section.rows[::97]:
+    steady = [
+        row for row in section.rows if row["lr"] <= 1
+    ]  # larger steps are chaotic: rounding decides where they end
+    for row in steady[::97]:
         rule = build_rule(row["rule"], row["lr"], parse_set("whole" if row["regime"] == "unconstrained" else "ball:10"))
         if row["knob"]:
             rule = dataclasses.replace(rule, **{row["knob"]: row["value"]})

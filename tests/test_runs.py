@@ -74,7 +74,7 @@ def test_map_tensors_keeps_the_structure_and_the_rest():
             r"interpolation must be a number in \[0, 1\], got 1.5",
         ),
         (lambda: lg.Anytime(lg.OGD(1.0), power=-1), "power must be a finite number >= 0, got -1"),
-        (lambda: build_rule("adam", 0.1, lg.WholeSpace()), "unknown rule 'adam'; valid: anytime-sgd"),
+        (lambda: build_rule("xyz", 0.1, lg.WholeSpace()), "unknown rule 'xyz'; valid: anytime-sgd"),
         (lambda: parse_set("ball"), "unknown set 'ball'; valid: whole, ball:RADIUS"),
         (lambda: parse_set("ball:x"), "not a number"),
         (lambda: parse_set("ball:-1"), "radius must be a finite number >= 0, got -1.0"),

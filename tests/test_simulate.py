@@ -236,10 +236,11 @@ def test_delays_from_samples_need_shared_samples():
 
 
 PROGRAM = """
-import lategrad as lg, sys
+import lategrad as lg, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its background jobs to ignore it
 from lategrad.problems import SoftmaxRegression, load
 problem = SoftmaxRegression(load("digits"))
-trace = lg.simulate(problem, lg.SGD(0.1), 3, 10_000_000, record_every=200, compile=False, save_to=sys.argv[1])
+trace = lg.simulate(problem, lg.SGD(0.1), 3, 500_000, record_every=200, compile=False, save_to=sys.argv[1])
 print("complete" if trace.complete else "ended early", trace.steps[-1].item(), flush=True)
 """
 

@@ -272,7 +272,7 @@ def test_labels_may_be_anything():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "adam"}, "unknown rule 'adam'; .*valid: anytime-sgd"),
+        ({"rule": "xyz"}, "unknown rule 'xyz'; .*valid: anytime-sgd"),
         ({"rule": lg.SGD(0.1), "lr": 0.1}, "lr and domain must be None with a rule that is not a name"),
         ({"domain": "cube:1"}, "unknown set 'cube:1'"),
         ({"delays": "sometimes"}, "sometimes"),

@@ -7,6 +7,7 @@ from torch import nn
 import lategrad as lg
 from lategrad.optim import Delayed
 from lategrad.problems import Quadratic
+from lategrad.serve import Settings
 from lategrad.serve.server import Server
 
 
@@ -49,7 +50,7 @@ def test_a_server_with_one_worker_is_synchronous_sgd():
     noise = torch.zeros(problem.dim, dtype=torch.float64)
 
     def served():
-        server = Server(problem, lg.SGD(lr=0.5), steps=10)
+        server = Server(problem, lg.SGD(lr=0.5), Settings(steps=10))
         job = server.issue(0)
         while job is not None:
             job = server.exchange(0, job.version, job.sequence, problem.gradient(job.query, noise))
