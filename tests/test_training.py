@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import lategrad as lg
-from helpers.serving import Marked, MatricesOnly, Misbehaving, Shaped, Stillborn, audit, wait_until
+from helpers.serving import Babbling, Marked, MatricesOnly, Misbehaving, Shaped, Stillborn, audit, wait_until
 from lategrad import cli
 from lategrad.problems import ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.registry import build_rule
@@ -263,6 +263,19 @@ def test_a_worker_a_hundred_times_slower_is_kept_and_its_late_work_used():
 def test_when_all_gradients_are_bad_the_run_ends_and_says_why(how, said, engine):
     with pytest.warns(UserWarning, match="worker 0 is dropped"), pytest.raises(TrainingError, match=f"dropped.*{said}"):
         lg.train(Misbehaving(how), RULE, steps=50, workers=1, engine=engine, max_refusals=3)
+
+
+@pytest.mark.parametrize(
+    "how", ["repeated", "short", "empty", "long", "garbage", "started again", "of no slot", "from the future"]
+)
+def test_a_worker_that_sends_what_no_worker_sends_is_replaced_and_nobody_else_disturbed(how, tmp_path):
+    with pytest.warns(UserWarning, match=r"worker \d died after update \d+ \(.*\) and is replaced"):
+        trace = lg.train(Babbling(how, tmp_path / "babbled"), RULE, steps=400, workers=3, ahead=1, slow="constant:1")
+    audit(trace)
+    assert trace.complete
+    assert sum(trace.config["replaced"].values()) == 1
+    assert trace.config["refusals"] == {}
+    assert torch.equal(lg.replay(trace, Babbling(how, tmp_path / "babbled"), RULE).output, trace.output)
 
 
 class _BadWorker(Quadratic):

@@ -13,11 +13,11 @@ from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.archive import Archive
 from lategrad.serve.checkpoint import Checkpoint
-from lategrad.serve.desk import FOR_EVER, Desk, Location
+from lategrad.serve.desk import FOR_EVER, Desk, ForeignMessageError, Location
 from lategrad.serve.engines.engine import Ended, Report
 from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.threads import Threads
-from lategrad.serve.engines.transport import Arrived, Failed, Lost, Ready, Transport, WorkerHandle
+from lategrad.serve.engines.transport import Arrived, Failed, Garbled, Lost, Ready, Transport, WorkerHandle
 from lategrad.serve.job import Job
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
@@ -39,6 +39,7 @@ class LocalEngine:
         self._transport = _transport(problem, settings, self.server)
         self._threads = settings.threads
         self._handles: dict[int, WorkerHandle] = {}
+        self._expelled: set[int] = set()
         self._shown = 0
         self._saved_version = -1
         self._resources = contextlib.ExitStack()
@@ -84,8 +85,13 @@ class LocalEngine:
         for event in self._transport.wait(timeout):
             if isinstance(event, Lost):
                 ended += self._bury(event)
-            else:
-                self._answer(event)
+            elif isinstance(event, Garbled):
+                ended += self._expel(event.handle, event.reason)
+            elif event.handle.member not in self._expelled:
+                try:
+                    self._answer(event)
+                except ForeignMessageError as error:
+                    ended += self._expel(event.handle, str(error))
             if self.server.done:
                 break
         return ended
@@ -99,6 +105,8 @@ class LocalEngine:
                                  checked=event.checked)]  # fmt: skip
         elif isinstance(event, Failed):
             jobs = [desk.fail(member, worker, event.sequence, event.reason, event.query)]
+        elif desk.has_joined(member):
+            raise ForeignMessageError("it says that it has started, and did so before")
         else:
             location = Location(handle.pid, _HERE)
             jobs = [desk.join(member, worker, location, query) for query in event.queries]
@@ -110,13 +118,22 @@ class LocalEngine:
         if self._archive is not None and self._archive.is_due(self.server.version):
             self.save()  # while the worker is at its next gradient
 
+    def _expel(self, handle: WorkerHandle, reason: str) -> list[Ended]:
+        """End a worker that cannot be trusted to say which gradient it has; its jobs are given up."""
+        self._expelled.add(handle.member)
+        handle.kill()
+        return self._forget(handle, reason)
+
     def _bury(self, event: Lost) -> list[Ended]:
-        member = event.handle.member
+        return self._forget(event.handle, None if self._desk.is_leaving(event.handle.member) else event.reason)
+
+    def _forget(self, handle: WorkerHandle, reason: str | None) -> list[Ended]:
+        """A worker has ended, or nothing more is taken from it."""
+        member = handle.member
         if self._handles.pop(member, None) is None:
             return []
-        reason = None if self._desk.is_leaving(member) else event.reason
         activity = self._desk.activities().get(member)
-        self._desk.bury(member, event.handle.worker)
+        self._desk.bury(member, handle.worker)
         return [Ended(member, reason, activity is not None and activity.delivered > 0)]
 
     def room(self) -> float:

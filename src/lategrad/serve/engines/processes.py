@@ -29,7 +29,7 @@ import torch.multiprocessing  # shared tensors travel by reference
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
-from lategrad.serve.engines.transport import Arrived, Event, Failed, Lost, Ready
+from lategrad.serve.engines.transport import Arrived, Event, Failed, Garbled, Lost, Ready
 from lategrad.serve.job import Job, unusable
 from lategrad.serve.packing import Packed
 from lategrad.serve.settings import Settings
@@ -39,6 +39,7 @@ _MESSAGE = struct.Struct("<BBqq")  # kind, slot, sequence, version; text may fol
 _READY, _ARRIVED, _FAILED, _JOB, _END = range(5)
 _LARGEST = 16_384  # bytes of a message; longer texts are cut
 _QUERY, _GRAD = 0, 1
+_LAST_MOMENT = 1.0  # seconds that a worker whose socket is closed has to end by itself; the server waits for it
 
 
 def _pack(kind: int, slot: int = 0, sequence: int = 0, version: int = 0, text: str = "") -> bytes:
@@ -58,9 +59,12 @@ class _ProcessHandle:
         self.process, self.channel, self.pid = process, channel, process.pid
         self.queries, self.grads = segment[_QUERY].unbind(), segment[_GRAD].unbind()
         self._slots = {query.data_ptr(): slot for slot, query in enumerate(self.queries)}
+        self._job_in: dict[int, int] = {}  # slot to sequence number
 
     def send(self, job: Job) -> None:
-        self._tell(_pack(_JOB, self._slots[job.query.data_ptr()], job.sequence, job.version))
+        slot = self._slots[job.query.data_ptr()]
+        self._job_in[slot] = job.sequence
+        self._tell(_pack(_JOB, slot, job.sequence, job.version))
 
     def dismiss(self) -> None:
         self._tell(_pack(_END))
@@ -76,23 +80,28 @@ class _ProcessHandle:
     def read(self) -> Event | None:
         """The event in the next message; None at the end of the stream."""
         try:
-            message = self.channel.recv(_LARGEST)
+            message, _, flags, _ = self.channel.recvmsg(_LARGEST)
         except ConnectionResetError:
             return None
         if not message:
             return None
+        if len(message) < _MESSAGE.size or flags & socket.MSG_TRUNC:
+            return Garbled(self, f"its message of {len(message)} bytes is no message of a worker")
         kind, slot, sequence, version, text = _unpack(message)
-        if kind == _READY:
+        if kind == _READY and not text:
             return Ready(self, self.queries)
-        query = self.queries[slot]
-        if kind == _ARRIVED:
-            return Arrived(self, version, sequence, self.grads[slot], query, checked=True)
-        return Failed(self, sequence, text, query)
+        if self._job_in.get(slot) != sequence:
+            return Garbled(self, f"its message is about job {sequence} in place {slot}, where that job is not")
+        if kind == _ARRIVED and not text:
+            return Arrived(self, version, sequence, self.grads[slot], self.queries[slot], checked=True)
+        if kind == _FAILED:
+            return Failed(self, sequence, text, self.queries[slot])
+        return Garbled(self, f"its message of kind {kind} and {len(message)} bytes is none of a worker")
 
     def end(self) -> str:
         """Give back what the worker held; returns how it ended."""
         self.channel.close()
-        self.process.join(timeout=5)
+        self.process.join(timeout=_LAST_MOMENT)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
