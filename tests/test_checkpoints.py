@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 
 import pytest
@@ -139,17 +140,50 @@ def test_any_flipped_bit_is_noticed_or_harmless(tmp_path_factory, position, bit,
     assert _same({10: at_ten, 20: at_twenty}[server.version], _bits(server))
 
 
-def test_a_damaged_log_of_updates_is_noticed(tmp_path):
-    _two_checkpoints(tmp_path)
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "removed", "a folder", "a fifo"])
+def test_a_damaged_log_of_updates_costs_the_history_and_nothing_else(tmp_path, damage):
+    _, at_twenty = _two_checkpoints(tmp_path)
     log = tmp_path / "updates.bin"
     contents = bytearray(log.read_bytes())
     contents[3] ^= 1
-    log.write_bytes(contents)
-    with (
-        pytest.warns(UserWarning, match="updates.bin"),
-        pytest.raises(DamagedError, match="no checkpoint .* is usable"),
-    ):
-        _Kept(tmp_path).load()
+    log.unlink()
+    if damage in ("flipped", "truncated"):
+        log.write_bytes(contents if damage == "flipped" else contents[:-1])
+    elif damage == "a folder":
+        log.mkdir()
+    elif damage == "a fifo":
+        os.mkfifo(log)
+    server = _Kept(tmp_path)
+    with pytest.warns(UserWarning, match="the parameters are whole, but who sent the gradients of the first 20"):
+        server.load()
+    assert _same(at_twenty, _bits(server))
+    _advance(server, 5)
+    if damage in ("a folder", "a fifo"):
+        with pytest.warns(UserWarning, match="the log of updates cannot be written at update 25"):
+            assert server.save()
+        assert int(checkpoint_paths(tmp_path)[0].stem.split("-")[1]) == 25
+        return
+    assert server.save()
+    again = _Kept(tmp_path)
+    again.load()
+    trace = again.trace()
+    assert (trace.worker[:20] == -1).all()
+    assert (trace.worker[20:] == 0).all()
+    with pytest.raises(ValueError, match="trace must be whole: its log of updates was damaged"):
+        lg.replay(trace, PROBLEM, again.rule)
+
+
+def test_a_log_that_is_removed_while_the_run_goes_on_is_written_again(tmp_path):
+    server = _Kept(tmp_path)
+    _advance(server, 10)
+    server.save()
+    (tmp_path / "updates.bin").unlink()
+    _advance(server, 10)
+    with pytest.warns(UserWarning, match="was removed or cut while the run went on: it is written again"):
+        assert server.save()
+    again = _Kept(tmp_path)
+    again.load()
+    assert torch.equal(again.trace().sequence, server.trace().sequence)
 
 
 def test_updates_after_the_last_checkpoint_are_dropped_from_the_log(tmp_path):

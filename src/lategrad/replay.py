@@ -95,6 +95,8 @@ def replay(
     require("trace", trace.config.get("problem"), trace.sequence is not None and trace.worker is not None,
             "of a real training: a simulated one can be simulated again")  # fmt: skip
     worker, sequence = cast(Tensor, trace.worker), cast(Tensor, trace.sequence)
+    lost = int((worker < 0).sum())
+    require("trace", f"one that has lost {lost} updates' rows", lost == 0, "whole: its log of updates was damaged")
     require_same(problem, trace.config, "that was trained on")
     rule = fill_in(rule, getattr(problem, "blocks", None))
     recorded = cast(Problem, RecordedSamples(problem, worker, sequence, trace.config["settings"]["seed"]))

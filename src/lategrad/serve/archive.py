@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lategrad.serve.checkpoint import Checkpoint, DamagedError, checkpoint_paths, read_pair, write_pair
-from lategrad.serve.update_log import LogFile, LogMark
+from lategrad.serve.update_log import LogFile, LogMark, Rows, UpdateLog
 
 _SECONDS = 60.0  # between two checkpoints, unless it is said after how many updates
 
@@ -51,6 +51,7 @@ class Archive:
     @property
     def logged(self) -> int:
         """Updates whose rows are in the log; a checkpoint brings those after them."""
+        self._log.look_after()
         return self._log.mark.updates
 
     def is_due(self, version: int) -> bool:
@@ -64,13 +65,21 @@ class Archive:
         self._tried_at, self._tried_version = time.monotonic(), checkpoint.version
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            mark = self._log.append(checkpoint.rows)
+            mark = self._append(checkpoint)
             write_pair(self.folder, checkpoint, mark._asdict())
         except OSError as error:
             warnings.warn(f"checkpoint at update {checkpoint.version} failed, training goes on: {error}", stacklevel=2)
             return False
         self._drop_superseded(checkpoint.version)
         return True
+
+    def _append(self, checkpoint: Checkpoint) -> LogMark:
+        """What is new in the log; where it cannot be written, the checkpoint goes without."""
+        try:
+            return self._log.append(checkpoint.rows)
+        except OSError as error:
+            warnings.warn(f"the log of updates cannot be written at update {checkpoint.version}: {error}", stacklevel=3)
+            return LogMark(0, 0)
 
     def unusable(self) -> OSError:
         """What to raise where not even a first checkpoint can be saved."""
@@ -87,6 +96,18 @@ class Archive:
             if path.stem not in stems:
                 path.unlink(missing_ok=True)
 
+    def _history(self, version: int, mark: LogMark) -> Rows:
+        """The log up to a checkpoint; a damaged one costs the history, and nothing else."""
+        try:
+            if mark.updates != version:
+                raise DamagedError(f"the log of updates ends at {mark.updates}")
+            return self._log.read(mark)
+        except DamagedError as error:
+            warnings.warn(f"{error}; the parameters are whole, but who sent the gradients of the first {version} updates, "
+                          "and how late, is not known any more", stacklevel=3)  # fmt: skip
+            self._log.mark = LogMark(0, 0)
+            return UpdateLog.unknown(version).rows()
+
     def load(self) -> Checkpoint:
         """The newest checkpoint that is whole, with the log up to it; those passed over are warned of."""
         paths = checkpoint_paths(self.folder)
@@ -95,11 +116,11 @@ class Archive:
         for path in paths:
             try:
                 tensors, description = read_pair(path)
-                rows = self._log.read(LogMark(**description["log"]))
             except DamagedError as error:
                 last = error
                 warnings.warn(f"{error}; trying the one before", stacklevel=2)
             else:
-                self._tried_at, self._tried_version = time.monotonic(), description["version"]
-                return Checkpoint(description["version"], tensors, description, rows)
+                version = description["version"]
+                self._tried_at, self._tried_version = time.monotonic(), version
+                return Checkpoint(version, tensors, description, self._history(version, LogMark(**description["log"])))
         raise DamagedError(f"no checkpoint in {str(self.folder)!r} is usable; the last tried: {last}")
