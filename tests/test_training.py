@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 import lategrad as lg
-from helpers.serving import Babbling, Marked, MatricesOnly, Misbehaving, Shaped, Stillborn, audit, wait_until
+from helpers.serving import Babbling, Marked, MatricesOnly, Misbehaving, Poisonous, Shaped, Stillborn, audit, wait_until
 from lategrad import cli
 from lategrad.problems import ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.registry import build_rule
@@ -276,6 +277,79 @@ def test_a_worker_that_sends_what_no_worker_sends_is_replaced_and_nobody_else_di
     assert sum(trace.config["replaced"].values()) == 1
     assert trace.config["refusals"] == {}
     assert torch.equal(lg.replay(trace, Babbling(how, tmp_path / "babbled"), RULE).output, trace.output)
+
+
+FAST = lg.SGD(lr=1.5)  # the longest gradients make its state infinite
+
+
+def _checkpoints_are_sound(folder):
+    return all(leaf.isfinite().all() for path in checkpoint_paths(folder) for leaf in read_pair(path)[0].values())
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_whose_state_is_poisoned_goes_back_and_on(engine, kept, tmp_path):
+    problem = Poisonous(tmp_path, doses=2)
+    with pytest.warns(UserWarning, match=r"was not finite any more at update \d+: the run goes back to update \d+"):
+        trace = lg.train(problem, FAST, steps=400, workers=2, engine=engine, record_every=20, checkpoint_every=25,
+                         out=tmp_path / "run" if kept else None)  # fmt: skip
+    audit(trace)
+    assert trace.complete
+    assert trace.config["returns"] in (1, 2)  # both doses may have come before the first was noticed
+    assert trace.config["refusals"] == {}
+    assert trace.output.isfinite().all()
+    assert trace.loss.isfinite().all()
+    assert not kept or _checkpoints_are_sound(tmp_path / "run")
+    assert torch.equal(lg.replay(trace, Poisonous(tmp_path, doses=0), FAST).output, trace.output)
+
+
+def test_a_run_that_is_poisoned_again_and_again_gives_up_with_a_sound_checkpoint(tmp_path):
+    problem = Poisonous(tmp_path, doses=10**6)
+    with (
+        pytest.warns(UserWarning, match="the run goes back to update"),
+        pytest.raises(TrainingError, match="infinite or NaN 4 times in a row; the last checkpoint is sound: .* clip"),
+    ):
+        lg.train(problem, FAST, steps=10**4, workers=2, engine="threads", record_every=10**4, out=tmp_path / "run")
+    assert _checkpoints_are_sound(tmp_path / "run")
+
+
+@pytest.mark.filterwarnings("ignore:refused")
+@pytest.mark.parametrize(("defence", "refused"), [({"clip": 10.0}, 0), ({"max_norm_ratio": 50.0}, 5)])
+def test_long_gradients_are_shortened_or_refused_where_that_is_asked_for(defence, refused, tmp_path):
+    problem, rule = Poisonous(tmp_path, doses=5), lg.SGD(lr=0.5)
+    trace = lg.train(problem, rule, steps=600, workers=2, engine="threads", slow="constant:1", **defence)
+    audit(trace)
+    assert trace.config["returns"] == 0
+    assert sum(trace.config["refusals"].values()) == refused
+    assert trace.loss[-1] < trace.loss[0] * 10
+    assert len(list(tmp_path.glob("dose-*"))) == 5
+    if refused:  # the others are the problem's own
+        assert torch.equal(lg.replay(trace, Poisonous(tmp_path, doses=0), rule).output, trace.output)
+
+
+def test_clipped_gradients_replay_bit_for_bit():
+    problem = SoftmaxRegression(load("digits"), batch=16)
+    trace = lg.train(problem, RULE, steps=200, workers=2, engine="threads", clip=0.5)
+    assert torch.equal(lg.replay(trace, problem, RULE).output, trace.output)
+    assert not torch.equal(lg.simulate(problem, RULE, 1, 200).output, trace.output)
+
+
+@pytest.mark.filterwarnings("ignore:worker .* has not answered")
+def test_a_run_without_progress_ends_with_the_reason_and_a_checkpoint(tmp_path):
+    with pytest.raises(TrainingError, match="no update was made for 1 s, after update 30; replaced so far: worker 0"):
+        lg.train(_Hanging(), RULE, out=tmp_path, steps=1000, workers=1, engine="threads", deadline=0.3, stall=1.0)
+    assert read_pair(checkpoint_paths(tmp_path)[0])[1]["version"] == 30
+
+
+class _Hanging(Quadratic):
+    """After 30 gradients of all workers together, none for a while."""
+
+    calls = itertools.count()
+
+    def gradient(self, x, sample):
+        if next(self.calls) >= 30:
+            time.sleep(5)
+        return super().gradient(x, sample)
 
 
 class _BadWorker(Quadratic):

@@ -50,6 +50,20 @@ class Misbehaving(Quadratic):
         return grad
 
 
+class Poisonous(Quadratic):
+    """Some gradients are finite, but so long that the next state is not: the first few, or all after a while."""
+
+    def __init__(self, folder: Path, doses: int) -> None:
+        super().__init__()
+        self.folder, self.doses = folder, doses
+        self.calls = 0
+
+    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
+        self.calls += 1
+        poison = self.calls % 20 == 19 and any(_is_first(self.folder / f"dose-{n}") for n in range(self.doses))
+        return torch.full_like(x, torch.finfo(x.dtype).max) if poison else super().gradient(x, sample)
+
+
 class Marked(Quadratic):
     """Long gradients with equal entries: a torn one would leave unequal entries in the parameters."""
 

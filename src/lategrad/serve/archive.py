@@ -103,8 +103,8 @@ class Archive:
                 raise DamagedError(f"the log of updates ends at {mark.updates}")
             return self._log.read(mark)
         except DamagedError as error:
-            warnings.warn(f"{error}; the parameters are whole, but who sent the gradients of the first {version} updates, "
-                          "and how late, is not known any more", stacklevel=3)  # fmt: skip
+            warnings.warn(f"{error}; the parameters are whole, but who sent the gradients of the first {version} "
+                          "updates, and how late, is not known any more", stacklevel=3)  # fmt: skip
             self._log.mark = LogMark(0, 0)
             return UpdateLog.unknown(version).rows()
 

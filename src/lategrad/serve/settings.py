@@ -82,6 +82,18 @@ class Settings:
         "warning names workers whose share of the updates nearly vanishes, trace.config['too_late'] says how many were "
         "dropped of each. By default all are applied, which our rules are made for.", None,
     )  # fmt: skip
+    clip: float | None = _option(
+        "gradients that are longer than this are shortened to this norm; by default none is.", None,
+    )  # fmt: skip
+    max_norm_ratio: float | None = _option(
+        "gradients whose norm is more than so many times the median of the last hundred are refused, such as 100; by "
+        "default none is.", None,
+    )  # fmt: skip
+    stall: float | None = _option(
+        "seconds without an update (and never less than two deadlines) after which the run ends with the reason and a "
+        "checkpoint, instead of replacing workers for ever; None for never. Waiting for the CPUs of a cluster does not "
+        "count.", 3600.0,
+    )  # fmt: skip
     record_every: int | None = _option("updates between two records of loss and accuracy; by default ten records.",
                                        None)  # fmt: skip
     compile: bool | None = _option("the rule's update as compiled code; by default for long runs.", None)
@@ -124,6 +136,9 @@ class Settings:
         if not on_ray:  # the driver need not have the GPUs of its workers
             require_device("device", self.device)
         require_number("deadline", self.deadline, low=0, strict=True)
+        for name in ("clip", "stall", "max_norm_ratio"):
+            if (value := getattr(self, name)) is not None:
+                require_number(name, value, low=1 if name == "max_norm_ratio" else 0, strict=True)
         if self.log is not None:
             require_choice("log", self.log, LOGS)
         try:

@@ -21,11 +21,11 @@ from lategrad.serve.archive import Archive, locked
 from lategrad.serve.checkpoint import Checkpoint, checkpoint_paths
 from lategrad.serve.control import requested_workers, stop_on_signals
 from lategrad.serve.desk import Location
-from lategrad.serve.engines.engine import Engine
+from lategrad.serve.engines.engine import Engine, TrainingError
 from lategrad.serve.engines.local import LocalEngine
 from lategrad.serve.monitor import Monitors
 from lategrad.serve.settings import Settings, documentation, options
-from lategrad.serve.supervisor import Supervisor, TrainingError
+from lategrad.serve.supervisor import Supervisor
 from lategrad.support.validation import require
 from lategrad.trace import Trace
 
@@ -131,7 +131,8 @@ class Training:
             archive.every, archive.keep = settings.checkpoint_every, settings.keep
         self.engine = _make_engine(problem, rule, settings, archive)
         replaced = {} if checkpoint is None else checkpoint.description["config"]["replaced"]
-        self.supervisor = Supervisor(self.engine, *settings.worker_range(), settings.deadline, Counter(replaced))
+        self.supervisor = Supervisor(self.engine, *settings.worker_range(), settings.deadline, Counter(replaced),
+                                     settings.stall)  # fmt: skip
 
     @property
     def version(self) -> int:
@@ -195,6 +196,7 @@ class Training:
 
     def _look_after_workers(self, now: float) -> bool:
         """Whether the run is done; otherwise the workers have been looked after."""
+        self.supervisor.require_progress(now)
         report = self.engine.report(now, dict(self.supervisor.replaced))
         if report is None:
             return False  # while the server is away, nothing is known of them

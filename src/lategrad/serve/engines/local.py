@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
+import time
 import warnings
 from typing import Any
 
@@ -14,7 +16,7 @@ from lategrad.rules.rule import AnyRule
 from lategrad.serve.archive import Archive
 from lategrad.serve.checkpoint import Checkpoint
 from lategrad.serve.desk import FOR_EVER, Desk, ForeignMessageError, Location
-from lategrad.serve.engines.engine import Ended, Report
+from lategrad.serve.engines.engine import MOST_RETURNS, Ended, Report, poisoned_for_good
 from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.threads import Threads
 from lategrad.serve.engines.transport import Arrived, Failed, Garbled, Lost, Ready, Transport, WorkerHandle
@@ -22,10 +24,12 @@ from lategrad.serve.job import Job
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry
+from lategrad.serve.writer import Writer
 from lategrad.support.threads import torch_threads
 from lategrad.trace import Trace
 
 _HERE = "this machine"
+_KEEP_EVERY = 5.0  # seconds, at least, between two copies of the state in memory
 
 
 class LocalEngine:
@@ -35,13 +39,15 @@ class LocalEngine:
 
     def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, archive: Archive | None) -> None:
         self.server = Server(problem, rule, settings)
-        self._desk, self._archive = Desk(self.server), archive
+        self._desk = Desk(self.server)
+        self._writer = None if archive is None else Writer(archive)
+        self._last_sound: Checkpoint | None = None  # where there is no archive
+        self._sound_at = 0.0
         self._transport = _transport(problem, settings, self.server)
         self._threads = settings.threads
         self._handles: dict[int, WorkerHandle] = {}
         self._expelled: set[int] = set()
         self._shown = 0
-        self._saved_version = -1
         self._resources = contextlib.ExitStack()
 
     @property
@@ -56,8 +62,8 @@ class LocalEngine:
             self.server.restore(checkpoint)
             self._shown = self.server.version
         self.save()
-        if self._archive is not None and self._saved_version < 0:
-            raise self._archive.unusable()
+        if self._writer is not None and self._writer.saved_version < 0:
+            raise self._writer.archive.unusable()
 
     # ---- Workers
 
@@ -115,8 +121,10 @@ class LocalEngine:
                 handle.send(job)
         if jobs[-1] is None and not desk.has_jobs(member):
             handle.dismiss()
-        if self._archive is not None and self._archive.is_due(self.server.version):
-            self.save()  # while the worker is at its next gradient
+        if self.server.poisoned:
+            self._go_back()
+        else:
+            self._save_if_due()
 
     def _expel(self, handle: WorkerHandle, reason: str) -> list[Ended]:
         """End a worker that cannot be trusted to say which gradient it has; its jobs are given up."""
@@ -155,14 +163,56 @@ class LocalEngine:
         self._shown = self.server.version
         return self.server.telemetry(), fresh
 
-    def save(self) -> None:
-        """Make a checkpoint, unless there is nowhere to, nothing new, or a state that is not whole."""
-        if self._archive is None or self._saved_version == self.server.version:
-            return
+    def _save_if_due(self) -> None:
+        """While the workers are at their next gradients: a copy of the state, which is written beside the updates."""
+        if self._writer is None:
+            now = time.monotonic()
+            if now - self._sound_at > _KEEP_EVERY and self.server.records.steps[-1] == self.server.version:
+                self._keep()
+        elif self._writer.is_free and self._writer.archive.is_due(self.server.version):
+            self._save()
+
+    def _keep(self) -> None:
+        """Remember a state that is sound, in memory."""
+        self._last_sound, self._sound_at = self.server.checkpoint(self.server.version), time.monotonic()
+
+    def _save(self) -> None:
+        assert self._writer is not None
         if not self.server.whole:
             warnings.warn(f"no checkpoint: update {self.server.version + 1} was broken off half-way", stacklevel=2)
-        elif self._archive.save(self.server.checkpoint(self._archive.logged)):
-            self._saved_version = self.server.version
+        elif self.server.is_sound():
+            self._writer.write(self.server.checkpoint(self._writer.archive.logged))
+        else:
+            self._go_back()
+
+    def save(self) -> None:
+        """Make a checkpoint and wait for it, unless there is nowhere to, nothing new, or a state that is not whole."""
+        if self._writer is None:
+            if not self.server.is_sound():
+                self._go_back()
+            elif self._last_sound is None:
+                self._keep()
+            return
+        self._writer.wait()
+        if self._writer.saved_version != self.server.version:
+            self._save()
+            self._writer.wait()
+
+    def _go_back(self) -> None:
+        """The state is not finite: go on from the last that was, and give up where that has not helped."""
+        if self._writer is None:
+            assert self._last_sound is not None
+            rows = self.server.log.rows()[: self._last_sound.version]
+            checkpoint = dataclasses.replace(self._last_sound, rows=rows)
+        else:
+            self._writer.wait()
+            checkpoint = self._writer.archive.load()
+            self._writer.saved_version = checkpoint.version
+        self.server.go_back(checkpoint)
+        self._desk.void_all_jobs()
+        self._shown = min(self._shown, self.server.version)
+        if self.server.returns_in_a_row > MOST_RETURNS:
+            raise poisoned_for_good(self.server.version)
 
     def finish(self) -> Trace:
         """A last checkpoint, and what happened."""
@@ -173,6 +223,8 @@ class LocalEngine:
         """End all workers."""
         with self._resources:
             self._transport.close()
+            if self._writer is not None:
+                self._writer.close()
 
 
 def _transport(problem: Problem, settings: Settings, server: Server) -> Transport:
