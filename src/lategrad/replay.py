@@ -106,7 +106,7 @@ def replay(
     worker, sequence = cast(Tensor, trace.worker), cast(Tensor, trace.sequence)
     lost = int((worker < 0).sum())
     require("trace", f"one that has lost {lost} updates' rows", lost == 0, "whole: its log of updates was damaged")
-    require_same(problem, trace.config, "that was trained on")
+    require_same(problem, trace.config, "that was trained on", same_start=True)
     rule = fill_in(rule, getattr(problem, "blocks", None))
     settings = trace.config["settings"]
     recorded = cast(Problem, RecordedSamples(problem, worker, sequence, settings["seed"], settings.get("clip")))

@@ -323,7 +323,7 @@ class Server:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint; jobs that were out then are void."""
         saved = checkpoint.description
-        require_same(self.problem, saved["config"], "of the checkpoint")
+        require_same(self.problem, saved["config"], "of the checkpoint", same_start=False)
         ours, theirs = self.config["rule"], saved["config"]["rule"]
         require("rule", ours, ours == theirs, f"that of the checkpoint, {theirs!r}")
         made = checkpoint.version
@@ -341,6 +341,7 @@ class Server:
             for worker, counts in saved["gate"].items():
                 self.gate.applied[int(worker)], self.gate.dropped[int(worker)] = counts["applied"], counts["dropped"]
         self.config["replaced"] = saved["config"]["replaced"]
+        self.config["start"] = saved["config"].get("start", self.config["start"])
         self.config["returns"] = saved["config"].get("returns", 0)
         self._next_sequence = Counter({int(worker): k for worker, k in saved["next_sequence"].items()})
         self._issued.clear()

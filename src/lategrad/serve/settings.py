@@ -17,6 +17,8 @@ from lategrad.support.validation import require, require_choice, require_device,
 
 ENGINES = ("processes", "threads", "ray")
 _MOST_AHEAD = 100
+MOST_WORKERS = 1000
+"""A number beyond is a slip of the pen."""
 _NOT_SAVED = ("out", "progress")
 """Options of a call, not of the run: a run that is resumed elsewhere has others."""
 
@@ -103,7 +105,7 @@ class Settings:
     )  # fmt: skip
     checkpoint_every: int | None = _option(
         "updates between two checkpoints; by default one a minute. One is always made at the start and at the end, "
-        "and on Ctrl-C or SIGTERM.", None,
+        "and on Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 (which does not end the run).", None,
     )  # fmt: skip
     keep: int = _option("checkpoints to keep.", 2)
     log: str | None = _option("'tensorboard' writes scalars and histograms of delays to OUT/tensorboard.", None)
@@ -160,8 +162,8 @@ class Settings:
         """The fewest and the most workers: ``"2:8"`` is (2, 8) and 4 is (4, 4)."""
         parts = str(self.workers).split(":")
         low_high = [int(part) for part in parts if part.isdecimal()]
-        is_range = len(low_high) == len(parts) <= 2 and 1 <= low_high[0] <= low_high[-1]
-        valid = "an integer >= 1, or a range such as '2:8'"
+        is_range = len(low_high) == len(parts) <= 2 and 1 <= low_high[0] <= low_high[-1] <= MOST_WORKERS
+        valid = f"an integer >= 1 and <= {MOST_WORKERS}, or a range such as '2:8'"
         require("workers", self.workers, is_range and not isinstance(self.workers, bool), valid)
         return low_high[0], low_high[-1]
 

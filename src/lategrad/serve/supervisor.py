@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from lategrad.serve.desk import Location
 from lategrad.serve.engines.engine import Ended, Engine, Report, TrainingError
+from lategrad.serve.settings import MOST_WORKERS
 from lategrad.support.validation import require
 
 _FRUITLESS = 5  # deaths in a row before any gradient arrived, for each worker, after which the run gives up
@@ -68,6 +69,7 @@ class Supervisor:
         self._progress_at: float | None = None
         self._version_then = 0
         self._not_before: dict[int, float] = {}
+        self._could_not_start: set[int] = set()
 
     @property
     def workers(self) -> dict[int, Location]:
@@ -77,7 +79,8 @@ class Supervisor:
 
     def set_workers(self, count: int) -> None:
         """Go on with so many workers: more are started, or the last ones leave after their next gradient."""
-        require("workers", count, isinstance(count, int) and count >= 1, "an integer >= 1")
+        require("workers", count, isinstance(count, int) and 1 <= count <= MOST_WORKERS,
+                f"an integer in 1..{MOST_WORKERS}")  # fmt: skip
         self._fewest = self._most = count
 
     def require_progress(self, now: float) -> None:
@@ -114,7 +117,17 @@ class Supervisor:
 
     def _start(self, worker: int, now: float) -> None:
         number = next(self._next_member)
-        self._engine.start(number, worker)
+        try:
+            self._engine.start(number, worker)
+        except OSError as error:  # such as too many open files
+            self._not_before[worker] = now + _LONGEST_BACKOFF
+            if not self._members:
+                raise TrainingError(f"no worker can be started: {error}") from error
+            if worker not in self._could_not_start:
+                self._could_not_start.add(worker)
+                others = f"{len(self._members)} others go on"
+                warnings.warn(f"worker {worker} could not be started ({error}): {others}", stacklevel=2)
+            return
         self._members[number] = _Member(worker, now)
 
     def _let_go(self, number: int, member: _Member) -> None:

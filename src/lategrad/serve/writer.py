@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from lategrad.serve.archive import Archive
+from lategrad.serve.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoint import Checkpoint
 
 
 class Writer:
     """Writes to an archive in a thread of its own, one checkpoint at a time."""
 
-    def __init__(self, archive: Archive) -> None:
+    def __init__(self, archive: Archive | MemoryArchive) -> None:
         self.archive = archive
         self.saved_version = -1
         """Of the newest checkpoint that is on the disk."""

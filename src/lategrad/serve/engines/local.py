@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
-import time
 import warnings
 from typing import Any
 
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.archive import Archive
+from lategrad.serve.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoint import Checkpoint
 from lategrad.serve.desk import FOR_EVER, Desk, ForeignMessageError, Location
 from lategrad.serve.engines.engine import MOST_RETURNS, Ended, Report, poisoned_for_good
@@ -29,7 +27,6 @@ from lategrad.support.threads import torch_threads
 from lategrad.trace import Trace
 
 _HERE = "this machine"
-_KEEP_EVERY = 5.0  # seconds, at least, between two copies of the state in memory
 
 
 class LocalEngine:
@@ -40,9 +37,7 @@ class LocalEngine:
     def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, archive: Archive | None) -> None:
         self.server = Server(problem, rule, settings)
         self._desk = Desk(self.server)
-        self._writer = None if archive is None else Writer(archive)
-        self._last_sound: Checkpoint | None = None  # where there is no archive
-        self._sound_at = 0.0
+        self._writer = Writer(archive or MemoryArchive(settings.checkpoint_every))
         self._transport = _transport(problem, settings, self.server)
         self._threads = settings.threads
         self._handles: dict[int, WorkerHandle] = {}
@@ -62,7 +57,7 @@ class LocalEngine:
             self.server.restore(checkpoint)
             self._shown = self.server.version
         self.save()
-        if self._writer is not None and self._writer.saved_version < 0:
+        if self._writer.saved_version < 0:
             raise self._writer.archive.unusable()
 
     # ---- Workers
@@ -165,19 +160,10 @@ class LocalEngine:
 
     def _save_if_due(self) -> None:
         """While the workers are at their next gradients: a copy of the state, which is written beside the updates."""
-        if self._writer is None:
-            now = time.monotonic()
-            if now - self._sound_at > _KEEP_EVERY and self.server.records.steps[-1] == self.server.version:
-                self._keep()
-        elif self._writer.is_free and self._writer.archive.is_due(self.server.version):
+        if self._writer.is_free and self._writer.archive.schedule.is_due(self.server.version):
             self._save()
 
-    def _keep(self) -> None:
-        """Remember a state that is sound, in memory."""
-        self._last_sound, self._sound_at = self.server.checkpoint(self.server.version), time.monotonic()
-
     def _save(self) -> None:
-        assert self._writer is not None
         if not self.server.whole:
             warnings.warn(f"no checkpoint: update {self.server.version + 1} was broken off half-way", stacklevel=2)
         elif self.server.is_sound():
@@ -186,13 +172,7 @@ class LocalEngine:
             self._go_back()
 
     def save(self) -> None:
-        """Make a checkpoint and wait for it, unless there is nowhere to, nothing new, or a state that is not whole."""
-        if self._writer is None:
-            if not self.server.is_sound():
-                self._go_back()
-            elif self._last_sound is None:
-                self._keep()
-            return
+        """Make a checkpoint and wait for it, unless there is nothing new, or a state that is not whole."""
         self._writer.wait()
         if self._writer.saved_version != self.server.version:
             self._save()
@@ -200,14 +180,9 @@ class LocalEngine:
 
     def _go_back(self) -> None:
         """The state is not finite: go on from the last that was, and give up where that has not helped."""
-        if self._writer is None:
-            assert self._last_sound is not None
-            rows = self.server.log.rows()[: self._last_sound.version]
-            checkpoint = dataclasses.replace(self._last_sound, rows=rows)
-        else:
-            self._writer.wait()
-            checkpoint = self._writer.archive.load()
-            self._writer.saved_version = checkpoint.version
+        self._writer.wait()
+        checkpoint = self._writer.archive.load()
+        self._writer.saved_version = checkpoint.version
         self.server.go_back(checkpoint)
         self._desk.void_all_jobs()
         self._shown = min(self._shown, self.server.version)
@@ -223,8 +198,7 @@ class LocalEngine:
         """End all workers."""
         with self._resources:
             self._transport.close()
-            if self._writer is not None:
-                self._writer.close()
+            self._writer.close()
 
 
 def _transport(problem: Problem, settings: Settings, server: Server) -> Transport:

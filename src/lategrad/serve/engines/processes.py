@@ -11,7 +11,9 @@ nobody else can open them. Nothing listens on a network.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import select
@@ -35,6 +37,7 @@ from lategrad.serve.packing import Packed
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import Oracle, Slowness, work
 
+fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone
 _MESSAGE = struct.Struct("<BBqq")  # kind, slot, sequence, version; text may follow
 _READY, _ARRIVED, _FAILED, _JOB, _END = range(5)
 _LARGEST = 16_384  # bytes of a message; longer texts are cut
@@ -119,7 +122,7 @@ class Processes:
 
     def __init__(self, problem: Problem, settings: Settings, dim: int, dtype: torch.dtype) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__])
+        self._context.set_forkserver_preload([__name__, fork_server])
         self._parts = (_packed(problem), settings.seed, settings.slowness(), torch.device(settings.device))
         self._form = (2, 1 + settings.ahead, dim), dtype
         self._selector = selectors.DefaultSelector()
@@ -209,7 +212,9 @@ def _run(
     device: torch.device,
 ) -> None:
     """The life of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it ends its workers itself
+    for ours in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(ours, signal.SIG_IGN)  # Ctrl-C is the server's: it ends its workers itself
+    _die_with_parent()
     torch.set_num_threads(1)  # the workers are the parallelism
     threading.Thread(target=_end_with_server, args=(channel.dup(),), daemon=True).start()
     try:
@@ -218,6 +223,18 @@ def _run(
         work(oracle, _ProcessLink(worker, channel, segment), time.sleep)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server has gone
+
+
+def _die_with_parent() -> None:
+    """Let the system kill this process when the fork server ends, which ends with the server.
+
+    A thread of this process cannot do that while a gradient is stuck in C code that holds the interpreter's lock. The
+    fork server lives as long as anybody holds the other end of a pipe, which it gives to all workers: they let go of it.
+    """
+    os.close(multiprocessing.forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    set_death_signal = 1  # PR_SET_PDEATHSIG
+    if ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def _end_with_server(channel: socket.socket) -> None:
