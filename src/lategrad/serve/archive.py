@@ -41,11 +41,12 @@ class Schedule:
     """When checkpoints are due; a failed one is tried again when the next would be.
 
     Args:
-        every: updates between two checkpoints; by default a minute passes between them.
+        every: updates between two checkpoints; by default so many seconds pass between them.
+        seconds: by default a minute.
     """
 
-    def __init__(self, every: int | None) -> None:
-        self.every = every
+    def __init__(self, every: int | None, seconds: float = _SECONDS) -> None:
+        self.every, self.seconds = every, seconds
         self.note(0)
 
     def note(self, version: int) -> None:
@@ -56,14 +57,14 @@ class Schedule:
         """Whether it is time for one."""
         if self.every is not None:
             return version - self._version >= self.every
-        return time.monotonic() - self._at >= _SECONDS
+        return time.monotonic() - self._at >= self.seconds
 
 
 class MemoryArchive:
     """The newest checkpoint, in memory: for a run without a folder, which may have to go back all the same."""
 
-    def __init__(self, every: int | None = None) -> None:
-        self.schedule = Schedule(every)
+    def __init__(self, every: int | None = None, seconds: float = _SECONDS) -> None:
+        self.schedule = Schedule(every, seconds)
         self._newest: Checkpoint | None = None
 
     @property

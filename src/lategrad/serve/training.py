@@ -175,7 +175,7 @@ class Training:
                     self._supervise(monitors)
                 finally:
                     self.engine.save()
-                trace = self.engine.finish()
+                trace = self.engine.finish(at_once=self.stopping is not None)
         trace.config["stopped"] = self.stopping
         if settings.folder is not None:
             try:

@@ -98,8 +98,12 @@ class Engine(Protocol):
         """Make a checkpoint now, if there is where to."""
         ...
 
-    def finish(self) -> Trace | None:
-        """A last checkpoint, and what happened; None if the server was lost at that moment, and is restarted."""
+    def finish(self, at_once: bool) -> Trace | None:
+        """What happened; None if the server was lost at that moment, and is restarted.
+
+        Args:
+            at_once: not to wait for a restart: what happened up to the newest checkpoint will do.
+        """
         ...
 
     def close(self) -> None:

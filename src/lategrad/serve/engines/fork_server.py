@@ -15,7 +15,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-
 _ORPHANED_WITHIN = 0.1  # seconds in which a dead parent's children get another
 
 

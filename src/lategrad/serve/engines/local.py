@@ -189,8 +189,8 @@ class LocalEngine:
         if self.server.returns_in_a_row > MOST_RETURNS:
             raise poisoned_for_good(self.server.version)
 
-    def finish(self) -> Trace:
-        """A last checkpoint, and what happened."""
+    def finish(self, at_once: bool) -> Trace:
+        """A last checkpoint, and what happened; the server is always here."""
         self.save()
         return self.server.trace()
 

@@ -229,7 +229,7 @@ def _die_with_parent() -> None:
     """Let the system kill this process when the fork server ends, which ends with the server.
 
     A thread of this process cannot do that while a gradient is stuck in C code that holds the interpreter's lock. The
-    fork server lives as long as anybody holds the other end of a pipe, which it gives to all workers: they let go of it.
+    fork server lives as long as anybody holds the other end of a pipe, which all workers get: they let go of it.
     """
     os.close(multiprocessing.forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     set_death_signal = 1  # PR_SET_PDEATHSIG
