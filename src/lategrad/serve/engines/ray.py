@@ -57,8 +57,7 @@ def connected(address: str | None, cpus: int) -> Iterator[None]:
         yield
         return
     if address is None:
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="error",
-                 _node_ip_address="127.0.0.1")  # fmt: skip
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="error")
     else:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     try:
