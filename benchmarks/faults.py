@@ -30,7 +30,7 @@ from torch import Tensor
 import lategrad as lg
 from lategrad.problems import Quadratic, SoftmaxRegression, load
 from lategrad.problems.problem import Problem
-from lategrad.serve import Settings, Training
+from lategrad.serve import Settings, Training, TrainingError
 from lategrad.serve.checkpoint import checkpoint_paths
 from lategrad.serve.engines.processes import _ARRIVED, _pack, _ProcessLink
 from lategrad.serve.gradient_norms import NormGate, clipped, norm
@@ -150,8 +150,13 @@ def inject(kind: str, seconds: float) -> Outcome:
 
         thread = threading.Thread(target=disturb, daemon=True)
         thread.start()
-        trace = training.run()
+        try:
+            trace, ends = training.run(), 0
+        except TrainingError:
+            trace, ends = training.engine.finish(at_once=True), 1
+            training.stop()
         thread.join()
+    assert trace is not None
     assert trace.worker is not None
     assert trace.sequence is not None
     pairs = list(zip(trace.worker.tolist(), trace.sequence.tolist(), strict=True))
@@ -160,7 +165,7 @@ def inject(kind: str, seconds: float) -> Outcome:
     missing = 0 if whole and trace.output[0].item() == expected else 1
     if fault is babble:
         injected = sum(trace.config["replaced"].values())
-    return Outcome(injected, injected, missing, len(pairs) - len(set(pairs)))
+    return Outcome(injected, injected - ends, missing, len(pairs) - len(set(pairs)))
 
 
 class Attacked:
