@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import tempfile
 import threading
 import time
 import warnings
@@ -27,6 +28,7 @@ import lategrad as lg
 from async_baselines import FreeGradient, hogwild, hogwild_by_autograd, ray_parameter_server, softmax_problem
 from lategrad.problems.problem import Problem
 from lategrad.serve import Settings, Training
+from lategrad.support.runs import tensors
 from timing import verdict
 
 WORDS_PER_UPDATE = 8
@@ -88,6 +90,25 @@ def copy_bandwidth(threads: int, entries: int = 10**7) -> float:
     return 2 * 4 * entries / statistics.median(times)
 
 
+def checkpoint_hold(entries: int, checkpoints: int = 4, every: int = 60) -> tuple[float, float, float]:
+    """How long checkpoints hold the updates up: the usual and the longest time between two updates, and a copy's."""
+    rule = lg.Anytime(lg.OGD(lr=1e-3))
+    with tempfile.TemporaryDirectory() as folder:
+        trace = lg.train(FreeGradient(entries), rule, steps=every * checkpoints + every // 2, workers=1, compile=True,
+                         record_every=10**9, progress=False, out=folder, checkpoint_every=every)  # fmt: skip
+    assert trace.time is not None
+    between = trace.time.diff()[every // 2 :]  # the update is compiled by then
+    held_up = between.sort(descending=True).values[:checkpoints]
+    state = [leaf for leaf in tensors(rule.init(torch.zeros(entries))) if len(leaf) == entries]
+    copies: list[float] = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        kept = [leaf.clone() for leaf in (*state, state[0])]  # in fresh memory; the output is one more
+        copies.append(time.perf_counter() - begin)
+        del kept
+    return float(between.median()), float(held_up.median()), statistics.median(copies)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -131,6 +152,9 @@ def main() -> None:
         server, worker = (1e3 * statistics.median(column) for column in list(zip(*results, strict=True))[1:])
         print(f"processor time for an update, {problem_name}, {who}: {server:.3f} ms of the server, {worker:.3f} of a "
               f"worker, so that two cores allow {2e3 / (server + worker):,.0f} updates/s")  # fmt: skip
+    usual, held_up, copy = checkpoint_hold(10**7)
+    print(f"a checkpoint at 10^7: {1e3 * held_up:.0f} ms between two updates instead of {1e3 * usual:.0f}; a copy "
+          f"of the state into fresh memory takes {1e3 * copy:.0f} ms")  # fmt: skip
     print(f"copy bandwidth {bandwidth[1] / 1e9:.1f} GB/s on one thread, {bandwidth[2] / 1e9:.1f} on two")
     ceiling = bandwidth[2] / (4 * 10**7 * WORDS_PER_UPDATE)
     allowed = f"what {WORDS_PER_UPDATE} words an entry allow, {ceiling:.0f} updates/s"

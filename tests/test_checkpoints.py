@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 
 import pytest
@@ -121,6 +122,51 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used_and_that_is_said(tmp_pat
     assert [int(path.stem.split("-")[1]) for path in checkpoint_paths(tmp_path)] == [13, 10]
 
 
+def _sealed(description):
+    text = json.dumps(description)
+    return json.dumps({"checksum": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": text})
+
+
+@pytest.mark.parametrize("kind", ["nested", "a list", "no text", "missing keys", "wrong types", "a folder", "a fifo",
+                                  "a stray name", "tensors a fifo"])  # fmt: skip
+def test_any_other_damage_falls_back_to_the_checkpoint_before_with_one_line(tmp_path, kind):
+    at_ten, at_twenty = _two_checkpoints(tmp_path)
+    path = checkpoint_paths(tmp_path)[0]
+    description = json.loads(json.loads(path.read_text())["checkpoint"])
+    match kind:
+        case "nested":
+            path.write_text("[" * 100_000)
+        case "a list":
+            path.write_text("[1, 2]")
+        case "no text":
+            path.write_text(json.dumps({"checksum": "", "checkpoint": {"a": 1}}))
+        case "missing keys":
+            del description["config"]["settings"]
+            path.write_text(_sealed(description))
+        case "wrong types":
+            path.write_text(_sealed({**description, "log": [], "version": "20"}))
+        case "a folder":
+            path.unlink()
+            (path / "inside").mkdir(parents=True)
+        case "a fifo":
+            path.unlink()
+            os.mkfifo(path)
+        case "tensors a fifo":
+            path.with_suffix(".safetensors").unlink()
+            os.mkfifo(path.with_suffix(".safetensors"))
+        case "a stray name":
+            (tmp_path / "checkpoint-copy of mine.json").write_text("{}")
+    server = _Kept(tmp_path)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        server.load()
+    assert len(said) == (kind != "a stray name")
+    assert _same(at_twenty if kind == "a stray name" else at_ten, _bits(server))
+    _advance(server, 3)
+    assert server.save()
+    assert (tmp_path / f"checkpoint-{server.version:012d}.json").exists()
+
+
 @settings(max_examples=40)
 @given(
     position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), which=st.sampled_from([".json", ".safetensors"])
@@ -139,17 +185,50 @@ def test_any_flipped_bit_is_noticed_or_harmless(tmp_path_factory, position, bit,
     assert _same({10: at_ten, 20: at_twenty}[server.version], _bits(server))
 
 
-def test_a_damaged_log_of_updates_is_noticed(tmp_path):
-    _two_checkpoints(tmp_path)
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "removed", "a folder", "a fifo"])
+def test_a_damaged_log_of_updates_costs_the_history_and_nothing_else(tmp_path, damage):
+    _, at_twenty = _two_checkpoints(tmp_path)
     log = tmp_path / "updates.bin"
     contents = bytearray(log.read_bytes())
     contents[3] ^= 1
-    log.write_bytes(contents)
-    with (
-        pytest.warns(UserWarning, match="updates.bin"),
-        pytest.raises(DamagedError, match="no checkpoint .* is usable"),
-    ):
-        _Kept(tmp_path).load()
+    log.unlink()
+    if damage in ("flipped", "truncated"):
+        log.write_bytes(contents if damage == "flipped" else contents[:-1])
+    elif damage == "a folder":
+        log.mkdir()
+    elif damage == "a fifo":
+        os.mkfifo(log)
+    server = _Kept(tmp_path)
+    with pytest.warns(UserWarning, match="the parameters are whole, but who sent the gradients of the first 20"):
+        server.load()
+    assert _same(at_twenty, _bits(server))
+    _advance(server, 5)
+    if damage in ("a folder", "a fifo"):
+        with pytest.warns(UserWarning, match="the log of updates cannot be written at update 25"):
+            assert server.save()
+        assert int(checkpoint_paths(tmp_path)[0].stem.split("-")[1]) == 25
+        return
+    assert server.save()
+    again = _Kept(tmp_path)
+    again.load()
+    trace = again.trace()
+    assert (trace.worker[:20] == -1).all()
+    assert (trace.worker[20:] == 0).all()
+    with pytest.raises(ValueError, match="trace must be whole: its log of updates was damaged"):
+        lg.replay(trace, PROBLEM, again.rule)
+
+
+def test_a_log_that_is_removed_while_the_run_goes_on_is_written_again(tmp_path):
+    server = _Kept(tmp_path)
+    _advance(server, 10)
+    server.save()
+    (tmp_path / "updates.bin").unlink()
+    _advance(server, 10)
+    with pytest.warns(UserWarning, match="was removed or cut while the run went on: it is written again"):
+        assert server.save()
+    again = _Kept(tmp_path)
+    again.load()
+    assert torch.equal(again.trace().sequence, server.trace().sequence)
 
 
 def test_updates_after_the_last_checkpoint_are_dropped_from_the_log(tmp_path):
@@ -204,7 +283,7 @@ def test_as_many_checkpoints_are_kept_as_asked_for(tmp_path):
     server = _Kept(tmp_path, checkpoint_every=10, keep=3)
     for _ in range(75):
         _advance(server, 1)
-        if server.archive.is_due(server.version):
+        if server.archive.schedule.is_due(server.version):
             server.save()
     assert [int(path.stem.split("-")[1]) for path in checkpoint_paths(tmp_path)] == [70, 60, 50]
     assert len(list(tmp_path.glob("*.safetensors"))) == 3
@@ -260,7 +339,10 @@ def test_problems_are_told_apart_by_their_contents_and_by_no_address(tmp_path):
     torch.manual_seed(0)
     one, other = (ModuleProblem(torch.nn.Linear(64, 10), load("digits")) for _ in range(2))
     assert identify(one)["problem"] == identify(other)["problem"]
-    assert identify(one)["contents"] != identify(other)["contents"]
+    assert identify(one)["contents"] == identify(other)["contents"]
+    assert identify(one)["start"] != identify(other)["start"]
+    centred = ModuleProblem(torch.nn.Linear(64, 10), load("digits", "centre"))
+    assert identify(one)["contents"] != identify(centred)["contents"]
     assert identify(one) == identify(one.to("cpu"))
 
 

@@ -10,7 +10,7 @@ import torch
 import lategrad as lg
 from lategrad.problems import Quadratic
 from lategrad.serve import Server, Settings
-from lategrad.serve.desk import FOR_EVER, Activity, Desk, Location
+from lategrad.serve.desk import FOR_EVER, Activity, Desk, ForeignMessageError, Location
 from lategrad.serve.engines.engine import Ended, Report
 from lategrad.serve.supervisor import Supervisor, TrainingError
 
@@ -66,9 +66,40 @@ def test_a_member_that_has_lost_its_job_gets_another_and_the_first_is_void(desk)
     lost = desk.join(7, 0, HERE)
     desk.void_jobs(7, 0)
     again = desk.join(7, 0, HERE)
-    with pytest.warns(UserWarning, match="was used before"):
+    with pytest.raises(ForeignMessageError, match="answers job 0, which the worker does not have"):
         desk.deliver(7, 0, lost.version, lost.sequence, ONE)
     desk.deliver(7, 0, again.version, again.sequence, ONE)
+    assert desk.server.version == 1
+
+
+def test_a_message_that_answers_no_job_of_its_sender_changes_nothing(desk):
+    mine, other = desk.join(7, 0, HERE), desk.join(8, 1, HERE)
+    following = desk.deliver(7, 0, mine.version, mine.sequence, ONE)
+    before = desk.server.state.x.clone()
+    for message in [
+        (7, 0, mine.version, mine.sequence),  # repeated
+        (7, 0, following.version + 3, following.sequence),
+        (7, 0, following.version, 99),
+        (7, 1, other.version, other.sequence),  # another worker's
+    ]:
+        with pytest.raises(ForeignMessageError):
+            desk.deliver(*message, ONE)
+        with pytest.raises(ForeignMessageError):
+            desk.fail(message[0], message[1], -1, "out of memory")
+    assert torch.equal(desk.server.state.x, before)
+    assert desk.server.refusals == {}
+    assert desk.deliver(7, 0, following.version, following.sequence, ONE) is not None
+    assert desk.deliver(8, 1, other.version, other.sequence, ONE) is not None
+    assert desk.server.version == 3
+
+
+def test_jobs_that_are_voided_are_answered_with_new_ones_and_their_gradients_unused(desk):
+    before = desk.join(7, 0, HERE)
+    desk.void_all_jobs()
+    after = desk.deliver(7, 0, before.version, before.sequence, ONE)
+    assert desk.server.version == 0
+    assert after.sequence == 1
+    desk.deliver(7, 0, after.version, after.sequence, ONE)
     assert desk.server.version == 1
 
 

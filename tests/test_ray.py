@@ -18,7 +18,7 @@ import torch
 import lategrad as lg
 from lategrad.problems import Quadratic
 from lategrad.serve import Settings, Training, TrainingError
-from lategrad.serve.desk import Location
+from lategrad.serve.desk import ForeignMessageError, Location
 
 ray = pytest.importorskip("ray")
 
@@ -149,10 +149,26 @@ def test_a_gradient_that_was_sent_twice_is_applied_once(actor):
     begin(actor)
     message = gradient_at(actor.join(0, 0, HERE))
     actor.exchange(*message)
-    actor.exchange(*message)
+    with pytest.raises(ForeignMessageError, match="answers job 0"):  # which ends the worker
+        actor.exchange(*message)
     status = status_of(actor)
-    assert (status.telemetry.version, status.telemetry.refused) == (1, 1)
-    assert "used before" in status.messages[0]
+    assert (status.telemetry.version, status.telemetry.refused) == (1, 0)
+
+
+def test_a_poisoned_server_gives_no_checkpoint_and_goes_back(actor):
+    begin(actor)
+    reply = actor.exchange(*gradient_at(actor.join(0, 0, HERE)))
+    sound = actor.checkpoint(0)
+    actor._server.state.x.fill_(torch.inf)
+    assert actor.checkpoint(0) is None
+    assert status_of(actor).poisoned
+    assert actor.go_back(sound) == 1
+    assert not status_of(actor).poisoned
+    header, _ = unpack(reply)
+    reply = actor.exchange(*pack(header, torch.ones(6, dtype=torch.float64)))  # taken at a state that was given up
+    assert status_of(actor).telemetry.version == 1
+    actor.exchange(*gradient_at(reply))
+    assert status_of(actor).telemetry.version == 2
 
 
 def test_a_member_that_is_let_go_hands_back_its_gradient_first(actor):
@@ -361,16 +377,16 @@ def test_workers_come_and_go_with_their_machines(cluster):
 @pytest.mark.filterwarnings("ignore:worker", "ignore:stopped", "ignore:the server")
 def test_a_lost_server_goes_on_elsewhere_from_its_checkpoint(cluster):
     home, other = (cluster.add_node(num_cpus=1) for _ in range(2))
-    with Run(home, steps=10**6, workers="1:2", slow="constant:10", checkpoint_every=10) as run:
+    with Run(home, steps=10**6, workers="1:2", slow="constant:10") as run:
         run.wait_for(lambda: len(run.training.workers) == 2)
-        run.wait_for_progress()
+        run.wait_for(lambda: run.engine._mirror.logged > 0)
 
         lost = run.engine.server
         os.kill(lost.pid, signal.SIGKILL)
         run.wait_for(lambda: run.engine.server not in (None, lost))
         run.wait_for_progress()
 
-        kept = run.engine._archive.logged
+        kept = run.engine._mirror.logged
         cluster.remove_node(home, allow_graceful=False)
         run.wait_for(lambda: run.engine.server is not None and run.engine.server.node != home.node_id)
         assert run.training.version >= kept > 0
@@ -378,6 +394,39 @@ def test_a_lost_server_goes_on_elsewhere_from_its_checkpoint(cluster):
         trace = run.end()
     assert trace.loss[-1] < trace.loss[0] / 10
     cluster.remove_node(other)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:worker", "ignore:stopped", "ignore:the server")
+def test_a_lost_server_costs_a_few_seconds_and_a_gradient_that_outlasts_its_restart_nothing_else(cluster):
+    home = cluster.add_node(num_cpus=2)
+    with Run(home, steps=10**6, workers=2, slow={0: "constant:10", 1: "constant:20000"}) as run:
+        run.wait_for(lambda: len(run.training.workers) == 2)
+        run.wait_for(lambda: run.engine._mirror.logged > 50)
+        kept, lost, worker = run.engine._mirror.logged, run.engine.server, run.training.workers[1]
+        os.kill(lost.pid, signal.SIGKILL)
+        run.wait_for(lambda: run.engine.server not in (None, lost))
+        assert run.training.version >= kept
+        run.wait_for(lambda: run.engine._status.report.activities.get(1) is not None)  # it has joined again
+        assert run.training.workers[1] == worker
+        run.wait_for_progress()
+        trace = run.end()
+    assert trace.config["replaced"] == {}
+    cluster.remove_node(home)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:worker", "ignore:stopped")
+def test_a_run_ends_on_demand_while_its_server_does_not_answer(cluster, tmp_path):
+    home = cluster.add_node(num_cpus=1)
+    with Run(home, steps=10**6, workers=1, slow="constant:10", out=tmp_path) as run:
+        run.wait_for(lambda: run.engine._mirror.logged > 20)
+        os.kill(run.engine.server.pid, signal.SIGSTOP)
+        with pytest.warns(UserWarning, match=r"did not give one \(it does not answer\); the newest is that of update"):
+            trace = run.end()
+    assert len(trace.delays) == run.engine._mirror.logged > 20
+    assert lg.resume(tmp_path, PROBLEM, RULE, engine="threads", steps=len(trace.delays) + 10).complete
+    cluster.remove_node(home)
 
 
 @pytest.mark.slow

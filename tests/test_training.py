@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import signal
@@ -17,13 +18,14 @@ import pytest
 import torch
 
 import lategrad as lg
-from helpers.serving import Marked, MatricesOnly, Misbehaving, Shaped, Stillborn, audit, wait_until
+from helpers.serving import Babbling, Marked, MatricesOnly, Misbehaving, Poisonous, Shaped, Stillborn, audit, wait_until
 from lategrad import cli
 from lategrad.problems import ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.registry import build_rule
 from lategrad.serve import Settings, Training, TrainingError
 from lategrad.serve.archive import locked
 from lategrad.serve.checkpoint import checkpoint_paths, read_pair
+from lategrad.serve.control import ControlFile
 
 RULE = lg.Anytime(lg.OGD(lr=0.3))
 ENGINES = ("processes", "threads")
@@ -265,6 +267,92 @@ def test_when_all_gradients_are_bad_the_run_ends_and_says_why(how, said, engine)
         lg.train(Misbehaving(how), RULE, steps=50, workers=1, engine=engine, max_refusals=3)
 
 
+@pytest.mark.parametrize(
+    "how", ["repeated", "short", "empty", "long", "garbage", "started again", "of no slot", "from the future"]
+)
+def test_a_worker_that_sends_what_no_worker_sends_is_replaced_and_nobody_else_disturbed(how, tmp_path):
+    with pytest.warns(UserWarning, match=r"worker \d died after update \d+ \(.*\) and is replaced"):
+        trace = lg.train(Babbling(how, tmp_path / "babbled"), RULE, steps=400, workers=3, ahead=1, slow="constant:1")
+    audit(trace)
+    assert trace.complete
+    assert sum(trace.config["replaced"].values()) == 1
+    assert trace.config["refusals"] == {}
+    assert torch.equal(lg.replay(trace, Babbling(how, tmp_path / "babbled"), RULE).output, trace.output)
+
+
+FAST = lg.SGD(lr=1.5)  # the longest gradients make its state infinite
+
+
+def _checkpoints_are_sound(folder):
+    return all(leaf.isfinite().all() for path in checkpoint_paths(folder) for leaf in read_pair(path)[0].values())
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_whose_state_is_poisoned_goes_back_and_on(engine, kept, tmp_path):
+    problem = Poisonous(tmp_path, doses=2)
+    with pytest.warns(UserWarning, match=r"was not finite any more at update \d+: the run goes back to update \d+"):
+        trace = lg.train(problem, FAST, steps=400, workers=2, engine=engine, record_every=20, checkpoint_every=25,
+                         out=tmp_path / "run" if kept else None)  # fmt: skip
+    audit(trace)
+    assert trace.complete
+    assert trace.config["returns"] in (1, 2)  # both doses may have come before the first was noticed
+    assert trace.config["refusals"] == {}
+    assert trace.output.isfinite().all()
+    assert trace.loss.isfinite().all()
+    assert not kept or _checkpoints_are_sound(tmp_path / "run")
+    assert torch.equal(lg.replay(trace, Poisonous(tmp_path, doses=0), FAST).output, trace.output)
+
+
+def test_a_run_that_is_poisoned_again_and_again_gives_up_with_a_sound_checkpoint(tmp_path):
+    problem = Poisonous(tmp_path, doses=10**6)
+    with (
+        pytest.warns(UserWarning, match="the run goes back to update"),
+        pytest.raises(TrainingError, match="infinite or NaN 4 times in a row; the last checkpoint is sound: .* clip"),
+    ):
+        lg.train(problem, FAST, steps=10**4, workers=2, engine="threads", record_every=10**4, out=tmp_path / "run")
+    assert _checkpoints_are_sound(tmp_path / "run")
+
+
+@pytest.mark.filterwarnings("ignore:refused")
+@pytest.mark.parametrize(("defence", "refused"), [({"clip": 10.0}, 0), ({"max_norm_ratio": 50.0}, 5)])
+def test_long_gradients_are_shortened_or_refused_where_that_is_asked_for(defence, refused, tmp_path):
+    problem, rule = Poisonous(tmp_path, doses=5), lg.SGD(lr=0.5)
+    trace = lg.train(problem, rule, steps=600, workers=2, engine="threads", slow="constant:1", **defence)
+    audit(trace)
+    assert trace.config["returns"] == 0
+    assert sum(trace.config["refusals"].values()) == refused
+    assert trace.loss[-1] < trace.loss[0] * 10
+    assert len(list(tmp_path.glob("dose-*"))) == 5
+    if refused:  # the others are the problem's own
+        assert torch.equal(lg.replay(trace, Poisonous(tmp_path, doses=0), rule).output, trace.output)
+
+
+def test_clipped_gradients_replay_bit_for_bit():
+    problem = SoftmaxRegression(load("digits"), batch=16)
+    trace = lg.train(problem, RULE, steps=200, workers=2, engine="threads", clip=0.5)
+    assert torch.equal(lg.replay(trace, problem, RULE).output, trace.output)
+    assert not torch.equal(lg.simulate(problem, RULE, 1, 200).output, trace.output)
+
+
+@pytest.mark.filterwarnings("ignore:worker .* has not answered")
+def test_a_run_without_progress_ends_with_the_reason_and_a_checkpoint(tmp_path):
+    with pytest.raises(TrainingError, match="no update was made for 1 s, after update 30; replaced so far: worker 0"):
+        lg.train(_Hanging(), RULE, out=tmp_path, steps=1000, workers=1, engine="threads", deadline=0.3, stall=1.0)
+    assert read_pair(checkpoint_paths(tmp_path)[0])[1]["version"] == 30
+
+
+class _Hanging(Quadratic):
+    """After 30 gradients of all workers together, none for a while."""
+
+    calls = itertools.count()
+
+    def gradient(self, x, sample):
+        if next(self.calls) >= 30:
+            time.sleep(5)
+        return super().gradient(x, sample)
+
+
 class _BadWorker(Quadratic):
     """Worker threads can tell who they are: one of them sends nonsense."""
 
@@ -325,9 +413,103 @@ def test_a_bad_control_file_is_ignored_with_a_word(tmp_path):
         (tmp_path / "workers").write_text("many")
         wait_until(lambda: not (tmp_path / "workers").exists())
 
-    with pytest.warns(UserWarning, match="must hold an integer >= 1, got 'many'"):
+    with pytest.warns(UserWarning, match=r"must hold an integer in 1..1000, got 'many'"):
         _Run(Quadratic(), disturb=disturb, folder=tmp_path, steps=300, workers=1, engine="threads",
              slow="constant:3")()  # fmt: skip
+
+
+def _put_there(path, kind):
+    match kind:
+        case "a fifo":
+            os.mkfifo(path)
+        case "a folder":
+            path.mkdir()
+        case "a link":
+            path.symlink_to("/etc/passwd")
+        case "a link to nothing":
+            path.symlink_to(path.parent / "nowhere")
+        case "a huge number":
+            path.write_text("9" * 10_000)
+        case "too many":
+            path.write_text("1001")
+        case "bytes":
+            path.write_bytes(bytes(range(256)))
+        case "a negative number":
+            path.write_text("-3")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["a fifo", "a folder", "a link", "a link to nothing", "a huge number", "too many", "bytes", "a negative number"],
+)
+def test_whatever_else_lies_where_the_control_file_should_be_is_ignored_with_one_warning(kind, tmp_path):
+    control = ControlFile(tmp_path)
+    assert control.requested() is None
+    _put_there(tmp_path / "workers", kind)
+    with pytest.warns(UserWarning, match="must hold an integer in 1..1000, .*: ignored") as said:
+        assert [control.requested() for _ in range(3)] == [None] * 3
+    assert len(said) == 1
+    if kind == "a folder":
+        (tmp_path / "workers").rmdir()
+    (tmp_path / "workers").write_text(" 7\n")
+    assert [control.requested(), control.requested()] == [7, None]
+
+
+@pytest.mark.slow
+def test_where_there_are_too_many_open_files_fewer_workers_go_on():
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lg.train(Quadratic(), RULE, steps=10, workers=1)  # the fork server has its own limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, limits[1]))
+    try:
+        with pytest.warns(UserWarning, match=r"worker \d+ could not be started \(.*Too many open files.*others go on"):
+            trace = lg.train(Quadratic(), RULE, steps=2000, workers=40)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    audit(trace)
+    assert trace.complete
+
+
+def test_a_network_with_other_first_weights_goes_on_from_its_checkpoint(tmp_path):
+    """As in a script that makes its module anew each time it is started."""
+
+    def problem():
+        return ModuleProblem(torch.nn.Linear(64, 10), load("digits"))
+
+    first = problem()
+    before = lg.train(first, lg.SGD(lr=0.1), steps=60, workers=2, engine="threads", out=tmp_path)
+    trace = lg.resume(tmp_path, problem(), lg.SGD(lr=0.1), steps=120)
+    assert torch.equal(lg.replay(trace, first, lg.SGD(lr=0.1)).output, trace.output)
+    assert trace.loss[-1] < before.loss[0]
+    with pytest.raises(ValueError, match="started from other parameters"):
+        lg.replay(trace, problem(), lg.SGD(lr=0.1))
+
+
+class _Nameless(Quadratic):
+    """A user's own problem, which has no checksum of its data."""
+
+    def __getattribute__(self, name):
+        if name == "fingerprint":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def test_a_problem_without_a_fingerprint_goes_on_with_a_warning(tmp_path):
+    lg.train(_Nameless(), RULE, steps=20, workers=1, engine="threads", out=tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"has no fingerprint\(\): that its data are those of the checkpoint could not"
+    ):
+        assert lg.resume(tmp_path, _Nameless(), RULE, steps=40).complete
+
+
+def test_the_lock_of_a_folder_does_not_go_with_any_file_in_it(tmp_path):
+    with locked(tmp_path):
+        for path in tmp_path.iterdir():
+            path.unlink()
+        with pytest.raises(ValueError, match="a run is going on in"), locked(tmp_path):
+            pass
+    with locked(tmp_path):
+        pass
 
 
 def test_a_folder_with_a_run_in_it_is_not_overwritten(tmp_path):
@@ -501,18 +683,63 @@ def test_a_killed_server_leaves_no_orphans_and_is_resumed_without_loss_or_repeti
         lg.replay(trace, SoftmaxRegression(load("digits", "centre"), batch=16), rule)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_leave_a_checkpoint_and_nothing_else(sent, tmp_path):
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)])
+def test_ctrl_c_sigterm_and_sighup_leave_a_checkpoint_and_nothing_else(sent, code, tmp_path):
     run = _start(*TRAIN, "--steps", 10**6, "--out", tmp_path)
     _wait_for_updates(tmp_path, 100)
     os.killpg(run.pid, sent)  # the whole group, as a terminal does
     _out, err = run.communicate(timeout=60)
-    assert run.returncode == 130, err
+    assert run.returncode == code, err
     assert "Traceback" not in err
     assert "the trace ends after" in err
     wait_until(lambda: not _of_session(run.pid), seconds=10)
     trace = lg.Trace.load(tmp_path / "trace.safetensors")
     assert read_pair(checkpoint_paths(tmp_path)[0])[1]["version"] == len(trace.delays) >= 100
+
+
+def test_sigusr1_makes_a_checkpoint_at_once_and_the_run_goes_on(tmp_path):
+    run = _start(*TRAIN[:-2], "--steps", 10**6, "--out", tmp_path)
+    wait_until(lambda: (tmp_path / "checkpoint-000000000000.json").exists(), seconds=60)
+    wait_until(lambda: len(_of_session(run.pid)) >= 5)  # its workers are there
+    time.sleep(1)
+    for _ in range(2):
+        newest = checkpoint_paths(tmp_path)[0]
+        os.killpg(run.pid, signal.SIGUSR1)  # all processes, as batch systems do
+        wait_until(lambda was=newest: checkpoint_paths(tmp_path)[0] != was)
+    os.kill(run.pid, signal.SIGTERM)
+    _out, err = run.communicate(timeout=60)
+    assert run.returncode == 75, err
+    assert "died" not in err
+
+
+_STUCK = """
+import ctypes, sys, lategrad as lg
+from lategrad.problems import Quadratic
+
+class Stuck(Quadratic):
+    def gradient(self, x, sample):
+        if type(self).__module__ == "__mp_main__":
+            open(sys.argv[1], "w").close()
+            ctypes.PyDLL(None).sleep(600)  # with the interpreter's lock
+        return super().gradient(x, sample)
+
+if __name__ == "__main__":
+    lg.train(Stuck(), lg.SGD(lr=0.1), steps=10, workers=2)
+"""
+
+
+def test_a_worker_stuck_in_c_code_dies_with_its_killed_server_and_nothing_is_left(tmp_path):
+    script, temporary = tmp_path / "stuck.py", tmp_path / "temporary"
+    script.write_text(_STUCK)
+    temporary.mkdir()
+    run = subprocess.Popen([sys.executable, script, tmp_path / "at it"], start_new_session=True,
+                           env={**os.environ, "TMPDIR": str(temporary)})  # fmt: skip
+    wait_until((tmp_path / "at it").exists, seconds=60)
+    assert list(temporary.iterdir()), "the fork server has a socket there"
+    run.kill()
+    run.wait()
+    wait_until(lambda: not _of_session(run.pid), seconds=10)
+    assert not list(temporary.iterdir())
 
 
 def test_the_command_line_trains_replays_and_explains(tmp_path):

@@ -8,7 +8,17 @@ from lategrad.execution import in_place
 from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
 from lategrad.registry import parse_rule, parse_set
 from lategrad.replay import replay
-from lategrad.rules import SGD, Anytime, Blocks, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
+from lategrad.rules import (
+    SGD,
+    Anytime,
+    Blocks,
+    CentredClipping,
+    Steady,
+    SteadyAdam,
+    SteadyMuon,
+    StronglyConvexOGD,
+    rivals,
+)
 from lategrad.serve.training import resume, train
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
 from lategrad.simulate import simulate
@@ -33,6 +43,7 @@ __all__ = [
     "Ball",
     "Blocks",
     "Box",
+    "CentredClipping",
     "DoG",
     "DoWG",
     "HalfSpace",

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGHUP, SIGTERM
 from typing import Annotated, Any
 
 import torch
@@ -31,6 +32,7 @@ from lategrad.replay import replay as replay_trace
 from lategrad.rules.rule import AnyRule
 from lategrad.serve import TrainingError
 from lategrad.serve.command_line import RESUME_OPTIONS, TRAIN_OPTIONS, with_options
+from lategrad.serve.control import STOPPED
 from lategrad.serve.training import resume_from
 from lategrad.serve.training import train as run_training
 from lategrad.sets import ConvexSet
@@ -377,12 +379,18 @@ def _confirm_own_code(command: dict[str, Any], **given: str | None) -> None:
             raise ValueError(f"the run used code of your own: name it again, --{option} {noted}")
 
 
+_QUEUE_AGAIN = 75
+"""EX_TEMPFAIL: a batch system took the machine away; `lategrad resume` goes on from the checkpoint."""
+
+
 def _finish_training(trace: Trace, out: Path | None) -> None:
     delays = ""
     if len(trace.delays):
         summary = trace.delay_summary()
         delays = f", delay mean {summary.mean:.1f} max {summary.max}"
     typer.echo(f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {_result(trace)}{delays}")
+    if returns := trace.config.get("returns"):
+        typer.echo(f"went back to a checkpoint {returns} times, because the state was not finite")
     for what in ("refusals", "too_late", "replaced"):
         if counts := trace.config.get(what):
             typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
@@ -391,7 +399,8 @@ def _finish_training(trace: Trace, out: Path | None) -> None:
         trace.plot(out / "training.png")
         typer.echo(f"written to {out}: trace.safetensors, results.csv, training.png, checkpoints")
     if not trace.complete:
-        raise typer.Exit(130)
+        sent_away = out is not None and trace.config.get("stopped") in (STOPPED[SIGTERM], STOPPED[SIGHUP])
+        raise typer.Exit(_QUEUE_AGAIN if sent_away else 130)
 
 
 def _result(trace: Trace) -> str:

@@ -11,6 +11,7 @@ from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
+from lategrad.serve.gradient_norms import clipped
 from lategrad.serve.identity import require_same
 from lategrad.serve.worker import stream_seed
 from lategrad.simulate import simulate
@@ -24,11 +25,14 @@ _NEIGHBOURS = 256  # as many as the simulator asks for at once
 class RecordedSamples:
     """A problem whose samples are those that the workers of a recorded run drew, in the order of its updates."""
 
-    def __init__(self, problem: Problem, worker: Tensor, sequence: Tensor, seed: int) -> None:
+    def __init__(
+        self, problem: Problem, worker: Tensor, sequence: Tensor, seed: int, clip: float | None = None
+    ) -> None:
         self._problem, self._worker, self._sequence, self._seed = problem, worker, sequence, seed
+        self._clip = clip
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._problem, name)  # all but the samples is the problem's own
+        return getattr(self._problem, name)  # the rest is the problem's own
 
     def __repr__(self) -> str:
         return repr(self._problem)
@@ -53,9 +57,14 @@ class RecordedSamples:
             return torch.cat([self._problem.samples(seed, k, 1) for k in positions.tolist()])
         return self._problem.samples(seed, low, high - low + 1)[positions - low]
 
+    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
+        """The problem's, as short as the run's server made it."""
+        grad = self._problem.gradient(x, sample)
+        return grad if self._clip is None else clipped(grad, self._clip)
+
     def to(self, device: torch.device | str) -> RecordedSamples:
         """The same with the problem's data on a device."""
-        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._seed)
+        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._seed, self._clip)
 
 
 def replay(
@@ -95,9 +104,12 @@ def replay(
     require("trace", trace.config.get("problem"), trace.sequence is not None and trace.worker is not None,
             "of a real training: a simulated one can be simulated again")  # fmt: skip
     worker, sequence = cast(Tensor, trace.worker), cast(Tensor, trace.sequence)
-    require_same(problem, trace.config, "that was trained on")
+    lost = int((worker < 0).sum())
+    require("trace", f"one that has lost {lost} updates' rows", lost == 0, "whole: its log of updates was damaged")
+    require_same(problem, trace.config, "that was trained on", same_start=True)
     rule = fill_in(rule, getattr(problem, "blocks", None))
-    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, trace.config["settings"]["seed"]))
+    settings = trace.config["settings"]
+    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, settings["seed"], settings.get("clip")))
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
         return simulate(
             recorded, rule, Recorded(trace.delays, trace.time, trace.worker), len(trace.delays),

@@ -5,6 +5,7 @@ The problems are in a module of their own, so that worker processes can import t
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import Tensor
 import lategrad as lg
 from lategrad.problems import Quadratic
 from lategrad.rules.blocks import Block, Blocks
+from lategrad.serve.engines.processes import _ARRIVED, _READY, _pack, _ProcessLink
 from lategrad.trace import Trace
 
 
@@ -29,11 +31,8 @@ class Misbehaving(Quadratic):
         self.how, self.marker = how, marker
 
     def _hang_once(self) -> None:
-        try:
-            self.marker.touch(exist_ok=False)
-        except FileExistsError:
-            return
-        time.sleep(1000)
+        if _is_first(self.marker):
+            time.sleep(1000)
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
         grad = super().gradient(x, sample)
@@ -49,6 +48,20 @@ class Misbehaving(Quadratic):
             raise OSError("the data is gone")
         self._hang_once()
         return grad
+
+
+class Poisonous(Quadratic):
+    """Some gradients are finite, but so long that the next state is not: the first few, or all after a while."""
+
+    def __init__(self, folder: Path, doses: int) -> None:
+        super().__init__()
+        self.folder, self.doses = folder, doses
+        self.calls = 0
+
+    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
+        self.calls += 1
+        poison = self.calls % 20 == 19 and any(_is_first(self.folder / f"dose-{n}") for n in range(self.doses))
+        return torch.full_like(x, torch.finfo(x.dtype).max) if poison else super().gradient(x, sample)
 
 
 class Marked(Quadratic):
@@ -69,6 +82,46 @@ class Marked(Quadratic):
 
     def loss(self, x: Tensor) -> Tensor:
         return x[..., :1].double()
+
+
+class Babbling(Quadratic):
+    """One worker process sends what no worker sends, once, and then goes on as if nothing had happened."""
+
+    def __init__(self, how: str, marker: Path) -> None:
+        super().__init__()
+        self.how, self.marker = how, marker
+        self.calls = 0
+
+    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 2:  # job 0 is answered by now
+            link = next((thing for thing in gc.get_objects() if type(thing) is _ProcessLink), None)
+            if link is not None and _is_first(self.marker):
+                self._send(link)
+        return super().gradient(x, sample)
+
+    def _send(self, link: _ProcessLink) -> None:
+        messages = {
+            "repeated": [_pack(_ARRIVED, 0, 0, 0)] * 15,
+            "short": [b"abc"],
+            "empty": [b""],
+            "long": [bytes(100_000)],
+            "garbage": [bytes(range(200, 256))],
+            "started again": [_pack(_READY)],
+            "of no slot": [_pack(_ARRIVED, 77, 0, 0)],
+            "from the future": [_pack(_ARRIVED, link.slot, 0, 10**12)],
+        }
+        for message in messages[self.how]:
+            link.channel.send(message)
+
+
+def _is_first(marker: Path) -> bool:
+    """Whether nobody has made the marker before, in any process."""
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 class Stillborn(Quadratic):

@@ -84,9 +84,13 @@ class ModuleProblem:
         self.labels_on_cpu = data.y_train
 
     def fingerprint(self) -> str:
-        """The data, the module with its first parameters and its buffers, and the name of the loss."""
-        contents = hashlib.sha256()
-        for part in (self.data.x_train, self.data.y_train, *self.module.state_dict().values()):
+        """The data, the module with its shapes and all that is not trained, and the name of the loss.
+
+        Not the first parameters: they are random, and a run that goes on has better ones.
+        """
+        contents = hashlib.sha256(repr(list(self.shapes.items())).encode())
+        fixed = [part for name, part in self.module.state_dict().items() if name not in self.shapes]
+        for part in (self.data.x_train, self.data.y_train, *fixed):
             contents.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         loss = getattr(self.loss_of_batch, "__name__", type(self.loss_of_batch).__name__)
         return f"{self.module} {loss} {contents.hexdigest()}"

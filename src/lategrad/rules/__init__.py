@@ -3,6 +3,7 @@
 from lategrad.rules import rivals
 from lategrad.rules.anytime import Anytime
 from lategrad.rules.blocks import Block, Blocks
+from lategrad.rules.robust import CentredClipping
 from lategrad.rules.rule import (
     AnyRule,
     Rule,
@@ -25,6 +26,7 @@ __all__ = [
     "Anytime",
     "Block",
     "Blocks",
+    "CentredClipping",
     "Rule",
     "Steady",
     "SteadyAdam",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
+import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lategrad.serve.checkpoint import Checkpoint, DamagedError, checkpoint_paths, read_pair, write_pair
-from lategrad.serve.update_log import LogFile, LogMark
+import numpy as np
+
+from lategrad.serve.checkpoint import Checkpoint, DamagedError, checkpoint_paths, read_pair, version_of, write_pair
+from lategrad.serve.update_log import LogFile, LogMark, Rows, UpdateLog
 
 _SECONDS = 60.0  # between two checkpoints, unless it is said after how many updates
 
@@ -22,13 +26,68 @@ def locked(folder: Path | None) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back when the process ends, however it ends
-        except BlockingIOError:
-            wait = "wait for its end, or choose another folder"
-            raise ValueError(f"a run is going on in {str(folder)!r}: {wait}") from None
+    descriptor = os.open(folder, os.O_RDONLY)  # the folder itself: a file in it could be removed, and the lock with it
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back when the process ends, however it ends
         yield
+    except BlockingIOError:
+        wait = "wait for its end, or choose another folder"
+        raise ValueError(f"a run is going on in {str(folder)!r}: {wait}") from None
+    finally:
+        os.close(descriptor)
+
+
+class Schedule:
+    """When checkpoints are due; a failed one is tried again when the next would be.
+
+    Args:
+        every: updates between two checkpoints; by default so many seconds pass between them.
+        seconds: by default a minute.
+    """
+
+    def __init__(self, every: int | None, seconds: float = _SECONDS) -> None:
+        self.every, self.seconds = every, seconds
+        self.note(0)
+
+    def note(self, version: int) -> None:
+        """One was tried, or loaded."""
+        self._at, self._version = time.monotonic(), version
+
+    def is_due(self, version: int) -> bool:
+        """Whether it is time for one."""
+        if self.every is not None:
+            return version - self._version >= self.every
+        return time.monotonic() - self._at >= self.seconds
+
+
+class MemoryArchive:
+    """The newest checkpoint, in memory: for a run without a folder, which may have to go back all the same."""
+
+    def __init__(self, every: int | None = None, seconds: float = _SECONDS) -> None:
+        self.schedule = Schedule(every, seconds)
+        self._newest: Checkpoint | None = None
+
+    @property
+    def logged(self) -> int:
+        """Updates whose rows it has."""
+        return 0 if self._newest is None else len(self._newest.rows)
+
+    def save(self, checkpoint: Checkpoint) -> bool:
+        """Keep a checkpoint."""
+        self.schedule.note(checkpoint.version)
+        before = checkpoint.rows[:0] if self._newest is None else self._newest.rows
+        self._newest = dataclasses.replace(checkpoint, rows=np.concatenate([before, checkpoint.rows]))
+        return True
+
+    def load(self) -> Checkpoint:
+        """The newest."""
+        assert self._newest is not None, "there is one from the start"
+        self.schedule.note(self._newest.version)
+        return self._newest
+
+    def unusable(self) -> OSError:
+        """Memory always is."""
+        raise AssertionError
 
 
 class Archive:
@@ -44,33 +103,36 @@ class Archive:
     """
 
     def __init__(self, folder: Path, every: int | None = None, keep: int = 2) -> None:
-        self.folder, self.every, self.keep = folder, every, keep
+        self.folder, self.keep = folder, keep
+        self.schedule = Schedule(every)
         self._log = LogFile(folder / "updates.bin")
-        self._tried_at, self._tried_version = time.monotonic(), 0
 
     @property
     def logged(self) -> int:
         """Updates whose rows are in the log; a checkpoint brings those after them."""
+        self._log.look_after()
         return self._log.mark.updates
-
-    def is_due(self, version: int) -> bool:
-        """Whether it is time for a checkpoint; a failed one is tried again when the next would be due."""
-        if self.every is not None:
-            return version - self._tried_version >= self.every
-        return time.monotonic() - self._tried_at >= _SECONDS
 
     def save(self, checkpoint: Checkpoint) -> bool:
         """Write a checkpoint and drop those it supersedes; False, with a warning, if the disk would not take it."""
-        self._tried_at, self._tried_version = time.monotonic(), checkpoint.version
+        self.schedule.note(checkpoint.version)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            mark = self._log.append(checkpoint.rows)
+            mark = self._append(checkpoint)
             write_pair(self.folder, checkpoint, mark._asdict())
         except OSError as error:
             warnings.warn(f"checkpoint at update {checkpoint.version} failed, training goes on: {error}", stacklevel=2)
             return False
         self._drop_superseded(checkpoint.version)
         return True
+
+    def _append(self, checkpoint: Checkpoint) -> LogMark:
+        """What is new in the log; where it cannot be written, the checkpoint goes without."""
+        try:
+            return self._log.append(checkpoint.rows)
+        except OSError as error:
+            warnings.warn(f"the log of updates cannot be written at update {checkpoint.version}: {error}", stacklevel=3)
+            return LogMark(0, 0)
 
     def unusable(self) -> OSError:
         """What to raise where not even a first checkpoint can be saved."""
@@ -81,11 +143,24 @@ class Archive:
 
         A checkpoint above the version is one that was passed over because it is damaged.
         """
-        kept = [path for path in checkpoint_paths(self.folder) if int(path.stem.partition("-")[2]) <= version]
+        kept = [path for path in checkpoint_paths(self.folder) if version_of(path) <= version]
         stems = {path.stem for path in kept[: self.keep]}
         for path in [*self.folder.glob("checkpoint-*"), *self.folder.glob(".checkpoint-*.part")]:
             if path.stem not in stems:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):  # a folder of that name is not ours
+                    path.unlink(missing_ok=True)
+
+    def _history(self, version: int, mark: LogMark) -> Rows:
+        """The log up to a checkpoint; a damaged one costs the history, and nothing else."""
+        try:
+            if mark.updates != version:
+                raise DamagedError(f"the log of updates ends at {mark.updates}")
+            return self._log.read(mark)
+        except DamagedError as error:
+            warnings.warn(f"{error}; the parameters are whole, but who sent the gradients of the first {version} "
+                          "updates, and how late, is not known any more", stacklevel=3)  # fmt: skip
+            self._log.mark = LogMark(0, 0)
+            return UpdateLog.unknown(version).rows()
 
     def load(self) -> Checkpoint:
         """The newest checkpoint that is whole, with the log up to it; those passed over are warned of."""
@@ -95,11 +170,11 @@ class Archive:
         for path in paths:
             try:
                 tensors, description = read_pair(path)
-                rows = self._log.read(LogMark(**description["log"]))
             except DamagedError as error:
-                last = error
+                last: DamagedError = error
                 warnings.warn(f"{error}; trying the one before", stacklevel=2)
             else:
-                self._tried_at, self._tried_version = time.monotonic(), description["version"]
-                return Checkpoint(description["version"], tensors, description, rows)
+                version = description["version"]
+                self.schedule.note(version)
+                return Checkpoint(version, tensors, description, self._history(version, LogMark(**description["log"])))
         raise DamagedError(f"no checkpoint in {str(self.folder)!r} is usable; the last tried: {last}")

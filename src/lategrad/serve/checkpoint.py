@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
-from lategrad.support.files import replacing
+from lategrad.support.files import read_regular, replacing
 
 FORMAT = "lategrad-checkpoint-2"
 
@@ -53,8 +54,14 @@ def checkpoint_path(folder: Path, version: int) -> Path:
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """The descriptions of all checkpoints in a folder, the newest first."""
-    return sorted(folder.glob("checkpoint-*.json"), reverse=True)
+    """The descriptions of all checkpoints in a folder, the newest first; other names are not ours."""
+    named = [path for path in folder.glob("checkpoint-*.json") if re.fullmatch(r"checkpoint-\d{12,18}", path.stem)]
+    return sorted(named, key=version_of, reverse=True)
+
+
+def version_of(path: Path) -> int:
+    """The number of updates in the name of a description."""
+    return int(path.stem.partition("-")[2])
 
 
 def write_pair(folder: Path, checkpoint: Checkpoint, log_mark: dict[str, int]) -> None:
@@ -88,16 +95,31 @@ def _write(path: Path, contents: bytes) -> None:
 def read_pair(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and description of one checkpoint; raises :class:`DamagedError` with what is wrong."""
     try:
-        sealed = json.loads(path.read_bytes())
+        sealed = json.loads(read_regular(path))
         text: str = sealed["checkpoint"]
         if hashlib.sha256(text.encode()).hexdigest() != sealed["checksum"]:
             raise ValueError("its checksum does not match")
         description = json.loads(text)
         if description["format"] != FORMAT:
             raise ValueError(f"its format is {description['format']!r}, of another version of lategrad, not {FORMAT!r}")
-        tensors = path.with_suffix(".safetensors").read_bytes()
+        _require_complete(description)
+        tensors = read_regular(path.with_suffix(".safetensors"))
         if hashlib.sha256(tensors).hexdigest() != description["tensors"]:
             raise ValueError("the checksum of its tensors does not match")
         return safetensors.torch.load(tensors), description
-    except (ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
-        raise DamagedError(f"checkpoint {str(path)!r} is damaged: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, SafetensorError) as error:
+        raise DamagedError(f"checkpoint {str(path)!r} is damaged: {type(error).__name__}: {error}") from None
+
+
+_PARTS = {"version": int, "log": dict, "config": dict, "records": dict, "refusals": dict, "gate": dict,
+          "next_sequence": dict, "seconds": float}  # fmt: skip
+_CONFIG = {"problem": str, "contents": str, "rule": dict, "settings": dict, "compiled": bool, "replaced": dict}
+_LOG = {"updates": int, "checksum": int}
+
+
+def _require_complete(description: dict[str, Any]) -> None:
+    """Require all parts that a run needs to go on."""
+    for parts, where in ((_PARTS, description), (_CONFIG, description["config"]), (_LOG, description["log"])):
+        for name, kind in parts.items():
+            if not isinstance(where[name], kind):
+                raise TypeError(f"{name!r} is {where[name]!r}, not of type {kind.__name__}")

@@ -1,8 +1,9 @@
 """Where workers' messages come in: each becomes an update or a refusal, and is answered with the worker's next job.
 
 One worker after another may serve under the same number; each of them is a *member*, with a number of its own. The
-desk knows which jobs every member has, so that the jobs of a dead one can be given up. It is where the server is, in
-every engine; the supervisor may be elsewhere.
+desk knows which jobs every member has, so that the jobs of a dead one can be given up, and so that a message that
+answers no job of its sender is told from one that does: whoever sends it is not to be trusted with a job any more. It
+is where the server is, in every engine; the supervisor may be elsewhere.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from lategrad.serve.server import Server
 
 FOR_EVER = math.inf
 """How long the gradient of a thread is waited for that was taken for hung: it cannot be ended, and may come back."""
+
+
+class ForeignMessageError(ValueError):
+    """A message that answers no job of the member that sent it; nothing was changed, and the member is to be ended."""
 
 
 class Location(NamedTuple):
@@ -41,9 +46,11 @@ class Activity(NamedTuple):
 
 @dataclass
 class _Member:
+    worker: int
     location: Location
     last_job: float
-    jobs: set[int] = field(default_factory=set)
+    jobs: dict[int, int | None] = field(default_factory=dict)
+    """Sequence numbers, with the version that each was handed out at; None if its gradient is not wanted any more."""
     delivered: int = 0
     leaving: bool = False
 
@@ -71,7 +78,8 @@ class Desk:
     def join(self, member: int, worker: int, location: Location, out: Tensor | None = None) -> Job | None:
         """A job for a member that has just started, or has lost the server for a while."""
         if member not in self._members:
-            self._members[member] = _Member(location, time.monotonic(), leaving=member in self._leaving_before_joined)
+            leaving = member in self._leaving_before_joined
+            self._members[member] = _Member(worker, location, time.monotonic(), leaving=leaving)
         return self._assign(member, self.server.issue(worker, out))
 
     def deliver(
@@ -86,22 +94,41 @@ class Desk:
         checked: bool = False,
     ) -> Job | None:
         """Take in the gradient of a job and answer with the next one; a late one of a member that is gone is used."""
+        wanted = self._take_back(member, worker, sequence, version)
         job = None
-        if not self.server.done:
+        if self.server.done:
+            self.server.forget(worker, sequence)
+        elif wanted:
             job = self.server.exchange(worker, version, sequence, grad, out, checked=checked)
-        known = self._members.get(member)
-        if known is not None:
+        else:
+            job = self.server.issue(worker, out)
+        if (known := self._members.get(member)) is not None:
             known.delivered += 1
-            known.jobs.discard(sequence)
         return self._assign(member, job)
 
     def fail(self, member: int, worker: int, sequence: int, reason: str, out: Tensor | None = None) -> Job | None:
         """Note that the gradient of a job will not come, and answer with the next one."""
-        self.server.refuse(worker, sequence, reason)
-        known = self._members.get(member)
-        if known is not None:
-            known.jobs.discard(sequence)
+        if self._take_back(member, worker, sequence):
+            self.server.refuse(worker, sequence, reason)
         return self._assign(member, self.server.issue(worker, out))
+
+    def _take_back(self, member: int, worker: int, sequence: int, version: int | None = None) -> bool:
+        """The job that a message answers is over; whether what it brings is wanted.
+
+        Of a member that is gone, the server itself knows which jobs are still open.
+        """
+        known = self._members.get(member)
+        if known is None:
+            return True
+        if worker != known.worker:
+            raise ForeignMessageError(f"it says that it is of worker {worker}, and came from worker {known.worker}")
+        if sequence not in known.jobs:
+            raise ForeignMessageError(f"it answers job {sequence}, which the worker does not have")
+        issued = known.jobs[sequence]
+        if None not in (issued, version) and issued != version:
+            raise ForeignMessageError(f"it is for version {version}, job {sequence} was handed out with {issued}")
+        del known.jobs[sequence]
+        return issued is not None
 
     def _assign(self, member: int, job: Job | None) -> Job | None:
         """Enter a job as the member's; one that is leaving, or gone, gets none, nor any later."""
@@ -109,7 +136,7 @@ class Desk:
         if known is not None:
             known.last_job = time.monotonic()
             if job is not None and not known.leaving:
-                known.jobs.add(job.sequence)
+                known.jobs[job.sequence] = job.version
                 return job
             known.leaving = True
         if job is not None:
@@ -148,6 +175,16 @@ class Desk:
             for sequence in known.jobs:
                 self.server.forget(worker, sequence)
             known.jobs.clear()
+
+    def void_all_jobs(self) -> None:
+        """The server has gone back: whatever workers are at is not wanted, and each is answered with a new job."""
+        for known in self._members.values():
+            known.jobs = dict.fromkeys(known.jobs)
+        self._outstanding.clear()
+
+    def has_joined(self, member: int) -> bool:
+        """Whether it has had a job."""
+        return member in self._members
 
     def _give_up(self) -> None:
         now = time.monotonic()

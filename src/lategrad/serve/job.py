@@ -29,9 +29,10 @@ def malformed(grad: Tensor, dim: int, dtype: torch.dtype) -> str | None:
 
 def unusable(grad: Tensor, dim: int, dtype: torch.dtype) -> str | None:
     """What is wrong with a gradient, if anything: its form, or what is in it."""
-    return malformed(grad, dim, dtype) or (None if _is_finite(grad) else "not finite")
+    return malformed(grad, dim, dtype) or (None if is_finite(grad) else "not finite")
 
 
-def _is_finite(grad: Tensor) -> bool:
+def is_finite(grad: Tensor) -> bool:
+    """Whether all entries are."""
     # A sum is one pass without memory of its own; it can overflow where the entries do not, so ask again then.
     return math.isfinite(grad.sum().item()) or bool(torch.isfinite(grad).all())

@@ -10,6 +10,10 @@ Every engine drives it the same way, from one thread:
 A gradient is applied once or refused, or dropped where it is later than ``max_delay``. It is refused, with the
 state untouched, if nobody asked for it (its sequence number is unknown or was used before), if its version is
 not the one that was handed out, or if it is not a finite vector of the right length and dtype.
+
+Finite gradients can still make a state that is not. It is checked when it is recorded, before it is saved, and when a
+gradient is refused (at such a state all are); whoever drives the server sees ``poisoned``, and goes back to a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -28,8 +32,9 @@ from lategrad.problems.problem import Problem
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket
 from lategrad.serve.checkpoint import Checkpoint
+from lategrad.serve.gradient_norms import NormGate, clipped, norm
 from lategrad.serve.identity import identify, require_same
-from lategrad.serve.job import Job, unusable
+from lategrad.serve.job import Job, is_finite, unusable
 from lategrad.serve.records import Records
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry, measure
@@ -54,8 +59,8 @@ class Server:
         problem: whose loss and accuracy are recorded; workers take gradients of it.
         rule: any server rule, for one run (no hyper-parameter may have run dimensions). One that looks at the shapes
             of the problem's tensors gets them.
-        settings: of which the server uses ``steps``, ``record_every``, ``compile``, ``max_refusals``, ``max_delay``
-            and ``server_device``; all are part of its checkpoints and its trace.
+        settings: of which the server uses ``steps``, ``record_every``, ``compile``, ``max_refusals``, ``max_delay``,
+            ``clip``, ``max_norm_ratio`` and ``server_device``; all are part of its checkpoints and its trace.
         query_in_place: whether :meth:`exchange` may hand out a query that is part of the state, which the next exchange
             overwrites: for engines that have sent it off by then. Saves a pass over the vector.
 
@@ -92,6 +97,7 @@ class Server:
         self.config: dict[str, Any] = {
             **identify(problem), "rule": describe(rule), "steps": self.steps, "compiled": self.compiled,
             "backend": self._update.backend, "torch": torch.__version__, "settings": settings.saved(), "replaced": {},
+            "returns": 0,
         }  # fmt: skip
 
         self.log = UpdateLog()
@@ -99,6 +105,13 @@ class Server:
         self.records = Records(evaluated, settings.record_every or max(1, self.steps // 10))
         self.refusals: Counter[str] = Counter()
         self.gate = None if settings.max_delay is None else StalenessGate(settings.max_delay)
+        self._clip = settings.clip
+        self._norm_gate = None if settings.max_norm_ratio is None else NormGate(settings.max_norm_ratio)
+        self.poisoned = False
+        """Whether the state was found not to be finite."""
+        self.returns_in_a_row = 0
+        """How often the run went back to a checkpoint and did not get past where it was poisoned."""
+        self._poisoned_at = 0
         self._refused_in_a_row: Counter[int] = Counter()
         self.last_refusal: str | None = None
         self._next_sequence: Counter[int] = Counter()
@@ -169,13 +182,15 @@ class Server:
             checked: whether it has been found usable (:func:`~lategrad.serve.job.unusable`) where it was made.
         """
         with torch.no_grad():
-            objection = self._objection(worker, version, sequence, grad, checked)
+            objection = self._objection(worker, version, sequence, grad, checked) or self._too_long(grad)
             if objection is not None:
                 self.refuse(worker, sequence, objection)
                 return self.issue(worker, out)
             if self.gate is not None and self.gate.admit(self.version - version, worker).action == "drop":
                 self.forget(worker, sequence)
                 return self.issue(worker, out)
+            if self._clip is not None:
+                grad = clipped(grad, self._clip)
             if self._writes_query:
                 query = self._room_for_query(out)
                 self._apply(worker, sequence, grad, query)
@@ -186,7 +201,7 @@ class Server:
                     query = self._room_for_query(out).copy_(query)
         self._refused_in_a_row.pop(worker, None)
         if self.done or self.records.is_due(self.version):
-            self.records.take(self.version, self.output())
+            self._record()
         return None if self.done else self._enter(worker, query)
 
     def _objection(self, worker: int, version: int, sequence: int, grad: Tensor, checked: bool) -> str | None:
@@ -201,6 +216,20 @@ class Server:
             return f"version {version} instead of {issued.version}, which job {sequence} was handed out with"
         return None if checked else unusable(grad, self.dim, self.dtype)
 
+    def _too_long(self, grad: Tensor) -> str | None:
+        return None if self._norm_gate is None else self._norm_gate.objection(norm(grad))
+
+    def _record(self) -> None:
+        if self.is_sound():
+            self.records.take(self.version, self.output())
+
+    def is_sound(self) -> bool:
+        """Whether the state is finite; if not, it is to be given up (:meth:`go_back`)."""
+        self.poisoned = not all(is_finite(leaf) for leaf in tensors(self.state) if leaf.is_floating_point())
+        if not self.poisoned and self.version > self._poisoned_at:
+            self.returns_in_a_row = 0
+        return not self.poisoned
+
     def _apply(self, worker: int, sequence: int, grad: Tensor, next_query: Tensor | None) -> None:
         """The one place where the state changes."""
         version, ticket = self._issued.pop((worker, sequence))
@@ -213,6 +242,8 @@ class Server:
     def refuse(self, worker: int, sequence: int, reason: str) -> None:
         """Count and report a gradient that was not applied; its job is over."""
         self._issued.pop((worker, sequence), None)
+        if not self.is_sound():
+            return  # the worker is not to blame
         self.refusals[f"worker {worker}"] += 1
         self._refused_in_a_row[worker] += 1
         self.last_refusal = f"refused a gradient of worker {worker} at update {self.version + 1}: {reason}"
@@ -249,7 +280,7 @@ class Server:
 
     def trace(self) -> Trace:
         """What has happened so far, with a record of the present moment."""
-        self.records.take(self.version, self.output())
+        self._record()
         return Trace(
             **self.records.tensors(),  # type: ignore[arg-type]
             delays=self.log.column("delay"),
@@ -277,10 +308,22 @@ class Server:
         copies = {name: leaf.detach().to("cpu", copy=True) for name, leaf in leaves.items()}
         return Checkpoint(self.version, copies, description, self.log.rows(logged))
 
+    def go_back(self, checkpoint: Checkpoint) -> None:
+        """Give up a state that is not finite for one that was; the samples that led to it are not drawn again."""
+        found_at, begin, sequences = self.version, self._begin, self._next_sequence
+        returns, refusals, in_a_row = self.config["returns"] + 1, self.refusals, self.returns_in_a_row + 1
+        self.restore(checkpoint)
+        self._begin, self._next_sequence, self.refusals = begin, self._next_sequence | sequences, refusals
+        self._poisoned_at, self.returns_in_a_row, self.config["returns"] = found_at, in_a_row, returns
+        self._refused_in_a_row.clear()
+        self.poisoned = False
+        warnings.warn(f"the state was not finite any more at update {found_at}: the run goes back to update "
+                      f"{self.version}", stacklevel=2)  # fmt: skip
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint; jobs that were out then are void."""
         saved = checkpoint.description
-        require_same(self.problem, saved["config"], "of the checkpoint")
+        require_same(self.problem, saved["config"], "of the checkpoint", same_start=False)
         ours, theirs = self.config["rule"], saved["config"]["rule"]
         require("rule", ours, ours == theirs, f"that of the checkpoint, {theirs!r}")
         made = checkpoint.version
@@ -298,6 +341,8 @@ class Server:
             for worker, counts in saved["gate"].items():
                 self.gate.applied[int(worker)], self.gate.dropped[int(worker)] = counts["applied"], counts["dropped"]
         self.config["replaced"] = saved["config"]["replaced"]
+        self.config["start"] = saved["config"].get("start", self.config["start"])
+        self.config["returns"] = saved["config"].get("returns", 0)
         self._next_sequence = Counter({int(worker): k for worker, k in saved["next_sequence"].items()})
         self._issued.clear()
         self._begin = time.monotonic() - saved["seconds"]

@@ -17,6 +17,8 @@ from lategrad.support.validation import require, require_choice, require_device,
 
 ENGINES = ("processes", "threads", "ray")
 _MOST_AHEAD = 100
+MOST_WORKERS = 1000
+"""A number beyond is a slip of the pen."""
 _NOT_SAVED = ("out", "progress")
 """Options of a call, not of the run: a run that is resumed elsewhere has others."""
 
@@ -82,6 +84,18 @@ class Settings:
         "warning names workers whose share of the updates nearly vanishes, trace.config['too_late'] says how many were "
         "dropped of each. By default all are applied, which our rules are made for.", None,
     )  # fmt: skip
+    clip: float | None = _option(
+        "gradients that are longer than this are shortened to this norm; by default none is.", None,
+    )  # fmt: skip
+    max_norm_ratio: float | None = _option(
+        "gradients whose norm is more than so many times the median of the last hundred are refused, such as 100; by "
+        "default none is.", None,
+    )  # fmt: skip
+    stall: float | None = _option(
+        "seconds without an update (and never less than two deadlines) after which the run ends with the reason and a "
+        "checkpoint, instead of replacing workers for ever; None for never. Waiting for the CPUs of a cluster does not "
+        "count.", 3600.0,
+    )  # fmt: skip
     record_every: int | None = _option("updates between two records of loss and accuracy; by default ten records.",
                                        None)  # fmt: skip
     compile: bool | None = _option("the rule's update as compiled code; by default for long runs.", None)
@@ -91,7 +105,7 @@ class Settings:
     )  # fmt: skip
     checkpoint_every: int | None = _option(
         "updates between two checkpoints; by default one a minute. One is always made at the start and at the end, "
-        "and on Ctrl-C or SIGTERM.", None,
+        "and on Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 (which does not end the run).", None,
     )  # fmt: skip
     keep: int = _option("checkpoints to keep.", 2)
     log: str | None = _option("'tensorboard' writes scalars and histograms of delays to OUT/tensorboard.", None)
@@ -124,6 +138,9 @@ class Settings:
         if not on_ray:  # the driver need not have the GPUs of its workers
             require_device("device", self.device)
         require_number("deadline", self.deadline, low=0, strict=True)
+        for name in ("clip", "stall", "max_norm_ratio"):
+            if (value := getattr(self, name)) is not None:
+                require_number(name, value, low=1 if name == "max_norm_ratio" else 0, strict=True)
         if self.log is not None:
             require_choice("log", self.log, LOGS)
         try:
@@ -145,8 +162,8 @@ class Settings:
         """The fewest and the most workers: ``"2:8"`` is (2, 8) and 4 is (4, 4)."""
         parts = str(self.workers).split(":")
         low_high = [int(part) for part in parts if part.isdecimal()]
-        is_range = len(low_high) == len(parts) <= 2 and 1 <= low_high[0] <= low_high[-1]
-        valid = "an integer >= 1, or a range such as '2:8'"
+        is_range = len(low_high) == len(parts) <= 2 and 1 <= low_high[0] <= low_high[-1] <= MOST_WORKERS
+        valid = f"an integer >= 1 and <= {MOST_WORKERS}, or a range such as '2:8'"
         require("workers", self.workers, is_range and not isinstance(self.workers, bool), valid)
         return low_high[0], low_high[-1]
 

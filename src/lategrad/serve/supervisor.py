@@ -7,22 +7,20 @@ and Ray.
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from collections import Counter
 from dataclasses import dataclass
 
 from lategrad.serve.desk import Location
-from lategrad.serve.engines.engine import Ended, Engine, Report
+from lategrad.serve.engines.engine import Ended, Engine, Report, TrainingError
+from lategrad.serve.settings import MOST_WORKERS
 from lategrad.support.validation import require
 
 _FRUITLESS = 5  # deaths in a row before any gradient arrived, for each worker, after which the run gives up
 _LONGEST_BACKOFF = 5.0
 _SHORTEST_BACKOFF = 0.2
 _OUT_OF_WORK = 0.5  # seconds after which a worker that ended by itself is started again, unless it was dropped
-
-
-class TrainingError(RuntimeError):
-    """A run that cannot go on; its last checkpoint has been made."""
 
 
 @dataclass
@@ -46,9 +44,18 @@ class Supervisor:
         most: workers that there may be, if the engine has room for them.
         deadline: seconds without a gradient after which a worker is taken for hung.
         replaced: how often workers were replaced before the run was resumed.
+        stall: seconds without an update after which the run gives up; None for never.
     """
 
-    def __init__(self, engine: Engine, fewest: int, most: int, deadline: float, replaced: Counter[str]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        fewest: int,
+        most: int,
+        deadline: float,
+        replaced: Counter[str],
+        stall: float | None = None,
+    ) -> None:
         self._engine, self._deadline = engine, deadline
         self._fewest, self._most = fewest, most
         self.replaced = replaced
@@ -58,7 +65,11 @@ class Supervisor:
         self._deaths_in_a_row: Counter[int] = Counter()
         self._fruitless = 0
         self._seen = 0
+        self._stall = None if stall is None else max(stall, 2 * deadline)
+        self._progress_at: float | None = None
+        self._version_then = 0
         self._not_before: dict[int, float] = {}
+        self._could_not_start: set[int] = set()
 
     @property
     def workers(self) -> dict[int, Location]:
@@ -68,12 +79,23 @@ class Supervisor:
 
     def set_workers(self, count: int) -> None:
         """Go on with so many workers: more are started, or the last ones leave after their next gradient."""
-        require("workers", count, isinstance(count, int) and count >= 1, "an integer >= 1")
+        require("workers", count, isinstance(count, int) and 1 <= count <= MOST_WORKERS,
+                f"an integer in 1..{MOST_WORKERS}")  # fmt: skip
         self._fewest = self._most = count
+
+    def require_progress(self, now: float) -> None:
+        """Give up a run that has made no update for too long."""
+        waits_for_room = not self.workers and self._engine.start_deadline == math.inf
+        if self._progress_at is None or self._engine.version != self._version_then or waits_for_room:
+            self._progress_at, self._version_then = now, self._engine.version
+        elif self._stall is not None and now - self._progress_at > self._stall:
+            dead = ", ".join(f"{worker} {count} times" for worker, count in sorted(self.replaced.items()))
+            raise TrainingError(f"no update was made for {self._stall:g} s, after update {self._version_then}; "
+                                f"replaced so far: {dead or 'nobody'}")  # fmt: skip
 
     def look_after(self, report: Report, now: float) -> None:
         """See that there are as many workers as there should be, and none that hangs."""
-        if report.version > self._seen:
+        if report.version != self._seen:
             self._fruitless, self._seen = 0, report.version
         for number, activity in report.activities.items():
             if number in self._members:
@@ -95,7 +117,17 @@ class Supervisor:
 
     def _start(self, worker: int, now: float) -> None:
         number = next(self._next_member)
-        self._engine.start(number, worker)
+        try:
+            self._engine.start(number, worker)
+        except OSError as error:  # such as too many open files
+            self._not_before[worker] = now + _LONGEST_BACKOFF
+            if not self._members:
+                raise TrainingError(f"no worker can be started: {error}") from error
+            if worker not in self._could_not_start:
+                self._could_not_start.add(worker)
+                others = f"{len(self._members)} others go on"
+                warnings.warn(f"worker {worker} could not be started ({error}): {others}", stacklevel=2)
+            return
         self._members[number] = _Member(worker, now)
 
     def _let_go(self, number: int, member: _Member) -> None:

@@ -19,13 +19,13 @@ from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.archive import Archive, locked
 from lategrad.serve.checkpoint import Checkpoint, checkpoint_paths
-from lategrad.serve.control import requested_workers, stop_on_signals
+from lategrad.serve.control import ControlFile, listen_to_signals
 from lategrad.serve.desk import Location
-from lategrad.serve.engines.engine import Engine
+from lategrad.serve.engines.engine import Engine, TrainingError
 from lategrad.serve.engines.local import LocalEngine
 from lategrad.serve.monitor import Monitors
 from lategrad.serve.settings import Settings, documentation, options
-from lategrad.serve.supervisor import Supervisor, TrainingError
+from lategrad.serve.supervisor import Supervisor
 from lategrad.support.validation import require
 from lategrad.trace import Trace
 
@@ -126,12 +126,15 @@ class Training:
     ) -> None:
         self.settings, self._checkpoint = settings, checkpoint
         self.stopping: str | None = None
+        self._save_soon = False
+        self._control_file = ControlFile(settings.folder)
         if settings.folder is not None:
             archive = archive or Archive(settings.folder)
-            archive.every, archive.keep = settings.checkpoint_every, settings.keep
+            archive.schedule.every, archive.keep = settings.checkpoint_every, settings.keep
         self.engine = _make_engine(problem, rule, settings, archive)
         replaced = {} if checkpoint is None else checkpoint.description["config"]["replaced"]
-        self.supervisor = Supervisor(self.engine, *settings.worker_range(), settings.deadline, Counter(replaced))
+        self.supervisor = Supervisor(self.engine, *settings.worker_range(), settings.deadline, Counter(replaced),
+                                     settings.stall)  # fmt: skip
 
     @property
     def version(self) -> int:
@@ -151,13 +154,17 @@ class Training:
         """End the run after the present update."""
         self.stopping = reason
 
+    def save_soon(self) -> None:
+        """Make a checkpoint after the present update; may be called from another thread, or from a signal handler."""
+        self._save_soon = True
+
     def run(self) -> Trace:
         """Train until all updates are made, or until stopped."""
         settings = self.settings
         progress = sys.stderr.isatty() if settings.progress is None else settings.progress
         with (
             Monitors(progress, settings.steps, settings.log, settings.folder) as monitors,
-            stop_on_signals(self),
+            listen_to_signals(self),
             closing(self.engine),
         ):
             self.engine.begin(self._checkpoint)
@@ -168,7 +175,8 @@ class Training:
                     self._supervise(monitors)
                 finally:
                     self.engine.save()
-                trace = self.engine.finish()
+                trace = self.engine.finish(at_once=self.stopping is not None)
+        trace.config["stopped"] = self.stopping
         if settings.folder is not None:
             try:
                 trace.save(settings.folder / "trace.safetensors")
@@ -188,6 +196,9 @@ class Training:
             if now >= next_tick or self.engine.version >= self.settings.steps:
                 done = self._look_after_workers(now)
                 next_tick = now + _TICK
+            if self._save_soon:
+                self._save_soon = False
+                self.engine.save()
             if now >= next_show:
                 self._show(monitors)
                 next_show = now + _SHOW
@@ -195,11 +206,12 @@ class Training:
 
     def _look_after_workers(self, now: float) -> bool:
         """Whether the run is done; otherwise the workers have been looked after."""
+        self.supervisor.require_progress(now)
         report = self.engine.report(now, dict(self.supervisor.replaced))
         if report is None:
             return False  # while the server is away, nothing is known of them
         if not report.done:
-            if wanted := requested_workers(self.settings.folder):
+            if wanted := self._control_file.requested():
                 self.set_workers(wanted)
             self.supervisor.look_after(report, now)
         return report.done

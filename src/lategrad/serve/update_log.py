@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lategrad.serve.checkpoint import DamagedError
+from lategrad.support.files import read_regular
 
 _ROW = np.dtype([("time", "<f8"), ("sequence", "<i8"), ("worker", "<i4"), ("delay", "<i4")])
+_UNKNOWN = -1  # the worker of an update whose row was lost
 Rows = NDArray[Any]
 
 
@@ -47,6 +50,13 @@ class UpdateLog:
         first = 0 if last is None else max(0, self._count - last)
         return torch.from_numpy(self._rows[name][first : self._count].copy())
 
+    @classmethod
+    def unknown(cls, count: int) -> UpdateLog:
+        """The log of so many updates of which nothing is known any more: of worker -1, without delay."""
+        rows = np.zeros(count, _ROW)
+        rows["worker"] = rows["sequence"] = _UNKNOWN
+        return cls(rows)
+
     def rows(self, first: int = 0) -> Rows:
         """A copy of all rows but the ``first`` so many."""
         chosen: Rows = self._rows[first : self._count].copy()
@@ -61,15 +71,33 @@ class LogMark(NamedTuple):
 
 
 class LogFile:
-    """The rows of a run in a file that only grows, so that a checkpoint need not repeat them."""
+    """The rows of a run in a file that only grows, so that a checkpoint need not repeat them.
+
+    It is a log and no more: parameters are never lost with it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.mark = LogMark(0, 0)
 
+    def look_after(self) -> None:
+        """If somebody has removed the file, or a part of it, all rows are to be written again."""
+        if not self._is_long_enough():
+            warnings.warn(f"{str(self._path)!r} was removed or cut while the run went on: it is written again",
+                          stacklevel=2)  # fmt: skip
+            self.mark = LogMark(0, 0)
+
+    def _is_long_enough(self) -> bool:
+        try:
+            return self._path.stat().st_size >= self.mark.updates * _ROW.itemsize
+        except OSError:
+            return self.mark.updates == 0
+
     def append(self, rows: Rows) -> LogMark:
         """Write what is new and wait for the disk; a failed attempt can be repeated."""
         fresh = rows.tobytes()
+        if not self._is_long_enough():
+            raise OSError(f"{str(self._path)!r} was removed or cut")
         with open(self._path, "r+b" if self._path.exists() else "w+b") as file:
             file.truncate(self.mark.updates * _ROW.itemsize)  # what an earlier attempt left behind
             file.seek(0, os.SEEK_END)
@@ -82,10 +110,11 @@ class LogFile:
     def read(self, mark: LogMark) -> Rows:
         """The rows up to a mark, from where it goes on: what was written after it is dropped with the next append."""
         try:
-            with open(self._path, "rb") as file:
-                contents = file.read(mark.updates * _ROW.itemsize)
+            contents = read_regular(self._path, mark.updates * _ROW.itemsize)
         except FileNotFoundError:
             contents = b""
+        except OSError as error:
+            raise DamagedError(str(error)) from None
         if len(contents) < mark.updates * _ROW.itemsize or zlib.crc32(contents) != mark.checksum:
             raise DamagedError(
                 f"{str(self._path)!r} is damaged: its first {mark.updates} updates do not match their checksum"

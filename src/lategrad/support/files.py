@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,15 @@ def replacing(path: Path) -> Iterator[Path]:
         _sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The contents of a file, or its first ``most`` bytes; a folder, a FIFO or a device is an ``OSError`` at once."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would be waited for
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{str(path)!r} is not a file")
+        return file.read() if most is None else file.read(most)
 
 
 def _sync(path: Path) -> None:

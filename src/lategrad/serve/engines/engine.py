@@ -12,6 +12,22 @@ from lategrad.serve.telemetry import Telemetry
 from lategrad.trace import Trace
 
 
+class TrainingError(RuntimeError):
+    """A run that cannot go on; its last checkpoint has been made."""
+
+
+MOST_RETURNS = 3
+"""How often in a row a run goes back to its last checkpoint because its state is not finite."""
+
+
+def poisoned_for_good(version: int) -> TrainingError:
+    """What to raise when going back has not helped."""
+    return TrainingError(
+        f"after update {version} the state became infinite or NaN {MOST_RETURNS + 1} times in a row; the last "
+        "checkpoint is sound: resume from it with clip=..., max_norm_ratio=... or smaller steps"
+    )
+
+
 class Ended(NamedTuple):
     """A member has come to its end."""
 
@@ -82,8 +98,12 @@ class Engine(Protocol):
         """Make a checkpoint now, if there is where to."""
         ...
 
-    def finish(self) -> Trace | None:
-        """A last checkpoint, and what happened; None if the server was lost at that moment, and is restarted."""
+    def finish(self, at_once: bool) -> Trace | None:
+        """What happened; None if the server was lost at that moment, and is restarted.
+
+        Args:
+            at_once: not to wait for a restart: what happened up to the newest checkpoint will do.
+        """
         ...
 
     def close(self) -> None:

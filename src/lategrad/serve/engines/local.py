@@ -11,17 +11,18 @@ from torch import Tensor
 
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.archive import Archive
+from lategrad.serve.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoint import Checkpoint
-from lategrad.serve.desk import FOR_EVER, Desk, Location
-from lategrad.serve.engines.engine import Ended, Report
+from lategrad.serve.desk import FOR_EVER, Desk, ForeignMessageError, Location
+from lategrad.serve.engines.engine import MOST_RETURNS, Ended, Report, poisoned_for_good
 from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.threads import Threads
-from lategrad.serve.engines.transport import Arrived, Failed, Lost, Ready, Transport, WorkerHandle
+from lategrad.serve.engines.transport import Arrived, Failed, Garbled, Lost, Ready, Transport, WorkerHandle
 from lategrad.serve.job import Job
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry
+from lategrad.serve.writer import Writer
 from lategrad.support.threads import torch_threads
 from lategrad.trace import Trace
 
@@ -35,12 +36,13 @@ class LocalEngine:
 
     def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, archive: Archive | None) -> None:
         self.server = Server(problem, rule, settings)
-        self._desk, self._archive = Desk(self.server), archive
+        self._desk = Desk(self.server)
+        self._writer = Writer(archive or MemoryArchive(settings.checkpoint_every))
         self._transport = _transport(problem, settings, self.server)
         self._threads = settings.threads
         self._handles: dict[int, WorkerHandle] = {}
+        self._expelled: set[int] = set()
         self._shown = 0
-        self._saved_version = -1
         self._resources = contextlib.ExitStack()
 
     @property
@@ -55,8 +57,8 @@ class LocalEngine:
             self.server.restore(checkpoint)
             self._shown = self.server.version
         self.save()
-        if self._archive is not None and self._saved_version < 0:
-            raise self._archive.unusable()
+        if self._writer.saved_version < 0:
+            raise self._writer.archive.unusable()
 
     # ---- Workers
 
@@ -84,8 +86,13 @@ class LocalEngine:
         for event in self._transport.wait(timeout):
             if isinstance(event, Lost):
                 ended += self._bury(event)
-            else:
-                self._answer(event)
+            elif isinstance(event, Garbled):
+                ended += self._expel(event.handle, event.reason)
+            elif event.handle.member not in self._expelled:
+                try:
+                    self._answer(event)
+                except ForeignMessageError as error:
+                    ended += self._expel(event.handle, str(error))
             if self.server.done:
                 break
         return ended
@@ -99,6 +106,8 @@ class LocalEngine:
                                  checked=event.checked)]  # fmt: skip
         elif isinstance(event, Failed):
             jobs = [desk.fail(member, worker, event.sequence, event.reason, event.query)]
+        elif desk.has_joined(member):
+            raise ForeignMessageError("it says that it has started, and did so before")
         else:
             location = Location(handle.pid, _HERE)
             jobs = [desk.join(member, worker, location, query) for query in event.queries]
@@ -107,16 +116,27 @@ class LocalEngine:
                 handle.send(job)
         if jobs[-1] is None and not desk.has_jobs(member):
             handle.dismiss()
-        if self._archive is not None and self._archive.is_due(self.server.version):
-            self.save()  # while the worker is at its next gradient
+        if self.server.poisoned:
+            self._go_back()
+        else:
+            self._save_if_due()
+
+    def _expel(self, handle: WorkerHandle, reason: str) -> list[Ended]:
+        """End a worker that cannot be trusted to say which gradient it has; its jobs are given up."""
+        self._expelled.add(handle.member)
+        handle.kill()
+        return self._forget(handle, reason)
 
     def _bury(self, event: Lost) -> list[Ended]:
-        member = event.handle.member
+        return self._forget(event.handle, None if self._desk.is_leaving(event.handle.member) else event.reason)
+
+    def _forget(self, handle: WorkerHandle, reason: str | None) -> list[Ended]:
+        """A worker has ended, or nothing more is taken from it."""
+        member = handle.member
         if self._handles.pop(member, None) is None:
             return []
-        reason = None if self._desk.is_leaving(member) else event.reason
         activity = self._desk.activities().get(member)
-        self._desk.bury(member, event.handle.worker)
+        self._desk.bury(member, handle.worker)
         return [Ended(member, reason, activity is not None and activity.delivered > 0)]
 
     def room(self) -> float:
@@ -138,17 +158,39 @@ class LocalEngine:
         self._shown = self.server.version
         return self.server.telemetry(), fresh
 
-    def save(self) -> None:
-        """Make a checkpoint, unless there is nowhere to, nothing new, or a state that is not whole."""
-        if self._archive is None or self._saved_version == self.server.version:
-            return
+    def _save_if_due(self) -> None:
+        """While the workers are at their next gradients: a copy of the state, which is written beside the updates."""
+        if self._writer.is_free and self._writer.archive.schedule.is_due(self.server.version):
+            self._save()
+
+    def _save(self) -> None:
         if not self.server.whole:
             warnings.warn(f"no checkpoint: update {self.server.version + 1} was broken off half-way", stacklevel=2)
-        elif self._archive.save(self.server.checkpoint(self._archive.logged)):
-            self._saved_version = self.server.version
+        elif self.server.is_sound():
+            self._writer.write(self.server.checkpoint(self._writer.archive.logged))
+        else:
+            self._go_back()
 
-    def finish(self) -> Trace:
-        """A last checkpoint, and what happened."""
+    def save(self) -> None:
+        """Make a checkpoint and wait for it, unless there is nothing new, or a state that is not whole."""
+        self._writer.wait()
+        if self._writer.saved_version != self.server.version:
+            self._save()
+            self._writer.wait()
+
+    def _go_back(self) -> None:
+        """The state is not finite: go on from the last that was, and give up where that has not helped."""
+        self._writer.wait()
+        checkpoint = self._writer.archive.load()
+        self._writer.saved_version = checkpoint.version
+        self.server.go_back(checkpoint)
+        self._desk.void_all_jobs()
+        self._shown = min(self._shown, self.server.version)
+        if self.server.returns_in_a_row > MOST_RETURNS:
+            raise poisoned_for_good(self.server.version)
+
+    def finish(self, at_once: bool) -> Trace:
+        """A last checkpoint, and what happened; the server is always here."""
         self.save()
         return self.server.trace()
 
@@ -156,6 +198,7 @@ class LocalEngine:
         """End all workers."""
         with self._resources:
             self._transport.close()
+            self._writer.close()
 
 
 def _transport(problem: Problem, settings: Settings, server: Server) -> Transport:

@@ -11,7 +11,9 @@ nobody else can open them. Nothing listens on a network.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import select
@@ -29,16 +31,18 @@ import torch.multiprocessing  # shared tensors travel by reference
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
-from lategrad.serve.engines.transport import Arrived, Event, Failed, Lost, Ready
+from lategrad.serve.engines.transport import Arrived, Event, Failed, Garbled, Lost, Ready
 from lategrad.serve.job import Job, unusable
 from lategrad.serve.packing import Packed
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import Oracle, Slowness, work
 
+fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone
 _MESSAGE = struct.Struct("<BBqq")  # kind, slot, sequence, version; text may follow
 _READY, _ARRIVED, _FAILED, _JOB, _END = range(5)
 _LARGEST = 16_384  # bytes of a message; longer texts are cut
 _QUERY, _GRAD = 0, 1
+_LAST_MOMENT = 1.0  # seconds that a worker whose socket is closed has to end by itself; the server waits for it
 
 
 def _pack(kind: int, slot: int = 0, sequence: int = 0, version: int = 0, text: str = "") -> bytes:
@@ -58,9 +62,12 @@ class _ProcessHandle:
         self.process, self.channel, self.pid = process, channel, process.pid
         self.queries, self.grads = segment[_QUERY].unbind(), segment[_GRAD].unbind()
         self._slots = {query.data_ptr(): slot for slot, query in enumerate(self.queries)}
+        self._job_in: dict[int, int] = {}  # slot to sequence number
 
     def send(self, job: Job) -> None:
-        self._tell(_pack(_JOB, self._slots[job.query.data_ptr()], job.sequence, job.version))
+        slot = self._slots[job.query.data_ptr()]
+        self._job_in[slot] = job.sequence
+        self._tell(_pack(_JOB, slot, job.sequence, job.version))
 
     def dismiss(self) -> None:
         self._tell(_pack(_END))
@@ -76,23 +83,28 @@ class _ProcessHandle:
     def read(self) -> Event | None:
         """The event in the next message; None at the end of the stream."""
         try:
-            message = self.channel.recv(_LARGEST)
+            message, _, flags, _ = self.channel.recvmsg(_LARGEST)
         except ConnectionResetError:
             return None
         if not message:
             return None
+        if len(message) < _MESSAGE.size or flags & socket.MSG_TRUNC:
+            return Garbled(self, f"its message of {len(message)} bytes is no message of a worker")
         kind, slot, sequence, version, text = _unpack(message)
-        if kind == _READY:
+        if kind == _READY and not text:
             return Ready(self, self.queries)
-        query = self.queries[slot]
-        if kind == _ARRIVED:
-            return Arrived(self, version, sequence, self.grads[slot], query, checked=True)
-        return Failed(self, sequence, text, query)
+        if self._job_in.get(slot) != sequence:
+            return Garbled(self, f"its message is about job {sequence} in place {slot}, where that job is not")
+        if kind == _ARRIVED and not text:
+            return Arrived(self, version, sequence, self.grads[slot], self.queries[slot], checked=True)
+        if kind == _FAILED:
+            return Failed(self, sequence, text, self.queries[slot])
+        return Garbled(self, f"its message of kind {kind} and {len(message)} bytes is none of a worker")
 
     def end(self) -> str:
         """Give back what the worker held; returns how it ended."""
         self.channel.close()
-        self.process.join(timeout=5)
+        self.process.join(timeout=_LAST_MOMENT)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
@@ -110,7 +122,7 @@ class Processes:
 
     def __init__(self, problem: Problem, settings: Settings, dim: int, dtype: torch.dtype) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__])
+        self._context.set_forkserver_preload([__name__, fork_server])
         self._parts = (_packed(problem), settings.seed, settings.slowness(), torch.device(settings.device))
         self._form = (2, 1 + settings.ahead, dim), dtype
         self._selector = selectors.DefaultSelector()
@@ -200,7 +212,9 @@ def _run(
     device: torch.device,
 ) -> None:
     """The life of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it ends its workers itself
+    for ours in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(ours, signal.SIG_IGN)  # Ctrl-C is the server's: it ends its workers itself
+    _die_with_parent()
     torch.set_num_threads(1)  # the workers are the parallelism
     threading.Thread(target=_end_with_server, args=(channel.dup(),), daemon=True).start()
     try:
@@ -209,6 +223,18 @@ def _run(
         work(oracle, _ProcessLink(worker, channel, segment), time.sleep)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server has gone
+
+
+def _die_with_parent() -> None:
+    """Let the system kill this process when the fork server ends, which ends with the server.
+
+    A thread of this process cannot do that while a gradient is stuck in C code that holds the interpreter's lock. The
+    fork server lives as long as anybody holds the other end of a pipe, which all workers get: they let go of it.
+    """
+    os.close(multiprocessing.forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    set_death_signal = 1  # PR_SET_PDEATHSIG
+    if ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def _end_with_server(channel: socket.socket) -> None:

@@ -1,36 +1,36 @@
 """A Ray cluster as an engine, seen from the driver: it starts the actors and keeps the checkpoints.
 
 The driver is not in the way of any gradient: workers and server talk to each other. A few times a second it asks the
-server how it is doing, fetches a checkpoint when one is due, and gives a server that Ray has restarted the newest
-one to go on from.
+server how it is doing. Every few seconds it fetches a checkpoint, which it keeps in memory (its mirror) and writes to
+the disk when that is due, and from which a server goes on that Ray has restarted. It waits for no answer for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import secrets
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.archive import Archive
+from lategrad.serve.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoint import Checkpoint
 from lategrad.serve.desk import Location
-from lategrad.serve.engines.engine import Ended, Report
+from lategrad.serve.engines.engine import MOST_RETURNS, Ended, Report, poisoned_for_good
 from lategrad.serve.engines.ray_actors import ServerActor, Status, WorkerActor
+from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry
 from lategrad.trace import Trace
@@ -38,7 +38,11 @@ from lategrad.trace import Trace
 _ASK_EVERY = 0.2  # seconds between two questions to the server
 _LOOK_AROUND = 1.0  # seconds between two looks at the cluster's CPUs
 _NO_CPU_AFTER = 30.0  # seconds after which it is said that workers wait for CPUs
-_LAST_CHECKPOINT = 30.0  # seconds that the last checkpoint of a run may take
+_MIRROR_EVERY = 4.0  # seconds: a lost server costs the updates since
+_MIRROR_SHARE = 0.05  # of the time, at most, is spent on it
+_PATIENCE = 10.0  # seconds that the server has for an answer, and more where vectors are long
+_ENTRIES_PER_SECOND = 1e6  # of a vector, on a bad day
+_FIRST_ANSWER = 300.0  # seconds for the first: a machine for it may have to be found
 
 
 @contextlib.contextmanager
@@ -76,14 +80,15 @@ class _WorkerHandle:
 class RayEngine:
     """The server and its workers on a Ray cluster.
 
-    ``archive`` is on the driver's machine; without it, the driver keeps the newest checkpoint in a temporary folder.
+    ``archive`` is on the driver's machine; without it, the newest checkpoint is in the driver's memory alone.
     """
 
     start_deadline = math.inf  # a worker may wait for a CPU as long as it takes
 
     def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, archive: Archive | None) -> None:
         self._problem, self._rule, self._settings = problem, rule, settings
-        self._archive = archive
+        self._archive, self._mirror = archive, MemoryArchive(seconds=_MIRROR_EVERY)
+        self._patience = _PATIENCE + problem.dim / _ENTRIES_PER_SECOND
         self._resources = contextlib.ExitStack()
         self._handles: dict[int, _WorkerHandle] = {}
         self._server: Any = None
@@ -113,9 +118,6 @@ class RayEngine:
         """Connect, start the server's actor, and let it begin."""
         _, most = self._settings.worker_range()
         self._resources.enter_context(connected(self._settings.address, cpus=most))
-        if self._archive is None:
-            temporary = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="lategrad-"))
-            self._archive = Archive(Path(temporary), self._settings.checkpoint_every, keep=1)
         self._shared_problem = ray.put(self._problem)
         # It claims no CPU: if its machine is lost when all others are full, it must find a place at once.
         actor = ray.remote(
@@ -123,7 +125,10 @@ class RayEngine:
             scheduling_strategy=self._server_node(),
         )(ServerActor)  # fmt: skip
         self._server = actor.remote(secrets.token_hex(8))
-        if not self._begin_server(checkpoint):
+        if checkpoint is not None:
+            self._mirror.save(checkpoint)
+        self._begin_server(checkpoint, patience=max(_FIRST_ANSWER, self._patience))
+        if self._archive is not None and not self._write():
             raise self._archive.unusable()
         self._wait_for_status()
 
@@ -131,12 +136,36 @@ class RayEngine:
         """The server starts on the driver's machine, the likeliest to stay, and elsewhere if it must."""
         return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
 
-    def _begin_server(self, checkpoint: Checkpoint | None) -> bool:
-        """Let the server begin; whether its first checkpoint could be saved."""
-        assert self._archive is not None
-        first = ray.get(self._server.begin.remote(self._shared_problem, self._rule, self._settings, checkpoint))
+    def _begin_server(self, checkpoint: Checkpoint | None, patience: float) -> None:
+        """Let the server begin; its first checkpoint is the mirror's."""
+        begun = self._server.begin.remote(self._shared_problem, self._rule, self._settings, checkpoint)
+        first = _answer(begun, patience)
         self._version = first.version
-        return self._archive.save(first)
+        self._mirror.save(first)
+
+    def _fetch(self) -> None:
+        """Bring the mirror up to date."""
+        begin = time.monotonic()
+        fetched = _answer(self._server.checkpoint.remote(self._mirror.logged), self._patience)
+        if fetched is None:
+            self._go_back()
+        else:
+            self._mirror.save(fetched)
+        self._mirror.schedule.seconds = max(_MIRROR_EVERY, (time.monotonic() - begin) / _MIRROR_SHARE)
+
+    def _write(self) -> bool:
+        """Take the mirror to the disk; whether that is where it is."""
+        assert self._archive is not None
+        newest = self._mirror.load()
+        return self._archive.save(dataclasses.replace(newest, rows=newest.rows[self._archive.logged :]))
+
+    def _go_back(self) -> None:
+        """The server's state is not finite: it goes on from the mirror's, which is."""
+        newest = self._mirror.load()
+        in_a_row = _answer(self._server.go_back.remote(newest), self._patience)
+        self._version = newest.version
+        if in_a_row > MOST_RETURNS:
+            raise poisoned_for_good(newest.version)
 
     def _wait_for_status(self) -> None:
         """The first one, so that there is telemetry to show."""
@@ -150,18 +179,23 @@ class RayEngine:
 
     def _take_note(self, answer: Any) -> None:
         """Of the server's status, or of its absence."""
-        assert self._archive is not None
         self._asked = None
         try:
-            status: Status | None = ray.get(answer)
+            status: Status | None = _answer(answer, self._patience)
             if status is None:  # it was restarted, and does not know where to go on
-                self._begin_server(self._archive.load())
+                self._begin_server(self._mirror.load(), self._patience)
                 return
-            if self._archive.is_due(status.report.version):
-                self._archive.save(ray.get(self._server.checkpoint.remote(self._archive.logged)))
-        except RayActorError as error:
+            if status.poisoned:
+                self._go_back()
+                return
+            due = self._archive is not None and self._archive.schedule.is_due(status.report.version)
+            if due or self._mirror.schedule.is_due(status.report.version):
+                self._fetch()
+            if due:
+                self._write()
+        except _NoAnswerError as error:
             if self._status is not None:
-                warnings.warn(f"the server is lost ({_brief(error)}): Ray restarts it", stacklevel=2)
+                warnings.warn(f"the server is lost ({error}): Ray restarts it", stacklevel=2)
             self._status = None
             time.sleep(_ASK_EVERY)
             return
@@ -186,25 +220,35 @@ class RayEngine:
         return self._telemetry, fresh
 
     def save(self) -> None:
-        """Fetch a checkpoint, if the server is there to give one."""
-        assert self._archive is not None
+        """Write a checkpoint: a new one, if the server is there to give one."""
         try:
             self._server.status.remote(self._version, self._replaced)  # whose number of replaced workers is the last
-            last = ray.get(self._server.checkpoint.remote(self._archive.logged), timeout=_LAST_CHECKPOINT)
-        except (RayActorError, RayTaskError, GetTimeoutError) as error:
-            warnings.warn(f"no checkpoint: the server did not give one ({_brief(error)})", stacklevel=2)
-        else:
-            self._archive.save(last)
+            self._fetch()
+        except (_NoAnswerError, RayTaskError) as error:
+            newest = f"the newest is that of update {self._mirror.load().version}"
+            why = _brief(error) if isinstance(error, RayTaskError) else error
+            warnings.warn(f"no checkpoint: the server did not give one ({why}); {newest}", stacklevel=2)
+            self._status = None
+        if self._archive is not None:
+            self._write()
 
-    def finish(self) -> Trace | None:
+    def finish(self, at_once: bool) -> Trace | None:
         """What happened; None if the server was lost at the very last moment, so that its return must be supervised."""
         trace: Trace | None = None
-        with contextlib.suppress(RayActorError):
-            trace = ray.get(self._server.trace.remote())
+        if at_once and self._status is None:
+            return self._mirrored_trace()
+        with contextlib.suppress(_NoAnswerError):
+            trace = _answer(self._server.trace.remote(), self._patience)
         if trace is None:
             self._status = None
-            self._wait_for_status()
+            return self._mirrored_trace() if at_once else None
         return trace
+
+    def _mirrored_trace(self) -> Trace:
+        """What happened up to the mirror, without a server."""
+        server = Server(self._problem, self._rule, self._settings)
+        server.restore(self._mirror.load())
+        return server.trace()
 
     # ---- The workers
 
@@ -246,7 +290,7 @@ class RayEngine:
         try:
             ray.get(handle.end)
             reason = None
-        except (RayActorError, RayTaskError) as error:
+        except RayError as error:
             reason = _brief(error)
         self._server.bury.remote(member, handle.worker)
         return Ended(member, reason)
@@ -279,8 +323,24 @@ class RayEngine:
                 ray.kill(self._server)
 
 
+class _NoAnswerError(Exception):
+    """The server, or what it said, did not arrive: it may be back soon."""
+
+
+def _answer(reference: Any, patience: float) -> Any:
+    """What the server says, waited for as long as that; an exception that it raised is raised here."""
+    try:
+        return ray.get(reference, timeout=patience)
+    except RayTaskError:
+        raise
+    except RayError as error:
+        raise _NoAnswerError(_brief(error)) from None
+
+
 def _brief(error: RayError) -> str:
     """Why an actor or its work ended, in one line."""
+    if isinstance(error, GetTimeoutError):
+        return "it does not answer"
     if isinstance(error, RayTaskError):
         cause = error.cause
         return f"{type(cause).__name__}: {cause}"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import ray
 import torch
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import RayError, RayTaskError
 from ray.util import metrics
 from torch import Tensor
 
@@ -66,6 +66,8 @@ class Status(NamedTuple):
     """Of the updates that the driver has not seen yet."""
     messages: list[str]
     """Warnings since the last status."""
+    poisoned: bool
+    """Whether its state is not finite any more."""
 
 
 class Metrics:
@@ -199,7 +201,7 @@ class ServerActor:
         messages, self._messages = self._messages, []
         report = Report(server.version, server.done, self._desk.activities(), server.all_dropped(),
                         server.last_refusal)  # fmt: skip
-        return Status(self._start, self._location, report, telemetry, delays, messages)
+        return Status(self._start, self._location, report, telemetry, delays, messages, server.poisoned)
 
     def let_go(self, member: int) -> None:
         """A member's next gradient is its last."""
@@ -211,10 +213,17 @@ class ServerActor:
         if self._server is not None:
             self._desk.bury(member, worker, wait=self._deadline)
 
-    def checkpoint(self, logged: int) -> Checkpoint:
-        """A checkpoint, with the log after so many updates."""
+    def checkpoint(self, logged: int) -> Checkpoint | None:
+        """A checkpoint, with the log after so many updates; None if the state is not finite any more."""
         assert self._server is not None
-        return self._server.checkpoint(logged)
+        return self._server.checkpoint(logged) if self._server.is_sound() else None
+
+    def go_back(self, checkpoint: Checkpoint) -> int:
+        """Give up a state that is not finite; how often in a row that was done."""
+        assert self._server is not None
+        self._server.go_back(checkpoint)
+        self._desk.void_all_jobs()
+        return self._server.returns_in_a_row
 
     def trace(self) -> Trace | None:
         """What happened; None before it begins."""
@@ -243,7 +252,9 @@ class RayLink:
                     return None
                 if reply != WAIT and reply != REJOIN:
                     return self._read(reply)
-            except (RayActorError, ObjectLostError):
+            except RayTaskError:
+                raise  # the server would not have what this worker sent
+            except RayError:
                 reply = WAIT  # it may be back soon; if not, the driver ends this worker
             if reply == WAIT:
                 time.sleep(_RECONNECT)

@@ -61,6 +61,13 @@ class Failed(NamedTuple):
     """Where the query of its next job is to be written; None for fresh memory."""
 
 
+class Garbled(NamedTuple):
+    """A worker has sent something that no worker sends."""
+
+    handle: WorkerHandle
+    reason: str
+
+
 class Lost(NamedTuple):
     """A worker has ended."""
 
@@ -68,7 +75,7 @@ class Lost(NamedTuple):
     reason: str
 
 
-Event = Ready | Arrived | Failed | Lost
+Event = Ready | Arrived | Failed | Garbled | Lost
 
 
 class Transport(Protocol):

@@ -1,0 +1,85 @@
+"""Centred clipping: SGD along a momentum that no single worker can move far, for workers that are not to be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.rules.rule import Delay, as_dtype, first_query
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.validation import Scalar, require, require_number
+
+
+class CentredClippingState(NamedTuple):
+    """State of :class:`CentredClipping`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the iterate."""
+    center: Tensor
+    """:math:`v_t`, the momentum: what a gradient is expected to be."""
+
+
+@dataclass(frozen=True, eq=False)
+class CentredClipping:
+    r"""SGD along a running momentum, which each gradient moves by no more than a given length.
+
+    .. math::
+
+        v_t = v_{t-1} + (1 - \beta) \min\left(1, \frac{r}{|g_t - v_{t-1}|}\right) (g_t - v_{t-1}), \qquad
+        x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, v_t)
+
+    The published method clips the messages of all workers around the last momentum and averages them, once a round.
+    Here there are no rounds: each gradient is clipped when it arrives. A bad one moves the momentum by at most
+    :math:`(1 - \beta) r`, whatever it is; that one of n workers is bad then costs a bias of the order of r/n.
+
+    Args:
+        lr: the step.
+        radius: r, about the usual distance of a gradient from the mean gradient. Smaller is safer, and slower.
+        momentum: :math:`\beta`.
+        domain: K.
+
+    >>> rule = CentredClipping(lr=1.0, radius=1.0, momentum=0.5)
+    >>> state = rule.init(torch.zeros(1))
+    >>> state = rule.update(state, torch.tensor([1e30]), delay=torch.tensor(0))
+    >>> rule.output(state)
+    tensor([-0.5000])
+
+    Reference: S. Karimireddy, L. He and M. Jaggi, Learning from history for Byzantine robust optimization, 2021.
+    """
+
+    lr: Scalar
+    radius: Scalar
+    momentum: Scalar = 0.9
+    domain: ConvexSet = WholeSpace()
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_number("radius", self.radius, low=0, strict=True)
+        require_number("momentum", self.momentum, low=0)
+        below_one = torch.as_tensor(self.momentum) < 1
+        require("momentum", self.momentum, below_one, "a number in [0, 1)")
+
+    def init(self, x0: Tensor) -> CentredClippingState:
+        """Start at the projection of ``x0``, and expect nothing."""
+        x = first_query(self, x0)
+        return CentredClippingState(x=x, center=torch.zeros_like(x))
+
+    def query(self, state: CentredClippingState) -> Tensor:
+        """The iterate."""
+        return state.x
+
+    def update(self, state: CentredClippingState, grad: Tensor, delay: Delay) -> CentredClippingState:
+        """One step along the momentum."""
+        lr, radius, momentum = (as_dtype(number, grad) for number in (self.lr, self.radius, self.momentum))
+        surprise = grad - state.center
+        largest = surprise.abs().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(grad.dtype).tiny)
+        length = largest * (surprise / largest).norm(dim=-1, keepdim=True)  # whose squares do not overflow
+        center = state.center + (1 - momentum) * (radius / length).clamp(max=1.0) * surprise
+        return CentredClippingState(x=self.domain.project(state.x - lr * center), center=center)
+
+    def output(self, state: CentredClippingState) -> Tensor:
+        """The last iterate."""
+        return state.x

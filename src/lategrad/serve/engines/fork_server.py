@@ -1,0 +1,45 @@
+"""Imported by the fork server alone: what it does so that it outlives a signal, and leaves nothing behind.
+
+Signals that batch systems and terminals send to all processes of a run are for the run's server. When the fork server
+ends because the process that started it was killed, it removes the socket that it listened on, with its folder, which
+otherwise is that process's to do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_ORPHANED_WITHIN = 0.1  # seconds in which a dead parent's children get another
+
+
+def _listeners() -> list[Path]:
+    """The addresses of the Unix sockets that this process was started with."""
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as opened:
+            if opened.family == socket.AF_UNIX and opened.getsockname():
+                found.append(Path(opened.getsockname()))
+    return found
+
+
+def _remove(paths: list[Path], parent: int) -> None:
+    deadline = time.monotonic() + _ORPHANED_WITHIN
+    while os.getppid() == parent:
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.002)
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()
+
+
+for _theirs in (signal.SIGHUP, signal.SIGUSR1):
+    signal.signal(_theirs, signal.SIG_IGN)
+atexit.register(_remove, _listeners(), os.getppid())
