@@ -274,7 +274,8 @@ class Simulation:
     def _capture_when_warm(self) -> None:
         """On a GPU, record the step as a graph once it has run: replaying it costs one launch."""
         self.warm_steps += 1
-        if self.at.device.type != "cuda" or self.warm_steps != 3:
+        repeatable = getattr(self.problem, "on_device", True)
+        if self.at.device.type != "cuda" or self.warm_steps != 3 or not repeatable:
             return
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
