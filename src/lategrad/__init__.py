@@ -8,7 +8,7 @@ from lategrad.execution import in_place
 from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
 from lategrad.registry import parse_rule, parse_set
 from lategrad.replay import replay
-from lategrad.rules import SGD, Anytime, Blocks, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
+from lategrad.rules import SGD, Anytime, Blocks, Scheduled, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
 from lategrad.serve.training import resume, train
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
 from lategrad.simulate import simulate
@@ -40,6 +40,7 @@ __all__ = [
     "OptimisticFTRL",
     "OptimisticOGD",
     "Product",
+    "Scheduled",
     "Simplex",
     "Staleness",
     "StalenessGate",

@@ -13,6 +13,7 @@ from lategrad.rules.rule import (
     issue_ticket,
     needs_ticket,
 )
+from lategrad.rules.scheduled import Scheduled
 from lategrad.rules.sgd import SGD
 from lategrad.rules.steady import Steady
 from lategrad.rules.steady_adam import SteadyAdam
@@ -26,6 +27,7 @@ __all__ = [
     "Block",
     "Blocks",
     "Rule",
+    "Scheduled",
     "Steady",
     "SteadyAdam",
     "SteadyMuon",
