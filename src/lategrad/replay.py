@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lategrad.delays import Recorded
-from lategrad.problems.problem import Problem
+from lategrad.problems.problem import Problem, as_problem
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.identity import require_same
@@ -95,6 +95,7 @@ def replay(
     require("trace", trace.config.get("problem"), trace.sequence is not None and trace.worker is not None,
             "of a real training: a simulated one can be simulated again")  # fmt: skip
     worker, sequence = cast(Tensor, trace.worker), cast(Tensor, trace.sequence)
+    problem = as_problem(problem)
     require_same(problem, trace.config, "that was trained on")
     rule = fill_in(rule, getattr(problem, "blocks", None))
     recorded = cast(Problem, RecordedSamples(problem, worker, sequence, trace.config["settings"]["seed"]))

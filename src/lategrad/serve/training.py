@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from safetensors import SafetensorError
 
-from lategrad.problems.problem import Problem
+from lategrad.problems.problem import Problem, as_problem
 from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.archive import Archive, locked
@@ -59,7 +59,7 @@ def train(problem: Problem, rule: AnyRule[Any] | str, **settings: Any) -> Trace:
     with locked(chosen.folder):
         if chosen.folder is not None and checkpoint_paths(chosen.folder):
             raise ValueError(f"{str(chosen.folder)!r} holds a run already: resume it, or choose another folder")
-        return Training(problem, as_rule(rule), chosen).run()
+        return Training(as_problem(problem), as_rule(rule), chosen).run()
 
 
 def _show_settings() -> None:
@@ -89,7 +89,7 @@ def resume(out: str | Path, problem: Problem, rule: AnyRule[Any] | str, **change
     changeable = sorted({option.name for option in options()} - {"seed", "out"})
     unknown = sorted(set(changes) - set(changeable))
     require("changes", unknown, not unknown, f"among {', '.join(changeable)}")
-    return resume_from(Path(out), lambda _: (problem, as_rule(rule)), changes)
+    return resume_from(Path(out), lambda _: (as_problem(problem), as_rule(rule)), changes)
 
 
 def resume_from(
