@@ -54,11 +54,12 @@ def test_a_recurrent_network_trains_in_processes_and_replays():
     assert torch.equal(lg.replay(trace, problem, lg.SGD(lr=0.3)).output, trace.output)
 
 
-def test_runs_that_cannot_be_batched_are_simulated_one_by_one_and_that_is_said_once():
+@pytest.mark.parametrize("make", [Rows, lambda: Branching(64, 10)], ids=["recurrent", "branching"])
+def test_runs_that_cannot_be_batched_are_simulated_one_by_one_and_that_is_said_once(make):
     torch.manual_seed(0)
-    problem = ModuleProblem(Branching(64, 10), load("digits"), batch=16)
+    problem = ModuleProblem(make(), load("digits"), batch=16, evaluate=100, evaluate_held_out=100)
     sweep = lg.SGD(lr=torch.tensor([[0.05], [0.2]]))
-    with pytest.warns(UserWarning, match="cannot take 4 runs of Branching at once") as caught:
+    with pytest.warns(UserWarning, match="cannot take 4 runs of (Rows|Branching) at once") as caught:
         trace = lg.simulate(problem, sweep, [0, 3], 20, seed=5, compile=False)
     assert len(caught) == 1
     alone = lg.simulate(problem, lg.SGD(lr=0.2), 3, 20, seed=5, compile=False)
