@@ -197,7 +197,6 @@ def test_module_at_writes_the_vector_into_a_copy():
         (lambda: SoftmaxRegression(small_data(), sampling="sorted"), "sampling must be one of 'iid', 'epochs'"),
         (lambda: SoftmaxRegression(small_data(), dtype=torch.int64), "dtype must be torch.float32 or torch.float64"),
         (lambda: SoftmaxRegression(small_data(classes=None)), "data must be a data set with classes"),
-        (lambda: ModuleProblem(nn.BatchNorm1d(4), small_data()), "without running statistics"),
         (lambda: ModuleProblem(nn.ReLU(), small_data()), "a module with parameters to train"),
         (lambda: Quadratic(dim=0), "dim must be an integer >= 1, got 0"),
         (lambda: Quadratic(smoothness=1.0, strong_convexity=2.0), "strong_convexity must be <= smoothness = 1.0"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lategrad.delays import Recorded
-from lategrad.problems.problem import Problem
+from lategrad.problems.problem import Problem, as_problem
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.gradient_norms import clipped
@@ -106,6 +106,7 @@ def replay(
     worker, sequence = cast(Tensor, trace.worker), cast(Tensor, trace.sequence)
     lost = int((worker < 0).sum())
     require("trace", f"one that has lost {lost} updates' rows", lost == 0, "whole: its log of updates was damaged")
+    problem = as_problem(problem)
     require_same(problem, trace.config, "that was trained on", same_start=True)
     rule = fill_in(rule, getattr(problem, "blocks", None))
     settings = trace.config["settings"]

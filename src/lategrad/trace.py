@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _FORMAT = "lategrad-trace-1"
 _TENSORS = ("steps", "loss", "accuracy", "test_loss", "delays", "time", "worker", "sequence", "output", "query")
+_METRIC = "metric."  # before the names of the user's own, in a file
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class Trace:
     """``(updates,)``: which sample of its worker's stream each gradient used, in a real training."""
     test_loss: Tensor | None = None
     """``(records, *runs)``: the loss on held-out data at the rule's output, where the problem has one."""
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    """``(records, *runs)`` each: the user's own metrics at the rule's output, by name."""
 
     def axis(self, name: str) -> Axis:
         """The axis of that name."""
@@ -107,6 +110,7 @@ class Trace:
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach().contiguous().cpu() for name in _TENSORS
                    if (value := getattr(self, name)) is not None}  # fmt: skip
+        tensors |= {_METRIC + name: value.contiguous().cpu() for name, value in self.metrics.items()}
         axes = [{"name": axis.name, "values": list(axis.values)} for axis in self.axes]
         metadata = {"format": _FORMAT, "axes": json.dumps(axes), "config": json.dumps(self.config)}
         with replacing(path) as part:
@@ -128,11 +132,12 @@ class Trace:
             raise ValueError(f"{os.fspath(path)!r} is not a readable trace: {error}") from None
         axes = tuple(Axis(axis["name"], tuple(axis["values"])) for axis in json.loads(metadata["axes"]))
         optional = {name: tensors.pop(name, None) for name in ("accuracy", "test_loss", "time", "worker", "sequence")}
-        return Trace(**tensors, **optional, axes=axes, config=json.loads(metadata["config"]))
+        metrics = {name[len(_METRIC) :]: tensors.pop(name) for name in list(tensors) if name.startswith(_METRIC)}
+        return Trace(**tensors, **optional, metrics=metrics, axes=axes, config=json.loads(metadata["config"]))
 
     def rows(self, optimum: float | None = None) -> Iterator[dict[str, Any]]:
         """One row for every record of every run: its place on the axes, step, accuracy, loss, excess loss, and the
-        test loss where there is one.
+        test loss and metrics where there are any.
 
         Args:
             optimum: the smallest loss that can be had; without it the excess loss is left empty.
@@ -146,7 +151,8 @@ class Trace:
             for record, (step, accuracy, loss) in enumerate(zip(self.steps.tolist(), accuracies, losses, strict=True)):
                 excess = "" if optimum is None else loss - optimum
                 row = {**where, "step": step, "accuracy": accuracy, "loss": loss, "excess_loss": excess}
-                yield row if self.test_loss is None else row | {"test_loss": self.test_loss[record][index].item()}
+                more = {} if self.test_loss is None else {"test_loss": self.test_loss}
+                yield row | {name: value[record][index].item() for name, value in (more | self.metrics).items()}
 
     def to_csv(self, path: str | os.PathLike[str], optimum: float | None = None) -> Path:
         """Write :meth:`rows` to a CSV file."""

@@ -7,6 +7,7 @@ from lategrad.problems.module import ModuleProblem
 from lategrad.problems.optimum import Optimum, minimum
 from lategrad.problems.problem import Problem
 from lategrad.problems.quadratic import Quadratic
+from lategrad.problems.sources import NpyRows
 from lategrad.problems.text import Text, load_text
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LanguageProblem",
     "LeastSquares",
     "ModuleProblem",
+    "NpyRows",
     "Optimum",
     "Problem",
     "Quadratic",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
 import torch
@@ -14,10 +15,36 @@ from lategrad.problems.text import Text
 from lategrad.support.validation import require
 
 
+class Windows:
+    """Windows of a text by the places where they begin; targets are the next characters."""
+
+    on_device = True
+
+    def __init__(self, tokens: Tensor, context: int) -> None:
+        self.tokens, self.context = tokens, context
+        self._window = torch.arange(context + 1, device=tokens.device)
+
+    def __len__(self) -> int:
+        return len(self.tokens) - self.context
+
+    def rows(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """By indexing."""
+        windows = self.tokens[numbers.unsqueeze(-1) + self._window]
+        return windows[..., :-1], windows[..., 1:]
+
+    def fingerprint(self) -> bytes:
+        """Of the text."""
+        return hashlib.sha256(self.tokens.cpu().numpy().tobytes()).hexdigest().encode()
+
+    def to(self, device: torch.device | str) -> Windows:
+        """A copy on the device, unless it is there."""
+        return Windows(self.tokens.to(device), self.context)
+
+
 class LanguageProblem(ModuleProblem):
     """Predict every next character in windows of a text; cross-entropy per character, in nats.
 
-    A sample is the places at which the windows of a minibatch begin, so that nothing but the text itself is kept.
+    A sample holds the places at which the windows of a minibatch begin, so that nothing but the text itself is kept.
     Losses and the accuracy are means over fixed windows that do not overlap, evenly spaced over the whole part: the
     training loss over ``evaluate`` windows of the training part, test loss and accuracy over as many of the held-out
     part (or all there are). All characters of a window count, those with little context, too.
@@ -38,6 +65,7 @@ class LanguageProblem(ModuleProblem):
     ...     file = pathlib.Path(folder) / "song.txt"
     ...     _ = file.write_text("tra la la " * 100)
     ...     text = load_text(file)
+    >>> _ = torch.manual_seed(0)
     >>> table = nn.Embedding(5, 5)  # scores of the next character, given one
     >>> problem = LanguageProblem(table, text, context=8, batch=4)
     >>> x = problem.start()
@@ -71,7 +99,8 @@ class LanguageProblem(ModuleProblem):
         data = Dataset(text.name, x_train, y_train, x_test, y_test, len(text.vocabulary))
         super().__init__(module, data, batch=batch, sampling=sampling, micro_batch=micro_batch)
         self.text = text
-        self.tokens, self.window = text.train, torch.arange(context + 1)
+        self.context = context
+        self.parts = dataclasses.replace(self.parts, train=Windows(text.train, context), labels=None)
         self.minibatches = Minibatches(len(text.train) - context, batch, sampling)
         self.evaluation_rows = max(1, self.evaluation_rows // context)
 
@@ -80,23 +109,8 @@ class LanguageProblem(ModuleProblem):
         contents = hashlib.sha256(self.text.train.numpy().tobytes() + self.text.held_out.numpy().tobytes())
         return f"{super().fingerprint()} {contents.hexdigest()}"
 
-    def labels(self, samples: Tensor) -> Tensor | None:
-        """None: a window has no class."""
-        return None
-
-    def _rows(self, sample: Tensor) -> tuple[Tensor, Tensor]:
-        windows = self.tokens[sample.unsqueeze(-1) + self.window]
-        return windows[..., :-1], windows[..., 1:]
-
-    def to(self, device: torch.device | str) -> LanguageProblem:
-        """A copy on the device."""
-        moved = super().to(device)
-        assert isinstance(moved, LanguageProblem)
-        moved.tokens, moved.window = self.tokens.to(device), self.window.to(device)
-        return moved
-
     def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, context={len(self.window) - 1})"
+        return f"{super().__repr__()[:-1]}, context={self.context})"
 
 
 def _spaced_windows(tokens: Tensor, context: int, count: int) -> tuple[Tensor, Tensor]:

@@ -5,13 +5,17 @@ rows of a minibatch, or a noise vector. Samples are drawn apart from the gradien
 ``samples(seed, first, count)``, a pure function: the k-th sample of a stream is the same however the stream
 is cut, on any device. So the simulator, a worker process and a replay can all agree on them.
 
-A problem may have more: ``test_loss(x)``, the loss on held-out data, which the simulator records; and ``blocks``,
-where each tensor of a model lies in the vector, for the rules that look at shapes.
+A problem may have more: ``test_loss(x)``, the loss on held-out data, which is recorded; ``measure(x)``, all that is
+recorded in one call; ``blocks``, where each tensor of a model lies in the vector, for the rules that look at shapes;
+and ``on_device``, False if a gradient needs more than its device (data that is fetched), so that a GPU cannot repeat
+it by itself.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -68,3 +72,46 @@ class Problem(Protocol):
     def to(self: Self, device: torch.device | str) -> Self:
         """The same problem with its data on a device."""
         ...
+
+
+class Measures(NamedTuple):
+    """What is recorded of a point: float64 tensors of shape ``(*runs, 1)``."""
+
+    loss: Tensor
+    accuracy: Tensor | None = None
+    test_loss: Tensor | None = None
+    metrics: Mapping[str, Tensor] = MappingProxyType({})
+    """The user's own, by name."""
+
+
+def measure(problem: Problem, x: Tensor) -> Measures:
+    """All that is recorded of a problem at points ``(*runs, dim)``.
+
+    >>> from lategrad.problems import Quadratic
+    >>> measure(Quadratic(dim=4, smoothness=2.0, strong_convexity=1.0), torch.zeros(4)).loss.item()
+    0.75
+    """
+    if hasattr(problem, "measure"):
+        measured: Measures = problem.measure(x)
+        return measured
+    test_loss = problem.test_loss(x) if hasattr(problem, "test_loss") else None
+    return Measures(problem.loss(x), problem.accuracy(x), test_loss)
+
+
+_MEMBERS = ("dim", "start", "samples", "gradient", "loss", "accuracy")
+
+
+def as_problem(problem: Any) -> Problem:
+    """The problem itself; what is none gets a sentence that says what to do."""
+    remedy = "lategrad.problems.ModuleProblem(module, data) makes a problem of a module"
+    if isinstance(problem, type):
+        raise ValueError(f"problem must be a problem, got the class {problem.__name__}: call it, "
+                         f"{problem.__name__}(...)")  # fmt: skip
+    if isinstance(problem, torch.utils.data.DataLoader | torch.utils.data.Dataset | torch.nn.Module):
+        raise ValueError(f"problem must be a problem, got a {type(problem).__name__}: {remedy}")
+    missing = [member for member in _MEMBERS if not hasattr(problem, member)]
+    if missing:
+        raise ValueError(f"problem must be a problem, got {type(problem).__name__}, which has no "
+                         f"{', '.join(missing)}; {remedy}")  # fmt: skip
+    checked: Problem = problem
+    return checked

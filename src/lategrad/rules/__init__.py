@@ -14,6 +14,7 @@ from lategrad.rules.rule import (
     issue_ticket,
     needs_ticket,
 )
+from lategrad.rules.scheduled import Scheduled
 from lategrad.rules.sgd import SGD
 from lategrad.rules.steady import Steady
 from lategrad.rules.steady_adam import SteadyAdam
@@ -28,6 +29,7 @@ __all__ = [
     "Blocks",
     "CentredClipping",
     "Rule",
+    "Scheduled",
     "Steady",
     "SteadyAdam",
     "SteadyMuon",

@@ -108,5 +108,6 @@ def fill_in(rule: AnyRule, blocks: Blocks | None) -> AnyRule:
     """
     if blocks is None or getattr(rule, "blocks", blocks) is not None:
         return rule
-    filled: Any = dataclasses.replace(rule, blocks=blocks)  # type: ignore[type-var]
+    inside = getattr(rule, "with_blocks", None)  # of a rule that has another inside it
+    filled: Any = inside(blocks) if inside else dataclasses.replace(rule, blocks=blocks)  # type: ignore[type-var]
     return filled  # type: ignore[no-any-return]

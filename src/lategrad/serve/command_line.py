@@ -12,7 +12,7 @@ import typer
 
 from lategrad.serve.settings import Settings, options
 
-_ELSEWHERE = ("notes",)  # which the command line writes itself
+_ELSEWHERE = ("notes", "on_record")  # which the command line writes itself, or cannot
 _STEPS = 2000  # in Python there is no default: nobody should get another number of updates than he thinks
 
 Options = dict[str, inspect.Parameter]

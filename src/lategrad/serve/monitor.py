@@ -1,7 +1,11 @@
-"""Watching a run: a line on the terminal, and TensorBoard."""
+"""Watching a run: a line on the terminal, files of numbers, and TensorBoard."""
 
 from __future__ import annotations
 
+import csv
+import json
+import sys
+import time
 import warnings
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -16,6 +20,10 @@ from torch import Tensor
 from lategrad.serve.telemetry import Telemetry
 
 LOGS = ("tensorboard",)
+_LINE_EVERY = 30.0  # seconds between two lines off a terminal
+_LOGGED = ("step", "seconds", "updates_per_second", "record", "loss", "accuracy", "test_loss", "delay_mean",
+           "delay_p95", "delay_max", "refused", "workers")  # fmt: skip
+"""The columns of ``log.csv``, the same for all runs; ``log.jsonl`` has the user's metrics, too."""
 
 
 class Monitor(Protocol):
@@ -61,6 +69,51 @@ class Terminal:
         self._live.stop()
 
 
+class Lines:
+    """:func:`summary_line` on stderr every so often, where nobody sees a bar move."""
+
+    def __init__(self, every: float = _LINE_EVERY) -> None:
+        self._every, self._next = every, time.monotonic() + every
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """Print, if it is time to."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._every
+            print(f"update {telemetry.version} of {telemetry.steps}: {summary_line(telemetry, alive)}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class LogFiles:
+    """The telemetry as ``log.csv`` and as ``log.jsonl``, a row about once a second; a resumed run goes on in them."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._csv, self._lines = folder / "log.csv", folder / "log.jsonl"
+        self._last = -1
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """A row, unless nothing has happened since the last one."""
+        if telemetry.version == self._last:
+            return
+        self._last = telemetry.version
+        numbers = telemetry._asdict()
+        row = {"step": numbers.pop("version"), **numbers.pop("metrics"), **numbers, "workers": alive}
+        with open(self._lines, "a") as file:
+            file.write(json.dumps(row) + "\n")
+        begun = self._csv.exists() and self._csv.stat().st_size > 0
+        with open(self._csv, "a", newline="") as file:
+            plain = {name: row[name] for name in _LOGGED}
+            writer = csv.DictWriter(file, _LOGGED, lineterminator="\n")
+            if not begun:
+                writer.writeheader()
+            writer.writerow(plain)
+
+    def close(self) -> None:
+        """Every row is on its way to the disk already."""
+
+
 class TensorBoard:
     """Scalars and histograms of delays in a folder that ``tensorboard --logdir`` shows."""
 
@@ -98,14 +151,20 @@ class TensorBoard:
 class Monitors(AbstractContextManager["Monitors"]):
     """All monitors of a run, closed together."""
 
-    def __init__(self, progress: bool, steps: int, log: str | None, folder: Path | None) -> None:
+    def __init__(
+        self, progress: bool, steps: int, log: str | None, folder: Path | None, *, lines: bool = False
+    ) -> None:
         self._all: list[Monitor] = []
+        if folder is not None:
+            self._all.append(LogFiles(folder))
         if log is not None:
             if folder is None:
                 raise ValueError(f"log={log!r} needs a folder to write to: give out=...")
             self._all.append(TensorBoard(folder / "tensorboard"))
         if progress:
             self._all.append(Terminal(steps))
+        elif lines:
+            self._all.append(Lines())
 
     def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
         """Show all of them."""

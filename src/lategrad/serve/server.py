@@ -282,7 +282,7 @@ class Server:
         """What has happened so far, with a record of the present moment."""
         self._record()
         return Trace(
-            **self.records.tensors(),  # type: ignore[arg-type]
+            **self.records.tensors(),
             delays=self.log.column("delay"),
             output=self.output().cpu().clone(),
             query=self.rule.query(self.state).cpu().clone(),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import textwrap
 import warnings
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from lategrad.delays import Law
 from lategrad.delays.specs import parse
 from lategrad.serve.monitor import LOGS
+from lategrad.serve.watch import OnRecord
 from lategrad.serve.worker import Slowness
 from lategrad.support.validation import require, require_choice, require_device, require_number
 
@@ -19,7 +21,7 @@ ENGINES = ("processes", "threads", "ray")
 _MOST_AHEAD = 100
 MOST_WORKERS = 1000
 """A number beyond is a slip of the pen."""
-_NOT_SAVED = ("out", "progress")
+_NOT_SAVED = ("out", "progress", "on_record")
 """Options of a call, not of the run: a run that is resumed elsewhere has others."""
 
 Slow = str | dict[int, str] | None
@@ -108,8 +110,20 @@ class Settings:
         "and on Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 (which does not end the run).", None,
     )  # fmt: skip
     keep: int = _option("checkpoints to keep.", 2)
+    monitor: str | None = _option(
+        "what says which record is best: loss, test_loss, accuracy or a metric's name, with + before it where more is "
+        "better (of accuracy that is known). The best output so far is kept in OUT/best.safetensors. Not on Ray.", None,
+    )  # fmt: skip
+    patience: int | None = _option("records without a better one after which the run ends early; needs monitor.",
+                                   None)  # fmt: skip
+    on_record: OnRecord | None = _option(
+        "called at every record with the telemetry and a copy of the output; the run ends if it returns 'stop'. In "
+        "Python only, and not on Ray.", None,
+    )  # fmt: skip
     log: str | None = _option("'tensorboard' writes scalars and histograms of delays to OUT/tensorboard.", None)
-    progress: bool | None = _option("show a progress bar; by default on a terminal.", None)
+    progress: bool | None = _option(
+        "show a progress bar; by default on a terminal, and a line every half a minute where there is none.", None,
+    )  # fmt: skip
     notes: dict[str, Any] = _option("what else the trace and the checkpoints should say about the run; JSON values.",
                                     {})  # fmt: skip
 
@@ -119,7 +133,7 @@ class Settings:
         for name in ("steps", "keep", "threads"):
             value = getattr(self, name)
             require(name, value, _is_count(value), "an integer >= 1")
-        for name in ("record_every", "checkpoint_every", "max_refusals"):
+        for name in ("record_every", "checkpoint_every", "max_refusals", "patience"):
             value = getattr(self, name)
             require(name, value, value is None or _is_count(value), "an integer >= 1, or None")
         require_choice("engine", self.engine, ENGINES)
@@ -137,6 +151,13 @@ class Settings:
         require_device("server_device", self.server_device)
         if not on_ray:  # the driver need not have the GPUs of its workers
             require_device("device", self.device)
+        for name in ("monitor", "on_record"):
+            value = getattr(self, name)
+            require(name, value, not on_ray or value is None, "None with engine='ray'")
+        require("monitor", self.monitor, self.monitor is not None or self.patience is None,
+                "given with patience: what is to get better")  # fmt: skip
+        called = self.on_record is None or callable(self.on_record)
+        require("on_record", self.on_record, called, "a function of telemetry and output")
         require_number("deadline", self.deadline, low=0, strict=True)
         for name in ("clip", "stall", "max_norm_ratio"):
             if (value := getattr(self, name)) is not None:
@@ -175,7 +196,7 @@ class Settings:
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint and a trace say of them."""
-        return {name: value for name, value in asdict(self).items() if name not in _NOT_SAVED}
+        return {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self) if one.name not in _NOT_SAVED}
 
 
 def options() -> list[Field[Any]]:

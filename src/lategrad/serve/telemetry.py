@@ -24,6 +24,11 @@ class Telemetry(NamedTuple):
     delay_p95: float
     delay_max: int
     refused: int
+    record: int
+    """After how many updates the last record was taken."""
+    test_loss: float | None
+    metrics: dict[str, float]
+    """The user's own, at the last record."""
 
 
 def measure(log: UpdateLog, records: Records, *, steps: int, seconds: float, refused: int) -> Telemetry:
@@ -31,15 +36,19 @@ def measure(log: UpdateLog, records: Records, *, steps: int, seconds: float, ref
     delays, times = log.column("delay", _RECENT).double(), log.column("time", _RECENT)
     spent = seconds - float(times[0]) if len(times) else 0.0
     ordered = delays.sort().values
+    last = records.last()
     return Telemetry(
         version=len(log),
         steps=steps,
         seconds=seconds,
         updates_per_second=len(times) / spent if spent > 0 else 0.0,
-        loss=records.loss[-1],
-        accuracy=records.accuracy[-1] if records.accuracy else None,
+        loss=last.pop("loss"),
+        accuracy=last.pop("accuracy", None),
         delay_mean=float(delays.mean()) if len(delays) else 0.0,
         delay_p95=float(ordered[math.ceil(0.95 * len(ordered)) - 1]) if len(delays) else 0.0,
         delay_max=int(ordered[-1]) if len(delays) else 0,
         refused=refused,
+        record=records.steps[-1],
+        test_loss=last.pop("test_loss", None),
+        metrics=last,
     )

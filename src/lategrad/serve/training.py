@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from safetensors import SafetensorError
 
-from lategrad.problems.problem import Problem
+from lategrad.problems.problem import Problem, as_problem
 from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.archive import Archive, locked
@@ -26,6 +26,7 @@ from lategrad.serve.engines.local import LocalEngine
 from lategrad.serve.monitor import Monitors
 from lategrad.serve.settings import Settings, documentation, options
 from lategrad.serve.supervisor import Supervisor
+from lategrad.serve.watch import Watch
 from lategrad.support.validation import require
 from lategrad.trace import Trace
 
@@ -58,7 +59,7 @@ def train(problem: Problem, rule: AnyRule[Any] | str, **settings: Any) -> Trace:
     with locked(chosen.folder):
         if chosen.folder is not None and checkpoint_paths(chosen.folder):
             raise ValueError(f"{str(chosen.folder)!r} holds a run already: resume it, or choose another folder")
-        return Training(problem, as_rule(rule), chosen).run()
+        return Training(as_problem(problem), as_rule(rule), chosen).run()
 
 
 def _show_settings() -> None:
@@ -88,7 +89,7 @@ def resume(out: str | Path, problem: Problem, rule: AnyRule[Any] | str, **change
     changeable = sorted({option.name for option in options()} - {"seed", "out"})
     unknown = sorted(set(changes) - set(changeable))
     require("changes", unknown, not unknown, f"among {', '.join(changeable)}")
-    return resume_from(Path(out), lambda _: (problem, as_rule(rule)), changes)
+    return resume_from(Path(out), lambda _: (as_problem(problem), as_rule(rule)), changes)
 
 
 def resume_from(
@@ -163,12 +164,15 @@ class Training:
         settings = self.settings
         progress = sys.stderr.isatty() if settings.progress is None else settings.progress
         with (
-            Monitors(progress, settings.steps, settings.log, settings.folder) as monitors,
+            Monitors(
+                progress, settings.steps, settings.log, settings.folder, lines=settings.progress is None
+            ) as monitors,
             listen_to_signals(self),
             closing(self.engine),
         ):
             self.engine.begin(self._checkpoint)
             self._checkpoint = None  # the server has it
+            self._watch()
             trace = None
             while trace is None:
                 try:
@@ -180,11 +184,27 @@ class Training:
         if settings.folder is not None:
             try:
                 trace.save(settings.folder / "trace.safetensors")
+                trace.to_csv(settings.folder / "records.csv")
             except (OSError, SafetensorError) as error:  # the trace in memory is not to be lost with it
                 warnings.warn(f"the trace could not be saved: {error}", stacklevel=2)
         if self.stopping is not None:
             warnings.warn(f"{self.stopping}: the trace ends after {len(trace.delays)} updates", stacklevel=2)
         return trace
+
+    def _watch(self) -> None:
+        """Look at every record from now on, where that is asked for."""
+        chosen = self.settings
+        if (chosen.on_record, chosen.monitor) == (None, None):
+            return
+        assert isinstance(self.engine, LocalEngine)  # the settings allow no other
+        server = self.engine.server
+
+        def stop(reason: str) -> None:
+            if self.stopping is None and not server.done:
+                self.stop(reason)
+
+        Watch(server.records, server.telemetry, stop, on_record=chosen.on_record, monitor=chosen.monitor,
+              patience=chosen.patience, folder=chosen.folder)  # fmt: skip
 
     def _supervise(self, monitors: Monitors) -> None:
         next_tick = next_show = 0.0

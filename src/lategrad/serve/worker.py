@@ -24,6 +24,10 @@ class Link(Protocol):
         """The next job, waited for; None when there is no more work."""
         ...
 
+    def room(self) -> Tensor | None:
+        """Where the gradient of the last job received may be written, if it need not be in memory of its own."""
+        ...
+
     def send(self, job: Job, grad: Tensor) -> None:
         """Hand back the gradient of a job."""
         ...
@@ -66,9 +70,18 @@ class Oracle:
         self.problem, self.seed, self.slowness, self.device = problem.to(device), seed, slowness, device
         self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
 
-    def gradient(self, job: Job) -> Tensor:
-        """The gradient of a job, where its query lies. The simulator computes it the same way, to the bit."""
+    def gradient(self, job: Job, room: Tensor | None = None) -> Tensor:
+        """The gradient of a job, where its query lies. The simulator computes it the same way, to the bit.
+
+        Args:
+            job: what to do.
+            room: memory that the result may be written to; problems that have ``gradient_of_one`` do.
+        """
         sample = self._sample(job.worker, job.sequence).to(self.device)
+        if room is not None and hasattr(self.problem, "gradient_of_one") and self.device == job.query.device:
+            with torch.no_grad():
+                result: Tensor = self.problem.gradient_of_one(job.query, sample[0], room)
+                return result
         point = job.query.to(self.device).view(1, 1, -1)
         with torch.no_grad():
             return self.problem.gradient(point, sample).reshape(-1).to(job.query.device)
@@ -94,7 +107,7 @@ def work(oracle: Oracle, link: Link, sleep: Callable[[float], object]) -> None:
     """Serve jobs until there are no more."""
     while (job := link.receive()) is not None:
         try:
-            grad = oracle.gradient(job)
+            grad = oracle.gradient(job, link.room())
         except Exception as error:  # a user's problem may raise anything; the server decides what follows
             link.fail(job, error)
             continue

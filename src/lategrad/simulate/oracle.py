@@ -31,7 +31,7 @@ from lategrad.delays.stages import StageDelays
 from lategrad.execution import OneCall, in_place
 from lategrad.execution.eager import eager_run
 from lategrad.execution.pays import compiling_pays
-from lategrad.problems.problem import Problem
+from lategrad.problems.problem import Problem, as_problem
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket
@@ -105,7 +105,7 @@ def simulate(
     seeds, models = _as_tuple(seed), _as_tuple(delays)
     require("seed", seed, all(isinstance(s, int) and s >= 0 for s in seeds) and len(seeds) > 0, "integers >= 0")
     require("delays", delays, len(models) > 0, "at least one delay model")
-    rule = as_rule(rule)
+    problem, rule = as_problem(problem), as_rule(rule)
     parsed = tuple(_as_model(model) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
     profiles = [model if isinstance(model, StageDelays) else None for model in parsed]
@@ -264,7 +264,8 @@ class Simulation:
     def _capture_when_warm(self) -> None:
         """On a GPU, record the step as a graph once it has run: replaying it costs one launch."""
         self.warm_steps += 1
-        if self.at.device.type != "cuda" or self.warm_steps != 3:
+        repeatable = getattr(self.problem, "on_device", True)
+        if self.at.device.type != "cuda" or self.warm_steps != 3 or not repeatable:
             return
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lategrad.problems.problem import measure
 from lategrad.trace import Axis, Trace
 
 if TYPE_CHECKING:
@@ -35,18 +36,21 @@ class Recorder:
         self.losses: list[Tensor] = []
         self.accuracies: list[Tensor] = []
         self.test_losses: list[Tensor] = []
+        self.metrics: dict[str, list[Tensor]] = {}
         self.begin = time.monotonic()
 
     def record(self, step: int) -> None:
         """Evaluate the rule's output now."""
         rule, state, problem = self.simulation.rule, self.simulation.state, self.simulation.problem
         output = rule.output(state)
-        accuracy = problem.accuracy(output)
-        self.losses.append(problem.loss(output).squeeze(-1).cpu())
-        if accuracy is not None:
-            self.accuracies.append(accuracy.squeeze(-1).cpu())
-        if hasattr(problem, "test_loss"):
-            self.test_losses.append(problem.test_loss(output).squeeze(-1).cpu())
+        measured = measure(problem, output)
+        self.losses.append(measured.loss.squeeze(-1).cpu())
+        if measured.accuracy is not None:
+            self.accuracies.append(measured.accuracy.squeeze(-1).cpu())
+        if measured.test_loss is not None:
+            self.test_losses.append(measured.test_loss.squeeze(-1).cpu())
+        for name, value in measured.metrics.items():
+            self.metrics.setdefault(name, []).append(value.squeeze(-1).cpu())
         self.output, self.query = output.cpu().clone(), rule.query(state).cpu().clone()
         self.steps.append(step)
         if self.save_to is not None:
@@ -69,6 +73,7 @@ class Recorder:
             time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
             worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
             test_loss=self._drop(torch.stack(self.test_losses), before=1) if self.test_losses else None,
+            metrics={name: self._drop(torch.stack(values), before=1) for name, values in self.metrics.items()},
         )
 
     def _drop(self, value: Tensor, before: int) -> Tensor:

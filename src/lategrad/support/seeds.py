@@ -35,6 +35,8 @@ class Stream(IntEnum):
     """The samples of a real worker."""
     PAUSES = 0x7061757365
     """How long a real worker is held back on purpose."""
+    VALIDATION = 0x76616C6964
+    """Which training rows are held out."""
 
 
 def generator(*key: int) -> np.random.Generator:

@@ -19,6 +19,7 @@ from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.threads import Threads
 from lategrad.serve.engines.transport import Arrived, Failed, Garbled, Lost, Ready, Transport, WorkerHandle
 from lategrad.serve.job import Job
+from lategrad.serve.main_guard import require_main_guard
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry
@@ -205,4 +206,5 @@ def _transport(problem: Problem, settings: Settings, server: Server) -> Transpor
     """Threads or processes, as the settings say."""
     if settings.engine == "threads":
         return Threads(problem, settings)
+    require_main_guard()
     return Processes(problem, settings, server.dim, server.dtype)

@@ -1,0 +1,123 @@
+"""A module as a function of one flat vector of parameters: its outputs, and gradients of a loss of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lategrad.problems.sources import Inputs
+
+Value = Callable[[Any, Tensor], Tensor]
+"""From a module's output and the targets of a batch to a mean over the batch."""
+
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+class FlatModule:
+    """A module whose trained parameters are those of a vector.
+
+    One vector is written into the module itself, which then runs as everywhere else: plain autograd, any layer.
+    Many at once go through ``torch.func`` (:meth:`call`), which does not know all layers.
+
+    Parameters in bfloat16 or float16 are rounded from a vector in float32, so that small steps are not lost; a module
+    of one such dtype gets its inputs in it, and losses are taken of its outputs in float32.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._names, self._own = [name for name, _ in named], [p for _, p in named]
+        self._sizes = [p.numel() for p in self._own]
+        self._dtypes = dtypes = {p.dtype for p in self._own}
+        self._narrow = next(iter(dtypes)) if len(dtypes) == 1 and dtypes <= set(_NARROW) else None
+        self._lies_at = torch.empty(0)
+
+    @property
+    def dim(self) -> int:
+        """Length of the vector."""
+        return sum(self._sizes)
+
+    def vector(self) -> Tensor:
+        """The module's own parameters, in float32 or wider."""
+        flat = torch.cat([p.detach().flatten() for p in self._own])
+        return flat.float() if flat.dtype in _NARROW else flat
+
+    def _pieces(self, x: Tensor) -> list[Tensor]:
+        pieces = [piece.view(p.shape) for p, piece in zip(self._own, x.split(self._sizes), strict=True)]
+        if self._same_dtype(x):
+            return pieces
+        return [piece.to(p.dtype) for p, piece in zip(self._own, pieces, strict=True)]
+
+    def _same_dtype(self, x: Tensor) -> bool:
+        return self._dtypes == {x.dtype}
+
+    # ---- One vector, in the module itself
+
+    def write(self, x: Tensor) -> None:
+        """Take over a vector of shape ``(dim,)``, whose memory is used until the next is written."""
+        lies_there = x.data_ptr() == self._lies_at.data_ptr() and x.dtype == self._lies_at.dtype
+        if lies_there and self._same_dtype(x):
+            return  # the parameters are views of that memory, which cannot have been freed: it is held here
+        for p, piece in zip(self._own, self._pieces(x.detach()), strict=True):
+            p.data = piece
+        self._lies_at = x.detach()
+
+    def output(self, inputs: Inputs) -> Any:
+        """What the module makes of a batch, at the vector that was written."""
+        return self._wide(_apply(self.module, self._as_narrow(inputs)))
+
+    def gradient(self, x: Tensor, inputs: Inputs, targets: Tensor, loss: Value, out: Tensor | None = None) -> Tensor:
+        """By plain autograd, at a vector of shape ``(dim,)``; into ``out``, or into fresh memory."""
+        self.write(x)
+        with torch.enable_grad():
+            value = loss(self.output(inputs), targets)
+            parts = torch.autograd.grad(value, self._own, materialize_grads=True)
+        flat = torch.cat([part.reshape(-1) for part in parts], out=out if self._same_dtype(x) else None)
+        if flat.dtype == x.dtype:
+            return flat
+        return flat.to(x.dtype) if out is None else out.copy_(flat)
+
+    # ---- Any vector, as a pure function
+
+    def call(self, x: Tensor, inputs: Inputs) -> Any:
+        """The same as a function that ``torch.func`` can transform."""
+        parameters = dict(zip(self._names, self._pieces(x), strict=True))
+        inputs = self._as_narrow(inputs)
+        given: tuple[Any, ...] = () if isinstance(inputs, dict) else (inputs,)
+        named = inputs if isinstance(inputs, dict) else {}
+        return self._wide(functional_call(self.module, parameters, given, named))
+
+    def _as_narrow(self, inputs: Inputs) -> Inputs:
+        if self._narrow is None:
+            return inputs
+        if isinstance(inputs, dict):
+            return {name: self._narrowed(value) for name, value in inputs.items()}
+        return self._narrowed(inputs)
+
+    def _narrowed(self, value: Tensor) -> Tensor:
+        return value.to(self._narrow) if value.is_floating_point() else value
+
+    @staticmethod
+    def _wide(output: Any) -> Any:
+        return output.float() if isinstance(output, Tensor) and output.dtype in _NARROW else output
+
+    # ---- Elsewhere
+
+    def copy_at(self, x: Tensor) -> nn.Module:
+        """A copy of the module with the parameters of a vector, in memory of its own."""
+        copied = FlatModule(copy.deepcopy(self.module))
+        copied.write(x.detach().clone())
+        return copied.module
+
+    def to(self, device: torch.device | str) -> FlatModule:
+        """A copy on the device."""
+        return FlatModule(copy.deepcopy(self.module).to(device))
+
+
+def _apply(module: nn.Module, inputs: Inputs) -> Any:
+    return module(**inputs) if isinstance(inputs, dict) else module(inputs)

@@ -1,0 +1,338 @@
+"""Where the rows of a minibatch come from: tensors, a file on disk, a ``torch.utils.data.Dataset``, or a stream.
+
+A source gives the inputs and targets of row numbers. Whoever draws the numbers (:mod:`~.minibatches`) decides what
+each worker sees, so that a run on any of them, but a stream, can be replayed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from lategrad.support.seeds import Stream, derived_seed
+from lategrad.support.validation import require
+
+Inputs = Tensor | dict[str, Tensor]
+"""What a module is called with: a tensor, or its keyword arguments by name."""
+
+Columns = tuple[str | tuple[str, ...], str]
+"""In rows that are dicts: the column (or the columns, as keyword arguments) of the inputs, and that of the targets."""
+
+_FINGERPRINTED = 64  # rows of a data set that is not in memory; all of it could take hours
+
+
+def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """The same inputs with ``function`` applied to each tensor."""
+    return {name: function(value) for name, value in inputs.items()} if isinstance(inputs, dict) else function(inputs)
+
+
+class Source(Protocol):
+    """Rows that can be looked up by their numbers."""
+
+    on_device: bool
+    """Whether looking rows up is work of the device alone, which it can be told to repeat."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
+        """Inputs and targets of row numbers, whose shape comes first in theirs."""
+        ...
+
+    def fingerprint(self) -> bytes:
+        """What tells it from another source."""
+        ...
+
+    def to(self, device: torch.device | str) -> Source:
+        """The same with what it keeps in memory on a device; rows come on that device."""
+        ...
+
+
+class Tensors:
+    """Rows in memory.
+
+    >>> Tensors(torch.arange(6.0).view(3, 2), torch.arange(3)).rows(torch.tensor([2, 0]))
+    (tensor([[4., 5.],
+            [0., 1.]]), tensor([2, 0]))
+    """
+
+    on_device = True
+
+    def __init__(self, x: Inputs, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
+        """By indexing."""
+        return map_inputs(lambda values: values[numbers], self.x), self.y[numbers]
+
+    def fingerprint(self) -> bytes:
+        """Of all the data."""
+        return _checksum(self.x, self.y)
+
+    def to(self, device: torch.device | str) -> Tensors:
+        """A copy on the device, unless it is there."""
+        return Tensors(map_inputs(lambda values: values.to(device), self.x), self.y.to(device))
+
+
+class Subset:
+    """Some rows of a source, in a given order."""
+
+    def __init__(self, source: Source, numbers: Tensor) -> None:
+        self.source, self.numbers, self.on_device = source, numbers, source.on_device
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
+        """Those of the source."""
+        return self.source.rows(self.numbers[numbers])
+
+    def fingerprint(self) -> bytes:
+        """Of the source and of what is taken from it."""
+        return self.source.fingerprint() + _checksum(self.numbers, self.numbers)
+
+    def to(self, device: torch.device | str) -> Subset:
+        """The same of the source on the device."""
+        return Subset(self.source.to(device), self.numbers.to(device))
+
+
+class Items:
+    """Rows of a ``torch.utils.data.Dataset``, or of anything that has a length and gives a row for a number.
+
+    A row is a pair (input, target), or a dict, of which ``columns`` names the inputs and the targets. Rows are put
+    together by ``collate``, by default torch's ``default_collate``. A row must be the same whenever it is asked for,
+    or replays differ: random augmentation belongs into the module.
+    """
+
+    on_device = False
+
+    def __init__(
+        self,
+        dataset: Any,
+        columns: Columns | None = None,
+        collate: Callable[[list[Any]], Any] = default_collate,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.dataset, self.columns, self.collate, self.device = dataset, columns, collate, torch.device(device)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
+        """One row after another, put together."""
+        batch = self.collate([self.dataset[number] for number in numbers.flatten().tolist()])
+        inputs, targets = pair(batch, self.columns)
+
+        def shaped(values: Tensor) -> Tensor:
+            return values.to(self.device).reshape(*numbers.shape, *values.shape[1:])
+
+        return map_inputs(shaped, inputs), shaped(targets)
+
+    def fingerprint(self) -> bytes:
+        """Of the number of rows and of some, spread over all."""
+        some = torch.linspace(0, len(self) - 1, min(_FINGERPRINTED, len(self))).round().long()
+        return str(len(self)).encode() + _checksum(*self.rows(some))
+
+    def to(self, device: torch.device | str) -> Items:
+        """The same, whose rows come on the device."""
+        return Items(self.dataset, self.columns, self.collate, device)
+
+
+class NpyRows:
+    """Rows of two ``.npy`` files that stay on disk: only what a minibatch needs is read.
+
+    Args:
+        x: file of the inputs, an array whose first dimension are rows.
+        y: file of the targets, as many.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, array in (("x", np.eye(3, dtype=np.float32)), ("y", np.arange(3))):
+    ...         np.save(f"{folder}/{name}.npy", array)
+    ...     NpyRows(f"{folder}/x.npy", f"{folder}/y.npy").rows(torch.tensor([1]))
+    (tensor([[0., 1., 0.]]), tensor([1]))
+    """
+
+    on_device = False
+
+    def __init__(
+        self, x: str | os.PathLike[str], y: str | os.PathLike[str], *, device: torch.device | str = "cpu"
+    ) -> None:
+        self.paths, self.device = (Path(x).resolve(), Path(y).resolve()), torch.device(device)
+        self._open()
+        lengths = [len(array) for array in self._arrays]
+        require("y", str(y), lengths[0] == lengths[1], f"as long as x: they have {lengths[0]} and {lengths[1]} rows")
+
+    def _open(self) -> None:
+        for path in self.paths:
+            if not path.is_file():
+                raise FileNotFoundError(f"there is no file {str(path)!r}: check the path")
+        self._arrays = [np.load(path, mmap_mode="r", allow_pickle=False) for path in self.paths]
+
+    def __len__(self) -> int:
+        return len(self._arrays[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": self.paths, "device": self.device}  # not the arrays, which would be read in full
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
+        """Read from the disk, or from what the system keeps of it."""
+        wanted = numbers.cpu().numpy()
+        x, y = (torch.from_numpy(np.ascontiguousarray(array[wanted])).to(self.device) for array in self._arrays)
+        return x, y
+
+    def fingerprint(self) -> bytes:
+        """Of the files' sizes and of some rows, spread over all."""
+        some = torch.linspace(0, len(self) - 1, min(_FINGERPRINTED, len(self))).round().long()
+        return str([path.stat().st_size for path in self.paths]).encode() + _checksum(*self.rows(some))
+
+    def to(self, device: torch.device | str) -> NpyRows:
+        """The same, whose rows come on the device."""
+        return NpyRows(*self.paths, device=device)
+
+    def __repr__(self) -> str:
+        return f"NpyRows({', '.join(path.name for path in self.paths)})"
+
+
+class Batches:
+    """A stream of minibatches made from a seed, for data that cannot be looked up: a ``DataLoader`` of one's own.
+
+    Batch number k of a seed is the k-th that ``factory(seed)`` yields; when it is exhausted, ``factory`` is called
+    with another seed made from that one. If what it yields depends on the seed alone, runs can be replayed.
+
+    Args:
+        factory: from a seed (an int, another for each worker) to an iterable of batches, such as a ``DataLoader``
+            with ``generator=torch.Generator().manual_seed(seed)``.
+        columns: see :class:`Items`.
+    """
+
+    on_device = False
+
+    def __init__(
+        self,
+        factory: Callable[[int], Iterable[Any]],
+        columns: Columns | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.factory, self.columns, self.device = factory, columns, torch.device(device)
+        self._streams: dict[int, tuple[int, Iterator[Any]]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_streams": {}}  # iterators stay where they are
+
+    def batch(self, seed: int, number: int) -> tuple[Inputs, Tensor]:
+        """Quick where the next number is asked for; otherwise all before it are made again."""
+        position, batches = self._streams.get(seed, (0, None))
+        if batches is None or position > number:
+            position, batches = 0, self._endless(seed)
+        for _ in range(position, number):
+            next(batches)
+        inputs, targets = pair(next(batches), self.columns)
+        self._streams[seed] = (number + 1, batches)
+        return map_inputs(lambda values: values.to(self.device), inputs), targets.to(self.device)
+
+    def _endless(self, seed: int) -> Iterator[Any]:
+        epoch = 0
+        while True:
+            any_left = False
+            for batch in self.factory(seed if epoch == 0 else derived_seed(seed, Stream.EPOCHS, epoch)):
+                any_left = True
+                yield batch
+            require("data", self.factory, any_left, "a factory of iterables with at least one batch")
+            epoch += 1
+
+    def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
+        """Of samples ``(*streams, 2)``: the seed of the stream and the number of the batch."""
+        drawn = [self.batch(seed, number) for seed, number in numbers.reshape(-1, 2).tolist()]
+        sizes = {len(targets) for _, targets in drawn}
+        require("data", sorted(sizes), len(sizes) == 1, "batches of one size where several are stacked: drop_last=True")
+        first = drawn[0][0]
+        inputs: Inputs = (
+            {name: _stack([cast(dict[str, Tensor], x)[name] for x, _ in drawn], numbers) for name in first}
+            if isinstance(first, dict) else _stack([cast(Tensor, x) for x, _ in drawn], numbers)
+        )  # fmt: skip
+        return inputs, _stack([y for _, y in drawn], numbers)
+
+    def first_rows(self, count: int) -> Tensors:
+        """At least so many rows of the stream of seed 0, in memory: what the training loss is taken over."""
+        inputs: list[Inputs] = []
+        targets: list[Tensor] = []
+        while sum(map(len, targets)) < count:
+            x, y = self.batch(0, len(targets))
+            inputs.append(x)
+            targets.append(y)
+        if isinstance(inputs[0], dict):
+            joined: Inputs = {name: torch.cat([cast(dict[str, Tensor], x)[name] for x in inputs]) for name in inputs[0]}
+        else:
+            joined = torch.cat(cast(list[Tensor], inputs))
+        return Tensors(joined, torch.cat(targets))
+
+    def to(self, device: torch.device | str) -> Batches:
+        """The same, whose batches come on the device."""
+        return Batches(self.factory, self.columns, device)
+
+
+def _stack(parts: Sequence[Tensor], numbers: Tensor) -> Tensor:
+    return torch.stack(list(parts)).unflatten(0, numbers.shape[:-1]) if numbers.dim() > 1 else parts[0]
+
+
+def pair(batch: Any, columns: Columns | None) -> tuple[Inputs, Tensor]:
+    """The inputs and targets of a batch that is a pair or a dict."""
+    if isinstance(batch, Mapping):
+        found = ", ".join(map(str, batch))
+        if columns is None:
+            raise ValueError(f"columns must name the inputs and the targets, as rows are dicts of {found}: "
+                             "columns=(input, target), or ((several, inputs), target)")  # fmt: skip
+        names, target = columns
+        wanted = [names] if isinstance(names, str) else list(names)
+        missing = [name for name in [*wanted, target] if name not in batch]
+        require("columns", columns, not missing, f"among those of the rows, {found}")
+        inputs = batch[names] if isinstance(names, str) else {name: torch.as_tensor(batch[name]) for name in wanted}
+        return (inputs if isinstance(inputs, dict) else torch.as_tensor(inputs)), torch.as_tensor(batch[target])
+    require("columns", columns, columns is None, "None where rows are pairs")
+    is_pair = isinstance(batch, Sequence) and len(batch) == 2
+    require("data", type(batch).__name__, is_pair, "rows that are pairs (input, target), or dicts")
+    return torch.as_tensor(batch[0]), torch.as_tensor(batch[1])
+
+
+def as_source(name: str, data: Any, columns: Columns | None) -> Source | Batches:
+    """The source that something is; ``name`` is the argument's, for messages."""
+    if isinstance(data, Tensors | Items | NpyRows | Batches | Subset):
+        return data
+    if isinstance(data, DataLoader):
+        raise ValueError(f"{name} must not be a DataLoader, whose batches come in an order of their own: give its "
+                         "data set (loader.dataset) and batch=, or a function from a seed to a DataLoader")  # fmt: skip
+    if isinstance(data, IterableDataset):
+        raise ValueError(f"{name} must be a data set whose rows have numbers; for an IterableDataset give a function "
+                         "from a seed to a DataLoader")  # fmt: skip
+    if isinstance(data, type):
+        raise ValueError(f"{name} must be a data set, got the class {data.__name__}: call it, {data.__name__}(...)")
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        require(name, data, len(data) > 0, "a data set with rows")
+        return Items(data, columns)
+    if callable(data):
+        return Batches(data, columns)
+    raise ValueError(f"{name} must be a data set of lategrad.problems.load, a torch data set, a list of rows, or a "
+                     f"function from a seed to a DataLoader, got {type(data).__name__}")  # fmt: skip
+
+
+def _checksum(inputs: Inputs, targets: Tensor) -> bytes:
+    contents = hashlib.sha256()
+    parts = [inputs[name] for name in sorted(inputs)] if isinstance(inputs, dict) else [inputs]
+    for part in (*parts, targets):
+        contents.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return contents.hexdigest().encode()

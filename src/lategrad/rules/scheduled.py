@@ -1,0 +1,143 @@
+"""A schedule of the step, by server updates, for any rule that has one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.rules.blocks import Blocks, fill_in
+from lategrad.rules.rule import AnyRule, Delay, apply_update
+from lategrad.sets import ConvexSet
+from lategrad.support.runs import per_run
+from lategrad.support.validation import require, require_choice
+
+_SHAPES = ("constant", "linear", "cosine")
+
+
+class ScheduledState(NamedTuple):
+    """State of :class:`Scheduled`."""
+
+    rule: Any
+    """That of the rule."""
+    t: Tensor
+    """Updates so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled:
+    r"""A rule whose step at update t is :math:`s_t` times its own, a warm-up and then a decay.
+
+    :math:`s_t = \min(1, t/\mathrm{warmup})` times the decay, which goes from 1 at the end of the warm-up to ``floor``
+    at update ``total`` along a line or half a cosine, and stays there. It multiplies the rule's (or its learner's)
+    ``lr``, whatever else the rule does with it; t counts the server's updates, whoever sent the gradients.
+
+    Args:
+        rule: any server rule with an ``lr``.
+        warmup: updates of the warm-up.
+        shape: of the decay, "constant" (none), "linear" or "cosine".
+        total: the update at which the decay ends.
+        floor: what is left of the step then, in [0, 1].
+
+    >>> import lategrad as lg
+    >>> rule = Scheduled(lg.SGD(lr=1.0), warmup=2, shape="linear", total=4)
+    >>> state, steps = rule.init(torch.zeros(1)), []
+    >>> for _ in range(5):
+    ...     before = rule.query(state)
+    ...     state = rule.update(state, torch.tensor([-1.0]), delay=torch.tensor(0))
+    ...     steps.append((rule.query(state) - before).item())
+    >>> steps
+    [0.5, 1.0, 0.5, 0.0, 0.0]
+    """
+
+    rule: AnyRule[Any]
+    warmup: int = 0
+    shape: str = "constant"
+    total: int | None = None
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_choice("shape", self.shape, _SHAPES)
+        require("warmup", self.warmup, isinstance(self.warmup, int) and self.warmup >= 0, "an integer >= 0")
+        require("rule", type(self.rule).__name__, _owner_of_lr(self.rule) is not None, "a rule with an lr")
+        number = isinstance(self.floor, int | float)
+        require("floor", self.floor, number and 0 <= self.floor <= 1, "a number in [0, 1]")
+        if self.shape == "constant":
+            require("total", self.total, self.total is None, "None unless the step decays")
+        else:
+            valid = isinstance(self.total, int) and self.total > self.warmup
+            require("total", self.total, valid, f"an integer > warmup = {self.warmup}")
+
+    @property
+    def domain(self) -> ConvexSet:
+        """The rule's own."""
+        return self.rule.domain
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("blocks", "ticket"):  # only where the rule has them
+            rule = self.__dict__["rule"]
+            return (
+                (lambda state: rule.ticket(state.rule))
+                if name == "ticket" and hasattr(rule, name)
+                else getattr(rule, name)
+            )
+        raise AttributeError(name)
+
+    def with_blocks(self, blocks: Blocks) -> Scheduled:
+        """The same with the blocks filled in where the rule wants them."""
+        return dataclasses.replace(self, rule=fill_in(self.rule, blocks))
+
+    def share(self, t: Tensor) -> Tensor:
+        """:math:`s_t`."""
+        share = torch.clamp(t / self.warmup, max=1.0) if self.warmup else torch.ones_like(t)
+        if self.total is None:
+            return share
+        way = torch.clamp((t - self.warmup) / (self.total - self.warmup), 0.0, 1.0)
+        left = 1 - way if self.shape == "linear" else (1 + torch.cos(math.pi * way)) / 2
+        return share * (self.floor + (1 - self.floor) * left)
+
+    def init(self, x0: Tensor) -> ScheduledState:
+        """That of the rule."""
+        inner = self.rule.init(x0)
+        return ScheduledState(inner, per_run(self.rule.query(inner), 0))
+
+    def query(self, state: ScheduledState) -> Tensor:
+        """That of the rule."""
+        return self.rule.query(state.rule)
+
+    def update(self, state: ScheduledState, grad: Tensor, delay: Delay, *ticket: Tensor) -> ScheduledState:
+        """The rule's update, with a share of its step."""
+        t = state.t + 1
+        rule = _with_step(self.rule, self.share(t))
+        return ScheduledState(apply_update(rule, state.rule, grad, delay, *(ticket or (grad[..., :0],))), t)
+
+    def output(self, state: ScheduledState) -> Tensor:
+        """That of the rule."""
+        return self.rule.output(state.rule)
+
+
+def _owner_of_lr(rule: Any) -> str | None:
+    """Where the step is: in the rule itself (``""``) or in a field of it; None if nowhere."""
+    if hasattr(rule, "lr"):
+        return ""
+    names = [field.name for field in dataclasses.fields(rule)] if dataclasses.is_dataclass(rule) else []
+    return next((name for name in names if hasattr(getattr(rule, name), "lr")), None)
+
+
+def _with_step(rule: Any, share: Tensor) -> Any:
+    """A copy of a rule with a share of its step, which was checked when the rule was made."""
+    owner = _owner_of_lr(rule)
+    if owner:
+        return _changed(rule, owner, _with_step(getattr(rule, owner), share))
+    return _changed(rule, "lr", rule.lr * share)
+
+
+def _changed(part: Any, name: str, value: Any) -> Any:
+    copied = object.__new__(type(part))
+    for field in dataclasses.fields(part):
+        object.__setattr__(copied, field.name, value if field.name == name else getattr(part, field.name))
+    return copied
