@@ -29,6 +29,10 @@ SETS = {
 }
 
 
+COMPILED = ("anytime-sgd", "optimistic-anytime", "strongly-convex", "steady", "adaptive-revision", "steady-muon")
+"""One of each kind; the others go through the compilers in `make test-all`."""
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_sets(name):
     check_set(SETS[name])
@@ -44,7 +48,13 @@ def test_learners(name, domain):
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("name", RULES)
 def test_rules(name, domain):
-    check_rule(build_rule(name, 0.7, DOMAINS[domain]), compile=domain == "ball")
+    check_rule(build_rule(name, 0.7, DOMAINS[domain]), compile=domain == "ball" and name in COMPILED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RULES if name not in COMPILED])
+def test_rules_compiled(name):
+    check_rule(build_rule(name, 0.7, DOMAINS["ball"]), compile=True)
 
 
 def test_rule_with_interpolation():

@@ -174,7 +174,7 @@ def test_list_shows_options_with_defaults_and_no_raw_mathematics(capsys, monkeyp
     monkeypatch.setenv("COLUMNS", "200")
     _, out, _ = run(capsys, "list")
     assert "lr=1, c=30, per_coordinate=false" in out
-    assert "lr, schedule=sqrt, power=1, interpolation=1" in out
+    assert "lr, schedule=sqrt, weight_decay=0, power=1, interpolation=1" in out
     assert ":math:" not in out
     assert "\\" not in out
 

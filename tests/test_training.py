@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -633,9 +634,16 @@ def test_a_full_disk_does_not_end_a_run_with_tensorboard(tmp_path):
 # The command line, in a process of its own
 
 
+def _heed_signals():
+    """A shell may have told its background jobs to ignore them, and a run heeds that."""
+    for one in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(one, signal.SIG_DFL)
+
+
 def _start(*arguments):
     return subprocess.Popen([sys.executable, "-m", "lategrad", *map(str, arguments)], start_new_session=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            preexec_fn=_heed_signals)  # fmt: skip
 
 
 def _of_session(session):
@@ -729,9 +737,9 @@ if __name__ == "__main__":
 
 
 def test_a_worker_stuck_in_c_code_dies_with_its_killed_server_and_nothing_is_left(tmp_path):
-    script, temporary = tmp_path / "stuck.py", tmp_path / "temporary"
+    script = tmp_path / "stuck.py"
     script.write_text(_STUCK)
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp(prefix="lg-"))  # pytest's own folders are too long for the name of a socket
     run = subprocess.Popen([sys.executable, script, tmp_path / "at it"], start_new_session=True,
                            env={**os.environ, "TMPDIR": str(temporary)})  # fmt: skip
     wait_until((tmp_path / "at it").exists, seconds=60)
@@ -740,6 +748,7 @@ def test_a_worker_stuck_in_c_code_dies_with_its_killed_server_and_nothing_is_lef
     run.wait()
     wait_until(lambda: not _of_session(run.pid), seconds=10)
     assert not list(temporary.iterdir())
+    temporary.rmdir()
 
 
 def test_the_command_line_trains_replays_and_explains(tmp_path):

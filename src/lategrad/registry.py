@@ -262,14 +262,14 @@ def parse_rule(text: str, domain: ConvexSet | str | None = None) -> AnyRule[Any]
         domain: the set, where the text has none: a set or a text.
 
     >>> parse_rule("sgd:lr=0.1,average=linear", "ball:5")
-    SGD(lr=0.1, domain=Ball(radius=5.0, center=None), average='linear')
+    SGD(lr=0.1, domain=Ball(radius=5.0, center=None), average='linear', weight_decay=0.0)
     >>> parse_rule("sgd:lr=0.1|1").lr
     tensor([[0.1000],
             [1.0000]], dtype=torch.float64)
     >>> parse_rule("sgd:averages=linear")
     Traceback (most recent call last):
     ...
-    ValueError: rule 'sgd' has no option 'averages'; did you mean 'average'?; its options: lr, average=none
+    ValueError: rule 'sgd' has no option 'averages'; did you mean 'average'?; its options: lr, average=none, weight_decay=0
     """
     return read_rule(text).build(domain)
 

@@ -246,8 +246,8 @@ def describe(part: object) -> Any:
     """A rule, learner, set or delay model as plain JSON values: its class and its fields.
 
     >>> import torch, lategrad as lg
-    >>> describe(lg.SGD(lr=0.5, domain=lg.Ball(torch.tensor([2.0]))))
-    {'type': 'SGD', 'lr': 0.5, 'domain': {'type': 'Ball', 'radius': [2.0], 'center': None}, 'average': 'none'}
+    >>> describe(lg.FTRL(lr=0.5, domain=lg.Ball(torch.tensor([2.0]))))
+    {'type': 'FTRL', 'lr': 0.5, 'domain': {'type': 'Ball', 'radius': [2.0], 'center': None}}
     """
     if isinstance(part, Tensor):
         if part.numel() <= 4096:

@@ -1,15 +1,15 @@
 """The backend of C loops: for calls that must cost microseconds, and for vectors that lie in many tensors.
 
 What is written by hand needs a reason. On the CPU, one update of ``Anytime`` that also writes the next query,
-microseconds on one core (``benchmarks/bench_update.py``; with guards skipped, see :mod:`~lategrad.execution.compiled`):
+microseconds on one core (``benchmarks/bench_update.py``; with guards and asserts skipped, the 45 become 23):
 
-========== ======= ============= ============== =======
-entries    eager   torch.compile guards skipped C loops
-========== ======= ============= ============== =======
-7,850           72            45             23       9
-1,000,000    9,700           460            430     330
-10,000,000 220,000        12,200         11,500  10,500
-========== ======= ============= ============== =======
+========== ======= ============= =======
+entries    eager   torch.compile C loops
+========== ======= ============= =======
+7,850           72            45       9
+1,000,000    9,700           460     330
+10,000,000 220,000        12,200  10,500
+========== ======= ============= =======
 
 On an NVIDIA H200, a step of ``AnytimeSGD`` on 2e8 float32 parameters as one tensor and as 400, in times of fused SGD
 with momentum (``benchmarks/bench_optim_gpu.py`` prints the first): these loops .90 and .80, at .94 and .90 of a copy's

@@ -94,7 +94,7 @@ def options_of(make: Callable[..., Any]) -> dict[str, Option]:
 
     >>> import lategrad as lg
     >>> [str(option) for option in options_of(lg.Steady).values()]
-    ['lr=1', 'c=30', 'per_coordinate=false']
+    ['lr=1', 'c=30', 'per_coordinate=false', 'weight_decay=0']
     """
     options = {}
     hints = _hints(make)
