@@ -266,10 +266,10 @@ def parse_rule(text: str, domain: ConvexSet | str | None = None) -> AnyRule[Any]
     >>> parse_rule("sgd:lr=0.1|1").lr
     tensor([[0.1000],
             [1.0000]], dtype=torch.float64)
-    >>> parse_rule("sgd:averages=linear")
+    >>> parse_rule("sgd:averages=linear")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: rule 'sgd' has no option 'averages'; did you mean 'average'?; its options: lr, average=none, weight_decay=0
+    ValueError: rule 'sgd' has no option 'averages'; did you mean 'average'?; its options: lr, average=none, ...
     """
     return read_rule(text).build(domain)
 
