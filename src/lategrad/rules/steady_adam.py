@@ -56,7 +56,7 @@ class SteadyAdam:
     The query is q, the output x. The average moves by O(1/t) an update, so that a late gradient was taken nearby;
     s/t keeps the first gradients, which all come from the start, from carrying the iterate away; the brake keeps the
     loop through the delay stable, and is released as the rounds :math:`t/(1 + \tau)` go by. Nothing of this is
-    proved for deep models: it is measured (docs/deep.md). The constants were chosen on an MLP and a small GPT.
+    proved for deep models: it is measured (docs/deep.md, which says on what the constants were chosen).
 
     Args:
         lr: as for Adam; the best one without delay is meant to stay.

@@ -70,8 +70,8 @@ class SteadyMuon:
     will be when the gradient is back, so the query is put there. That matters: through a delay of one round a loop
     with momentum is stable for steps of about 1 over the curvature, however long the momentum; with the look-ahead,
     to first order, for :math:`\sqrt{3 W}` times as much with a momentum of W rounds. The average and s/t are those of
-    :class:`~lategrad.SteadyAdam`. Nothing of this is proved for deep models: it is measured (docs/deep.md). The
-    constants were chosen on an MLP and a small GPT.
+    :class:`~lategrad.SteadyAdam`. Nothing of this is proved for deep models: it is measured (docs/deep.md, which
+    says on what the constants were chosen).
 
     Args:
         lr: as for Muon with its steps scaled to Adam's; the best one without delay is meant to stay.
