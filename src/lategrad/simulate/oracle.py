@@ -17,6 +17,7 @@ t = 4  2          x_2, sample z_4  the query becomes x_5
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ from lategrad.support.validation import require, require_device
 from lategrad.trace import Axis, Trace, describe
 
 _CHUNK = 256  # updates whose samples and slots are loaded at once
+_RECORDING = threading.Lock()
 
 Delays = DelayModel | StageDelays | int | str
 
@@ -72,7 +74,7 @@ def simulate(
         delays: a delay model, an integer for a constant delay, a specification such as
             ``"lognormal:7,0.4"``, delays by stage, or a list of those, which adds an axis of runs. By stage
             (:func:`~lategrad.delays.by_stage`) each block of the query is that of its own past version; the rule,
-            and the trace, are told the longest delay.
+            and the trace, are told the longest delay (a ticket that is no vector of entries is that of the longest).
         steps: T, the number of updates.
         seed: of samples and delays; a list adds an axis of runs.
         record_every: updates between two records of loss and accuracy (they look at all the data); by
@@ -209,8 +211,8 @@ class Simulation:
         needed = History.bytes_needed(plans, width, query.element_size())
         _check_memory(needed + History.bytes_needed(plans, ticket_width, ticket.element_size()), query.device)
         self.queries = History(plans, self.shape[2:], query, stage_of)
-        by_entry = stage_of is None or ticket_width in (0, width)
-        require("rule", describe(rule), by_entry, "one whose ticket has the blocks of the query, with delays by stage")
+        if stage_of is not None and ticket_width != width:  # not by entries: that of the longest delay, which is told
+            stage_of = torch.zeros(self.sequences, ticket.shape[-1], dtype=torch.int64)
         self.tickets = History(plans, ticket.shape[2:], ticket, stage_of) if ticket_width else None
 
         streams = self.shape[:-1] if not share_samples else self.shape[:1]
@@ -262,15 +264,19 @@ class Simulation:
         self.advance(self.state, *vars(self.chunk).values(), self.at)
 
     def _capture_when_warm(self) -> None:
-        """On a GPU, record the step as a graph once it has run: replaying it costs one launch."""
+        """On a GPU, record the step as a graph once it has run: replaying it costs one launch.
+
+        Other threads may simulate beside this one; of their calls only another recording would disturb it.
+        """
         self.warm_steps += 1
         repeatable = getattr(self.problem, "on_device", True)
         if self.at.device.type != "cuda" or self.warm_steps != 3 or not repeatable:
             return
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):  # records without executing
-            self._step()
+        with _RECORDING:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # records without executing
+                self._step()
         self.graph = graph
 
 
