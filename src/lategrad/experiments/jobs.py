@@ -26,7 +26,7 @@ Lane = Literal["processes", "gpu", "streams"]
 """Where a piece is done: on a core; on the GPU by a process; on the GPU by a thread of this process, if it compiles
 nothing."""
 
-AT_ONCE = {"gpu": 5, "streams": 6}
+AT_ONCE = {"gpu": 5, "streams": 10}
 """Pieces that share the GPU; each holds its own data and waiting queries there."""
 
 
