@@ -46,7 +46,7 @@ class LocalSteps:
 
     >>> import lategrad as lg
     >>> problem = lg.problems.LocalSteps(lg.problems.Quadratic(noise=0.1), steps=20, inner="adamw:lr=0.01")
-    >>> trace = lg.simulate(problem, lg.SGD(lr=0.7), delays=3, steps=200)
+    >>> trace = lg.simulate(problem, lg.SGD(lr=0.2), delays=3, steps=200)
     >>> bool(trace.loss[-1] < 0.1 * trace.loss[0])
     True
 
