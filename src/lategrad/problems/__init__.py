@@ -3,6 +3,7 @@
 from lategrad.problems.data import Dataset, load
 from lategrad.problems.language import LanguageProblem
 from lategrad.problems.linear import LeastSquares, SmoothedSVM, SoftmaxRegression
+from lategrad.problems.local_steps import LocalSteps
 from lategrad.problems.module import ModuleProblem
 from lategrad.problems.optimum import Optimum, minimum
 from lategrad.problems.problem import Problem
@@ -14,6 +15,7 @@ __all__ = [
     "Dataset",
     "LanguageProblem",
     "LeastSquares",
+    "LocalSteps",
     "ModuleProblem",
     "NpyRows",
     "Optimum",
