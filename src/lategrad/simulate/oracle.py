@@ -50,7 +50,6 @@ from lategrad.support.validation import require, require_device
 from lategrad.trace import Axis, Trace, describe
 
 _CHUNK = 256  # updates whose samples and slots are loaded at once
-_WARM = 3  # calls before work on a GPU is recorded
 
 Delays = DelayModel | StageDelays | int | str
 
@@ -247,7 +246,7 @@ class Simulation:
         self.advance = OneCall(advance, query.device) if compile is True else advance
         _store(rule, self.state, self.queries, self.tickets, self.queries.write[0].to(query.device))
         recorded = query.device.type == "cuda" and getattr(problem, "on_device", True)
-        self.update, self.do_jobs = _Repeated(recorded), _Repeated(recorded)
+        self.update, self.do_jobs = _Repeated(recorded), _Repeated(recorded, warm=1)
 
     def run(self, first: int, until: int, advance: Any) -> None:
         """Updates ``first + 1, ..., until``."""
@@ -292,8 +291,8 @@ class Simulation:
 class _Repeated:
     """Work on fixed buffers; a GPU records it as a graph once it has run, and replaying that costs one launch."""
 
-    def __init__(self, recorded: bool) -> None:
-        self.recorded = recorded
+    def __init__(self, recorded: bool, warm: int = 3) -> None:
+        self.recorded, self.warm = recorded, warm  # calls before it is recorded
         self.graph: torch.cuda.CUDAGraph | None = None
         self.calls = 0
 
@@ -303,7 +302,7 @@ class _Repeated:
             return
         work()
         self.calls += 1
-        if self.recorded and self.calls == _WARM:
+        if self.recorded and self.calls == self.warm:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):  # records without executing
