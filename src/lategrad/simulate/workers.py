@@ -19,7 +19,7 @@ from lategrad.problems.work import WorkingProblem
 from lategrad.simulate.history import History
 from lategrad.support.runs import map_tensors, tensors
 
-_MOST = 16  # jobs done at once: their vectors and activations are in memory together
+_MOST = 8  # jobs done at once: their vectors and activations are in memory together, and a GPU fills shorter waves up
 
 
 def wave_ends(delays: Tensor) -> list[int]:

@@ -178,8 +178,8 @@ def section_of(config: Config, out: Path, *, device: str, say: Say = _to_stderr)
             "steps from the server's point and sends where they led; the state of its inner optimizer stays with it. "
             "For a gradient the fastest worker takes 1 virtual second and the slowest 6, the others lie between.",
             "Synchronous DiLoCo waits for the slowest worker in every round; its outer rule is Nesterov momentum on "
-            "the mean of what all workers send. The others get each worker's pseudo-gradient as it arrives, in the same "
-            "virtual time. Sending takes no time.",
+            "the mean of what all workers send. The others get each worker's pseudo-gradient as it arrives, in the "
+            "same virtual time. Sending takes no time.",
             "Frozen: the outer step is the one of eight half decades (four decades at the scale quick) with the "
             "smallest training loss for the fastest worker alone, in the same virtual time. Tuned: the same choice "
             "made with all workers. Both use a seed that is not shown. Synchronous DiLoCo is always tuned. All other "
