@@ -35,6 +35,11 @@ LEFT_OUT = {
     "anytime-dog",
     "anytime-dowg",
     "anytime-kt",  # experimental
+    "nesterov",
+    "delayed-nesterov",
+    "momentum-look-ahead",
+    "fed-buff",
+    "fed-async",  # for pseudo-gradients
 } | {contender.rule for contender in deep.CONTENDERS if contender.rule != "staleness-aware"}  # for deep models
 
 

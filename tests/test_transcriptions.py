@@ -101,6 +101,48 @@ RULES = {
         {"lr": 0.05, "annealing": 200.0},
     ),
     "weight-prediction": (lambda d: rivals.WeightPrediction(0.005, d), plain.weight_prediction, {"lr": 0.005}),
+    "nesterov": (lambda d: rivals.SGDMomentum(0.001, d, nesterov=True), plain.nesterov, {"lr": 0.001, "gamma": 0.9}),
+    "delayed-nesterov": (
+        lambda d: rivals.DelayedNesterov(0.005, d, period=5),
+        plain.delayed_nesterov,
+        {"lr": 0.005, "gamma": 0.9, "n": 5, "c": 0.0},
+    ),
+    "delayed-nesterov-in-parts": (
+        lambda d: rivals.DelayedNesterov(0.005, d, momentum=0.8, period=5, activation=0.15),
+        plain.delayed_nesterov,
+        {"lr": 0.005, "gamma": 0.8, "n": 5, "c": 0.15},
+    ),
+    "momentum-look-ahead": (
+        lambda d: rivals.MomentumLookAhead(0.01, d),
+        plain.momentum_look_ahead,
+        {"lr": 0.01, "gamma": 0.9},
+    ),
+    "momentum-look-ahead-ahead": (
+        lambda d: rivals.MomentumLookAhead(0.01, d, ahead=True),
+        plain.momentum_look_ahead,
+        {"lr": 0.01, "gamma": 0.9, "ahead": True},
+    ),
+    "fed-buff": (lambda d: rivals.FedBuff(0.1, d, size=4), plain.fed_buff, {"lr": 0.1, "size": 4}),
+    "fed-buff-unweighed": (
+        lambda d: rivals.FedBuff(0.1, d, size=4, weighed=False),
+        plain.fed_buff,
+        {"lr": 0.1, "size": 4, "weighed": False},
+    ),
+    "fed-async": (
+        lambda d: rivals.FedAsync(0.05, d),
+        plain.fed_async,
+        {"alpha": 0.05, "weight": lambda tau: (1 + tau) ** -0.5},
+    ),
+    "fed-async-hinge": (
+        lambda d: rivals.FedAsync(0.05, d, staleness="hinge", slope=0.3, grace=10.0),
+        plain.fed_async,
+        {"alpha": 0.05, "weight": lambda tau: 1.0 if tau <= 10 else 1 / (0.3 * (tau - 10) + 1)},
+    ),
+    "fed-async-constant": (
+        lambda d: rivals.FedAsync(0.02, d, staleness="constant"),
+        plain.fed_async,
+        {"alpha": 0.02, "weight": lambda tau: 1.0},
+    ),
     "steady": (lambda d: lg.Steady(0.7, d, c=4.0), plain.steady, {"lr": 0.7, "c": 4.0}),
     "steady-coordinate": (
         lambda d: lg.Steady(0.7, d, c=4.0, per_coordinate=True),

@@ -123,6 +123,11 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "pipemare": _entry("AdamW with PipeMare's step schedule", rivals.PipeMare),
     "weight-prediction": _entry("AdamW with predicted weights, as in XPipe", rivals.WeightPrediction),
     "ringmaster-muon": _entry("Muon on gradients fewer than 10 steps late", rivals.RingmasterMuon),
+    "nesterov": _entry("DiLoCo's outer rule: Nesterov momentum 0.9", rivals.SGDMomentum, lr=0.7, nesterov=True),
+    "delayed-nesterov": _entry("outer: Nesterov momentum that moves once in 4 arrivals", rivals.DelayedNesterov),
+    "momentum-look-ahead": _entry("outer: each arrival, extrapolated along the momentum", rivals.MomentumLookAhead),
+    "fed-buff": _entry("outer: FedBuff, a buffer of 10 arrivals", rivals.FedBuff),
+    "fed-async": _entry("outer: FedAsync, the workers' models mixed in by their staleness", rivals.FedAsync),
 }
 
 

@@ -491,3 +491,57 @@ def weight_prediction(x0, grads, delays, *, lr, project):
         x.append(project(add(add(x[-1], x[-1], -lr * 0.01), d, -lr)))
         queries.append(project(add(x[-1], d, -lr * tau)))
     return queries, x
+
+
+# ---- outer rules
+
+
+def nesterov(x0, grads, delays, *, lr, gamma, project):
+    x, v = [project(x0)], [0.0] * len(x0)
+    for g in grads:
+        v = add(g, v, gamma)
+        x.append(project(add(add(x[-1], g, -lr), v, -lr * gamma)))
+    return x, x
+
+
+def delayed_nesterov(x0, grads, delays, *, lr, gamma, n, c, project):
+    """Liu et al., Algorithm 3: every n-th arrival m = gamma m + (mean of the last n); g/n every time."""
+    x, m = [project(x0)], [0.0] * len(x0)
+    for t, g in enumerate(grads):
+        share = c
+        if (t + 1) % n == 0:
+            m = add(weighted_average([1] * n, grads[t + 1 - n : t + 1]), m, gamma)
+            share = 1 - c * n + c
+        x.append(project(add(add(x[-1], m, -lr * share * gamma), g, -lr / n)))
+    return x, x
+
+
+def momentum_look_ahead(x0, grads, delays, *, lr, gamma, project, ahead=False):
+    x, m = [project(x0)], [0.0] * len(x0)
+    queries = [x[0]]
+    for g in grads:
+        m = weighted_average([gamma, 1 - gamma], [m, g])
+        x.append(project(add(x[-1], add(g, m, gamma), -lr)))
+        queries.append(project(add(x[-1], m, -lr * gamma)) if ahead else x[-1])
+    return queries, x
+
+
+def fed_buff(x0, grads, delays, *, lr, size, project, weighed=True):
+    """k[t] is the number of steps made before update t + 1, so that tau = k[now] - k[asked]."""
+    x, k, bag = [project(x0)], [0], []
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True)):
+        scale = (1 + k[t] - k[t - tau]) ** -0.5 if weighed else 1.0
+        bag.append([scale * a for a in g])
+        full = len(bag) == size
+        x.append(project(add(x[-1], weighted_average([1] * size, bag), -lr)) if full else x[-1])
+        k.append(k[-1] + full)
+        bag = [] if full else bag
+    return x, x
+
+
+def fed_async(x0, grads, delays, *, alpha, weight, project):
+    x = [project(x0)]
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True)):
+        share = alpha * weight(tau)
+        x.append(project(weighted_average([1 - share, share], [x[-1], sub(x[t - tau], g)])))
+    return x, x

@@ -3,17 +3,20 @@
 from lategrad.problems.data import Dataset, load
 from lategrad.problems.language import LanguageProblem
 from lategrad.problems.linear import LeastSquares, SmoothedSVM, SoftmaxRegression
+from lategrad.problems.local_steps import LocalSteps
 from lategrad.problems.module import ModuleProblem
 from lategrad.problems.optimum import Optimum, minimum
 from lategrad.problems.problem import Problem
 from lategrad.problems.quadratic import Quadratic
 from lategrad.problems.sources import NpyRows
+from lategrad.problems.synchronous import Synchronous
 from lategrad.problems.text import Text, load_text
 
 __all__ = [
     "Dataset",
     "LanguageProblem",
     "LeastSquares",
+    "LocalSteps",
     "ModuleProblem",
     "NpyRows",
     "Optimum",
@@ -21,6 +24,7 @@ __all__ = [
     "Quadratic",
     "SmoothedSVM",
     "SoftmaxRegression",
+    "Synchronous",
     "Text",
     "load",
     "load_text",

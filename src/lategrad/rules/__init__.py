@@ -8,11 +8,13 @@ from lategrad.rules.rule import (
     AnyRule,
     Rule,
     TicketRule,
+    WeighingRule,
     apply_update,
     first_query,
     first_state,
     issue_ticket,
     needs_ticket,
+    weigh_ticket,
 )
 from lategrad.rules.scheduled import Scheduled
 from lategrad.rules.sgd import SGD
@@ -35,10 +37,12 @@ __all__ = [
     "SteadyMuon",
     "StronglyConvexOGD",
     "TicketRule",
+    "WeighingRule",
     "apply_update",
     "first_query",
     "first_state",
     "issue_ticket",
     "needs_ticket",
     "rivals",
+    "weigh_ticket",
 ]

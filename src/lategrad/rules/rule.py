@@ -8,10 +8,12 @@ query   :math:`x_t`, the point that the next worker computes its gradient at
 update  consumes one gradient and its delay :math:`\tau_t`, returns the next state
 output  what is evaluated, saved and shipped; not always the query, and never a mode of it
 ticket  only for rules that need the past: what travels with the query and comes back with the gradient
+weigh   only for rules that heed how much work a gradient stands for: writes its weight into the ticket
 ======  ==========================================================================================
 
-A host serves both kinds of rule with the same lines: :func:`issue_ticket` when it hands out a query and
-:func:`apply_update` when the gradient is back.
+A host serves all kinds of rule with the same lines: :func:`issue_ticket` when it hands out a query and
+:func:`apply_update` when the gradient is back; where workers take different numbers of steps, with the ticket that
+:func:`weigh_ticket` makes.
 
 Vectors have shape ``(*runs, d)``, scalars ``(*runs, 1)``. Rules are pure: whoever hosts a rule owns the
 memory (:mod:`lategrad.execution`). Nothing in a rule may branch on the value of a tensor.
@@ -75,6 +77,14 @@ class TicketRule(_Server[State], Protocol[State]):
         ...
 
 
+class WeighingRule(TicketRule[State], Protocol[State]):
+    """A server rule that heeds how much work a gradient stands for; its tickets have room for the weight."""
+
+    def weigh(self, ticket: Tensor, weight: Tensor) -> Tensor:
+        """The ticket of a gradient of this weight, of shape ``(*runs, 1)``; as it was issued, it has weight 1."""
+        ...
+
+
 AnyRule = Rule[State] | TicketRule[State]
 
 
@@ -94,6 +104,17 @@ def issue_ticket(rule: AnyRule[State], state: State) -> Tensor:
     torch.Size([3, 0])
     """
     return rule.ticket(state) if needs_ticket(rule) else rule.query(state)[..., :0]
+
+
+def weigh_ticket(rule: AnyRule[State], ticket: Tensor, weight: Tensor) -> Tensor:
+    """The ticket that goes with a gradient of less than full weight, for rules that want to know.
+
+    Args:
+        rule: with a method ``weigh`` if it does; if not, the ticket stays as it is.
+        ticket: as it was issued.
+        weight: the share of the steps of a whole job that the worker took, in (0, 1], ``(*runs, 1)``.
+    """
+    return cast("WeighingRule[State]", rule).weigh(ticket, weight) if hasattr(rule, "weigh") else ticket
 
 
 def apply_update(rule: AnyRule[State], state: State, grad: Tensor, delay: Delay, ticket: Tensor) -> State:

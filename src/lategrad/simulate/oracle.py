@@ -12,6 +12,9 @@ t = 2  1 (capped) x_1, sample z_2  the query becomes x_3
 t = 3  2          x_1, sample z_3  the query becomes x_4
 t = 4  2          x_2, sample z_4  the query becomes x_5
 ====== ========= ================ =======================
+
+Where the problem's workers remember something from job to job (:class:`~lategrad.problems.LocalSteps`), every simulated
+worker has a memory of its own: those of a cluster, or the fewest that could have sent gradients so late.
 """
 
 from __future__ import annotations
@@ -28,17 +31,20 @@ import torch
 from torch import Tensor
 
 from lategrad.delays import Arrivals, Constant, DelayModel, as_delay_model
+from lategrad.delays.clocks import Barrier, Cluster
 from lategrad.delays.stages import StageDelays
 from lategrad.execution import OneCall, in_place
 from lategrad.execution.eager import eager_run
 from lategrad.execution.pays import compiling_pays
 from lategrad.problems.problem import Problem, as_problem
+from lategrad.problems.work import remembers
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
-from lategrad.rules.rule import AnyRule, first_state, issue_ticket
+from lategrad.rules.rule import AnyRule, first_state, issue_ticket, weigh_ticket
 from lategrad.simulate.history import History, SlotPlan, plan_slots
 from lategrad.simulate.progress import progress_bar
 from lategrad.simulate.recorder import Recorder
+from lategrad.simulate.workers import Workers
 from lategrad.support.runs import map_tensors, runs_shape
 from lategrad.support.seeds import Stream, derived_seed
 from lategrad.support.validation import require, require_device
@@ -83,7 +89,8 @@ def simulate(
         share_samples: runs with the same seed see the same samples, which makes them comparable and fast;
             False gives every run samples of its own.
         compile: through ``torch.compile``, gradient and update as one, or the rule's update alone ("rule", as a
-            real server does it); by default where it pays (:mod:`lategrad.execution.pays`).
+            real server does it); by default where it pays (:mod:`lategrad.execution.pays`). The steps of workers that
+            remember are not compiled.
         progress: show a progress bar; by default on a terminal.
         save_to: keep the trace in this file, up to date with every record, so that a killed run is not
             lost.
@@ -108,7 +115,7 @@ def simulate(
     require("seed", seed, all(isinstance(s, int) and s >= 0 for s in seeds) and len(seeds) > 0, "integers >= 0")
     require("delays", delays, len(models) > 0, "at least one delay model")
     problem, rule = as_problem(problem), as_rule(rule)
-    parsed = tuple(_as_model(model) for model in models)
+    parsed = tuple(_with_local_steps(_as_model(model), problem) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
     profiles = [model if isinstance(model, StageDelays) else None for model in parsed]
     _warn_of_late_starts([_label(model) for model in models], arrivals, steps)
@@ -154,6 +161,12 @@ def _as_model(value: Delays) -> DelayModel | StageDelays:
         return as_delay_model(value)
     require("delays", value, value.stashing, "with stashing: a problem takes its gradient at one point")
     return value
+
+
+def _with_local_steps(model: DelayModel | StageDelays, problem: Problem) -> DelayModel | StageDelays:
+    """A clock is told how many gradients a job takes."""
+    told = isinstance(model, Cluster | Barrier) and remembers(problem)
+    return model.with_local_steps(problem.steps) if told else model  # type: ignore[union-attr, attr-defined]
 
 
 def _label(value: Delays) -> int | str:
@@ -223,26 +236,34 @@ class Simulation:
         self.chunk = _Chunk.empty()
         self.at = torch.zeros(1, dtype=torch.int64, device=query.device)
 
+        self.workers: Workers | None = None
+        if remembers(problem):
+            require("delays", "by stage", stage_of is None, "of whole queries: the workers of this problem remember")
+            self.workers = Workers(problem, arrivals, self.delays, query)
+            compile = compile or False  # many steps one after another would compile for minutes
         if compile is None:
             compile = compiling_pays(len(self.delays), query.numel())
         update = eager_run(rule) if compile != "rule" else _through_the_door(rule, self.state)
-        advance = _one_update(problem, rule, update, self.queries, self.tickets, self.shape)
+        advance = _one_update(self.workers or problem, rule, update, self.queries, self.tickets, self.shape)
         self.advance = OneCall(advance, query.device) if compile is True else advance
         _store(rule, self.state, self.queries, self.tickets, self.queries.write[0].to(query.device))
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.warm_steps = 0
+        recorded = query.device.type == "cuda" and getattr(problem, "on_device", True)
+        self.update, self.do_jobs = _Repeated(recorded), _Repeated(recorded, warm=1)
 
     def run(self, first: int, until: int, advance: Any) -> None:
         """Updates ``first + 1, ..., until``."""
         while first < until:
             last = min(until, first + _CHUNK)
             self._load(first, last)
-            for _ in range(first, last):
-                if self.graph is not None:
-                    self.graph.replay()
-                else:
-                    self._step()
-                    self._capture_when_warm()
+            if self.workers is None:
+                for _ in range(first, last):
+                    self.update(self._step)
+            else:
+                for length in self.workers.waves(first, last):
+                    self.workers.expect(length)
+                    self.do_jobs(self._jobs)
+                    for _ in range(length):
+                        self.update(self._step)
             first = last
             advance(last)
 
@@ -256,6 +277,7 @@ class Simulation:
             write=self.following[first:last],
             read=self.queries.read[first:last],
             delays=self.delays[first:last].reshape(last - first, *self.shape[:2], *scalars),
+            jobs=torch.empty(last - first, 0) if self.workers is None else self.workers.jobs[first:last],
         )
         self.chunk = self.chunk.refill(loaded, self.at.device)
         self.at.zero_()
@@ -263,21 +285,35 @@ class Simulation:
     def _step(self) -> None:
         self.advance(self.state, *vars(self.chunk).values(), self.at)
 
-    def _capture_when_warm(self) -> None:
-        """On a GPU, record the step as a graph once it has run: replaying it costs one launch.
+    def _jobs(self) -> None:
+        assert self.workers is not None
+        self.workers.do_jobs(self.queries, self.chunk.samples, self.chunk.read, self.chunk.jobs, self.at)
 
-        Other threads may simulate beside this one; of their calls only another recording would disturb it.
-        """
-        self.warm_steps += 1
-        repeatable = getattr(self.problem, "on_device", True)
-        if self.at.device.type != "cuda" or self.warm_steps != 3 or not repeatable:
+
+class _Repeated:
+    """Work on fixed buffers; a GPU records it as a graph once it has run, and replaying that costs one launch.
+
+    Other threads may simulate beside this one; of their calls only another recording would disturb it.
+    """
+
+    def __init__(self, recorded: bool, warm: int = 3) -> None:
+        self.recorded, self.warm = recorded, warm  # calls before it is recorded
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.calls = 0
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        if self.graph is not None:
+            self.graph.replay()
             return
-        graph = torch.cuda.CUDAGraph()
-        with _RECORDING:
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # records without executing
-                self._step()
-        self.graph = graph
+        work()
+        self.calls += 1
+        if self.recorded and self.calls == self.warm:
+            graph = torch.cuda.CUDAGraph()
+            with _RECORDING:
+                torch.cuda.synchronize()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # records without executing
+                    work()
+            self.graph = graph
 
 
 @dataclass
@@ -288,10 +324,11 @@ class _Chunk:
     write: Tensor
     read: Tensor
     delays: Tensor
+    jobs: Tensor
 
     @staticmethod
     def empty() -> _Chunk:
-        return _Chunk(*[torch.empty(0)] * 4)
+        return _Chunk(*[torch.empty(0)] * 5)
 
     def refill(self, loaded: _Chunk, device: torch.device) -> _Chunk:
         if not len(self.samples):  # whole chunks, whatever the first one is: compiled code is for one size
@@ -309,7 +346,7 @@ def _through_the_door(rule: AnyRule[Any], state: Any) -> Callable[..., None]:
 
 
 def _one_update(
-    problem: Problem,
+    source: Problem | Workers,
     rule: AnyRule[Any],
     update: Callable[..., None],
     queries: History,
@@ -318,14 +355,23 @@ def _one_update(
 ) -> Callable[..., None]:
     """One update of every run; everything that changes is read from and written to fixed buffers.
 
+    The gradient is the problem's, or one that workers have computed before.
+
     It ends with storing the next query, so that compiled it is one call, and the query is stored as it is made.
     """
 
-    def advance(state: Any, samples: Tensor, write: Tensor, read: Tensor, delays: Tensor, at: Tensor) -> None:
+    def advance(
+        state: Any, samples: Tensor, write: Tensor, read: Tensor, delays: Tensor, jobs: Tensor, at: Tensor
+    ) -> None:
         reading = read.index_select(0, at)[0]
-        stale = queries.fetch(reading).view(shape)
-        ticket = stale[..., :0] if tickets is None else tickets.fetch(reading).unflatten(0, shape[:2])
-        grad = problem.gradient(stale, samples.index_select(0, at)[0])
+        if isinstance(source, Workers):
+            grad, weight = source.next_gradient(), source.weight(jobs.index_select(0, at)[0])
+        else:
+            stale = queries.fetch(reading).view(shape)
+            grad, weight = source.gradient(stale, samples.index_select(0, at)[0]), None
+        ticket = grad[..., :0] if tickets is None else tickets.fetch(reading).unflatten(0, shape[:2])
+        if weight is not None:
+            ticket = weigh_ticket(rule, ticket, weight.to(ticket.dtype))
         update(state, grad, delays.index_select(0, at)[0], ticket, None)
         _store(rule, state, queries, tickets, write.index_select(0, at)[0])
         at += 1

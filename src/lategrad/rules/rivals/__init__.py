@@ -13,7 +13,11 @@ from lategrad.rules.rivals.clipped import ClippedSGD
 from lategrad.rules.rivals.dana_slim import DANASlim
 from lategrad.rules.rivals.dc_asgd import DCASGD, AdaptiveDCASGD
 from lategrad.rules.rivals.delay_adaptive import DelayAdaptive
+from lategrad.rules.rivals.delayed_nesterov import DelayedNesterov
+from lategrad.rules.rivals.fed_async import FedAsync
+from lategrad.rules.rivals.fed_buff import FedBuff
 from lategrad.rules.rivals.gap_aware import GapAware
+from lategrad.rules.rivals.momentum_look_ahead import MomentumLookAhead
 from lategrad.rules.rivals.muon import Muon
 from lategrad.rules.rivals.nadam import NAdam
 from lategrad.rules.rivals.picky import PickySGD
@@ -38,7 +42,11 @@ __all__ = [
     "ClippedSGD",
     "DANASlim",
     "DelayAdaptive",
+    "DelayedNesterov",
+    "FedAsync",
+    "FedBuff",
     "GapAware",
+    "MomentumLookAhead",
     "Muon",
     "NAdam",
     "PickySGD",

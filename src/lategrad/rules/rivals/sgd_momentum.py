@@ -1,4 +1,4 @@
-"""SGD with momentum (Polyak 1964), in the form of ``torch.optim.SGD``."""
+"""SGD with momentum (Polyak 1964), or Nesterov's, in the form of ``torch.optim.SGD``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
-from lategrad.support.validation import Scalar, require_number, require_share
+from lategrad.support.validation import Scalar, require, require_number, require_share
 
 
 class SGDMomentumState(NamedTuple):
@@ -24,16 +24,19 @@ class SGDMomentumState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SGDMomentum:
-    r"""SGD with heavy-ball momentum.
+    r"""SGD with heavy-ball momentum, or with Nesterov's.
 
     .. math:: v_t = \gamma\, v_{t-1} + g, \qquad x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, v_t)
 
-    Needs no delays; late gradients act like more momentum. The projection is ours and outside its theory.
+    With ``nesterov`` the step is :math:`g + \gamma v_t` instead of :math:`v_t`; on pseudo-gradients that is DiLoCo's
+    outer optimizer, with a step of 0.7. Needs no delays; late gradients act like more momentum. The projection is ours
+    and outside its theory.
 
     Args:
         lr: the step.
         domain: K.
         momentum: :math:`\gamma`; 0.9, the usual choice.
+        nesterov: whether to look ahead along the momentum.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.rivals.SGDMomentum(lr=1.0)
@@ -43,16 +46,20 @@ class SGDMomentum:
     >>> rule.output(state)  # -1, then -1.9 more
     tensor([-2.9000])
 
-    Reference: B. T. Polyak, Some methods of speeding up the convergence of iteration methods, 1964.
+    References: B. T. Polyak, Some methods of speeding up the convergence of iteration methods, 1964; I. Sutskever,
+    J. Martens, G. Dahl and G. Hinton, On the importance of initialization and momentum in deep learning, 2013;
+    A. Douillard et al., DiLoCo: distributed low-communication training of language models, 2023.
     """
 
     lr: Scalar
     domain: ConvexSet = WholeSpace()
     momentum: float = 0.9
+    nesterov: bool = False
 
     def __post_init__(self) -> None:
         require_number("lr", self.lr, low=0)
         require_share("momentum", self.momentum)
+        require("nesterov", self.nesterov, isinstance(self.nesterov, bool), "True or False")
 
     def init(self, x0: Tensor) -> SGDMomentumState:
         """Start at the projection of ``x0``, at rest."""
@@ -66,7 +73,8 @@ class SGDMomentum:
     def update(self, state: SGDMomentumState, grad: Tensor, delay: Delay) -> SGDMomentumState:
         """One projected step along the velocity."""
         velocity = self.momentum * state.velocity + grad
-        return SGDMomentumState(x=self.domain.project(state.x - as_dtype(self.lr, grad) * velocity), velocity=velocity)
+        move = grad + self.momentum * velocity if self.nesterov else velocity
+        return SGDMomentumState(x=self.domain.project(state.x - as_dtype(self.lr, grad) * move), velocity=velocity)
 
     def output(self, state: SGDMomentumState) -> Tensor:
         """The last iterate."""
