@@ -93,8 +93,8 @@ def plot(setting: Setting, panel: Panel, delays: Sequence[str]) -> Figure:
         ax.plot(range(constant), values[:constant], dashes, linewidth=2.6 if contender.ours else 1.2,
                 label=style.TITLES[contender.rule], **look)  # fmt: skip
         ax.plot(range(constant, len(delays)), values[constant:], linestyle="none", **look)  # no longer delay, another
-    ax.set_xticks(range(len(delays)), [f"{delay}\n{setting.rounds(delay):,} rounds" for delay in delays], fontsize=8)
-    ax.set_xlabel("delay")
+    ax.set_xticks(range(len(delays)), [f"{delay}\n{setting.rounds(delay):,}" for delay in delays], fontsize=8)
+    ax.set_xlabel("delay, and the rounds that it leaves time for")
     if setting.by_loss:
         start = math.log(84)  # of a model that knows nothing
         ax.set_ylim(top=min(ax.get_ylim()[1], start))
