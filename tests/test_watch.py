@@ -76,7 +76,6 @@ def test_the_best_output_is_that_of_the_best_record(tmp_path):
         ({"patience": 3}, "monitor must be given with patience"),
         ({"patience": 0, "monitor": "loss"}, "patience must be an integer >= 1, or None, got 0"),
         ({"on_record": "print"}, "on_record must be a function of telemetry and output, got 'print'"),
-        ({"monitor": "loss", "engine": "ray"}, "monitor must be None with engine='ray'"),
     ],
 )
 def test_what_cannot_be_watched_is_told_so(options, message):

@@ -112,13 +112,13 @@ class Settings:
     keep: int = _option("checkpoints to keep.", 2)
     monitor: str | None = _option(
         "what says which record is best: loss, test_loss, accuracy or a metric's name, with + before it where more is "
-        "better (of accuracy that is known). The best output so far is kept in OUT/best.safetensors. Not on Ray.", None,
+        "better (of accuracy that is known). The best output so far is kept in OUT/best.safetensors.", None,
     )  # fmt: skip
     patience: int | None = _option("records without a better one after which the run ends early; needs monitor.",
                                    None)  # fmt: skip
     on_record: OnRecord | None = _option(
-        "called at every record with the telemetry and a copy of the output; the run ends if it returns 'stop'. In "
-        "Python only, and not on Ray.", None,
+        "called for every record with the telemetry and a copy of the output that was recorded (after telemetry.record "
+        "updates; more may have been made since); the run ends if it returns 'stop'. In Python only.", None,
     )  # fmt: skip
     log: str | None = _option("'tensorboard' writes scalars and histograms of delays to OUT/tensorboard.", None)
     progress: bool | None = _option(
@@ -151,9 +151,6 @@ class Settings:
         require_device("server_device", self.server_device)
         if not on_ray:  # the driver need not have the GPUs of its workers
             require_device("device", self.device)
-        for name in ("monitor", "on_record"):
-            value = getattr(self, name)
-            require(name, value, not on_ray or value is None, "None with engine='ray'")
         require("monitor", self.monitor, self.monitor is not None or self.patience is None,
                 "given with patience: what is to get better")  # fmt: skip
         called = self.on_record is None or callable(self.on_record)
@@ -187,6 +184,11 @@ class Settings:
         valid = f"an integer >= 1 and <= {MOST_WORKERS}, or a range such as '2:8'"
         require("workers", self.workers, is_range and not isinstance(self.workers, bool), valid)
         return low_high[0], low_high[-1]
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether something is done at every record."""
+        return (self.on_record, self.monitor) != (None, None)
 
     def slowness(self) -> Slowness:
         """The pauses that ``slow`` describes."""

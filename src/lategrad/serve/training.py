@@ -154,6 +154,7 @@ class Training:
     def stop(self, reason: str = "stopped") -> None:
         """End the run after the present update."""
         self.stopping = reason
+        self.engine.hurry()
 
     def save_soon(self) -> None:
         """Make a checkpoint after the present update; may be called from another thread, or from a signal handler."""
@@ -170,9 +171,10 @@ class Training:
             listen_to_signals(self),
             closing(self.engine),
         ):
+            watch = self._watch()
             self.engine.begin(self._checkpoint)
             self._checkpoint = None  # the server has it
-            self._watch()
+            watch.require_known()
             trace = None
             while trace is None:
                 try:
@@ -180,6 +182,7 @@ class Training:
                 finally:
                     self.engine.save()
                 trace = self.engine.finish(at_once=self.stopping is not None)
+            self._show(monitors)
         trace.config["stopped"] = self.stopping
         if settings.folder is not None:
             try:
@@ -191,20 +194,19 @@ class Training:
             warnings.warn(f"{self.stopping}: the trace ends after {len(trace.delays)} updates", stacklevel=2)
         return trace
 
-    def _watch(self) -> None:
-        """Look at every record from now on, where that is asked for."""
+    def _watch(self) -> Watch:
+        """Look at every record, where that is asked for."""
         chosen = self.settings
-        if (chosen.on_record, chosen.monitor) == (None, None):
-            return
-        assert isinstance(self.engine, LocalEngine)  # the settings allow no other
-        server = self.engine.server
 
         def stop(reason: str) -> None:
-            if self.stopping is None and not server.done:
+            if self.stopping is None and self.engine.version < chosen.steps:
                 self.stop(reason)
 
-        Watch(server.records, server.telemetry, stop, on_record=chosen.on_record, monitor=chosen.monitor,
-              patience=chosen.patience, folder=chosen.folder)  # fmt: skip
+        watch = Watch(self.engine.records, stop, on_record=chosen.on_record, monitor=chosen.monitor,
+                      patience=chosen.patience, folder=chosen.folder)  # fmt: skip
+        if chosen.is_watched:
+            self.engine.watch(watch.look)
+        return watch
 
     def _supervise(self, monitors: Monitors) -> None:
         next_tick = next_show = 0.0
@@ -222,7 +224,6 @@ class Training:
             if now >= next_show:
                 self._show(monitors)
                 next_show = now + _SHOW
-        self._show(monitors)
 
     def _look_after_workers(self, now: float) -> bool:
         """Whether the run is done; otherwise the workers have been looked after."""
