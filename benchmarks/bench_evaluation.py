@@ -31,7 +31,7 @@ def mlp_problem() -> ModuleProblem:
     return ModuleProblem(mlp, Dataset("noise", x, y, x[:1000], y[:1000], 10))
 
 
-def rate(problem: ModuleProblem, way: str, updates: int, record_every: int, pause: float) -> float:
+def rate(problem: ModuleProblem, way: str, updates: int, record_every: int, pause: int) -> float:
     """Updates per second from the first to the last."""
     records._WORTH_A_THREAD = WAYS[way]
     trace = lg.train(problem, lg.Steady(lr=1.0), steps=updates, workers=2, record_every=record_every, progress=False,
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=400)
-    parser.add_argument("--pause", type=float, default=20.0, help="milliseconds that each gradient is held back")
+    parser.add_argument("--pause", type=int, default=20, help="milliseconds that each gradient is held back")
     options = parser.parse_args()
     torch.manual_seed(0)
     problem = mlp_problem()

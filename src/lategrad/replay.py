@@ -9,10 +9,13 @@ from torch import Tensor
 
 from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem, as_problem
+from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
+from lategrad.rules.scheduled import Scheduled, has_step, with_schedule
 from lategrad.serve.gradient_norms import clipped
 from lategrad.serve.identity import require_same
+from lategrad.serve.settings import FUNCTION
 from lategrad.serve.worker import stream_seed
 from lategrad.simulate import simulate
 from lategrad.support.threads import torch_threads
@@ -87,7 +90,8 @@ def replay(
         trace: of :func:`~lategrad.train`.
         problem: the one that was trained on.
         rule: the run's own, or another, also as a text such as ``"sgd:lr=0.1|1"``; hyper-parameters of shape
-            ``(*runs, 1)`` try several at once.
+            ``(*runs, 1)`` try several at once. If the run had a ``schedule``, a rule that has an lr and is not
+            :class:`~lategrad.Scheduled` itself gets the same.
         record_every: updates between two records; by default ten records.
         device: "cpu" or "cuda".
         progress: show a progress bar; by default on a terminal.
@@ -108,8 +112,8 @@ def replay(
     require("trace", f"one that has lost {lost} updates' rows", lost == 0, "whole: its log of updates was damaged")
     problem = as_problem(problem)
     require_same(problem, trace.config, "that was trained on", same_start=True)
-    rule = fill_in(rule, getattr(problem, "blocks", None))
     settings = trace.config["settings"]
+    rule = _scheduled(fill_in(as_rule(rule), getattr(problem, "blocks", None)), settings.get("schedule"))
     recorded = cast(Problem, RecordedSamples(problem, worker, sequence, settings["seed"], settings.get("clip")))
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
         return simulate(
@@ -117,3 +121,12 @@ def replay(
             record_every=record_every, device=device, progress=progress,
             compile="rule" if trace.config["compiled"] else False,
         )  # fmt: skip
+
+
+def _scheduled(rule: AnyRule[Any], schedule: str | None) -> AnyRule[Any]:
+    """The rule with the run's schedule, if it has none of its own and has a step."""
+    if schedule is None or isinstance(rule, Scheduled) or not has_step(rule):
+        return rule
+    valid = f"a Scheduled(rule, shape=f): the run's schedule was a {schedule}"
+    require("rule", type(rule).__name__, not schedule.startswith(FUNCTION), valid)
+    return with_schedule(rule, schedule)

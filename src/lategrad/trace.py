@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -261,4 +262,6 @@ def describe(part: object) -> Any:
         return [describe(item) for item in part]
     if part is None or isinstance(part, bool | int | float | str):
         return part
+    if isinstance(part, FunctionType):
+        return f"function {part.__qualname__}"  # its repr has its address in memory
     return repr(part)

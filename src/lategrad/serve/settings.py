@@ -12,7 +12,8 @@ from typing import Any
 
 from lategrad.delays import Law
 from lategrad.delays.specs import parse
-from lategrad.serve.monitor import LOGS
+from lategrad.rules.scheduled import Share, complete_schedule
+from lategrad.serve.monitor import LOGS, logs_of
 from lategrad.serve.watch import OnRecord
 from lategrad.serve.worker import Slowness
 from lategrad.support.validation import require, require_choice, require_device, require_number
@@ -23,6 +24,9 @@ MOST_WORKERS = 1000
 """A number beyond is a slip of the pen."""
 _NOT_SAVED = ("out", "progress", "on_record")
 """Options of a call, not of the run: a run that is resumed elsewhere has others."""
+
+FUNCTION = "function "
+"""Before the name of a function, in what is saved of a schedule that is one."""
 
 Slow = str | dict[int, str] | None
 
@@ -86,6 +90,11 @@ class Settings:
         "warning names workers whose share of the updates nearly vanishes, trace.config['too_late'] says how many were "
         "dropped of each. By default all are applied, which our rules are made for.", None,
     )  # fmt: skip
+    schedule: str | Share | None = _option(
+        "how the rule's step (its lr, or its learner's) goes over the server's updates: constant, linear or cosine, "
+        "and options such as cosine:warmup=100,floor=0.1 (and total=, where it ends before the last update); in Python "
+        "also a function from t, a tensor, to the share of the step.", None, command_line=str,
+    )  # fmt: skip
     clip: float | None = _option(
         "gradients that are longer than this are shortened to this norm; by default none is.", None,
     )  # fmt: skip
@@ -120,7 +129,11 @@ class Settings:
         "called for every record with the telemetry and a copy of the output that was recorded (after telemetry.record "
         "updates; more may have been made since); the run ends if it returns 'stop'. In Python only.", None,
     )  # fmt: skip
-    log: str | None = _option("'tensorboard' writes scalars and histograms of delays to OUT/tensorboard.", None)
+    log: str | None = _option(
+        "tensorboard writes scalars and histograms of delays to OUT/tensorboard; wandb makes a run of Weights & Biases "
+        "in OUT/wandb, offline unless WANDB_MODE says otherwise (`wandb sync` uploads it); tensorboard,wandb for both.",
+        None,
+    )  # fmt: skip
     progress: bool | None = _option(
         "show a progress bar; by default on a terminal, and a line every half a minute where there is none.", None,
     )  # fmt: skip
@@ -159,8 +172,12 @@ class Settings:
         for name in ("clip", "stall", "max_norm_ratio"):
             if (value := getattr(self, name)) is not None:
                 require_number(name, value, low=1 if name == "max_norm_ratio" else 0, strict=True)
-        if self.log is not None:
-            require_choice("log", self.log, LOGS)
+        if isinstance(self.schedule, str):  # a run that goes on longer keeps its schedule
+            known = not self.schedule.startswith(FUNCTION)
+            require("schedule", self.schedule, known, "given again, as the function that it was")
+            object.__setattr__(self, "schedule", complete_schedule(self.schedule, self.steps))
+        for log in logs_of(self.log):
+            require_choice("log", log, tuple(LOGS))
         try:
             json.dumps(self.notes)
         except TypeError as error:
@@ -198,7 +215,10 @@ class Settings:
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint and a trace say of them."""
-        return {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self) if one.name not in _NOT_SAVED}
+        saved = {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self) if one.name not in _NOT_SAVED}
+        if callable(self.schedule):
+            saved["schedule"] = f"{FUNCTION}{getattr(self.schedule, '__qualname__', type(self.schedule).__qualname__)}"
+        return saved
 
 
 def options() -> list[Field[Any]]:

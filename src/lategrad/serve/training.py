@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from lategrad.problems.problem import Problem, as_problem
 from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
+from lategrad.rules.scheduled import with_schedule
 from lategrad.serve.archive import Archive, locked
 from lategrad.serve.checkpoint import Checkpoint, checkpoint_paths
 from lategrad.serve.control import ControlFile, listen_to_signals
@@ -132,7 +133,7 @@ class Training:
         if settings.folder is not None:
             archive = archive or Archive(settings.folder)
             archive.schedule.every, archive.keep = settings.checkpoint_every, settings.keep
-        self.engine = _make_engine(problem, rule, settings, archive)
+        self.engine = _make_engine(problem, with_schedule(rule, settings.schedule), settings, archive)
         replaced = {} if checkpoint is None else checkpoint.description["config"]["replaced"]
         self.supervisor = Supervisor(self.engine, *settings.worker_range(), settings.deadline, Counter(replaced),
                                      settings.stall)  # fmt: skip
