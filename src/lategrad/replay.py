@@ -16,7 +16,7 @@ from lategrad.rules.scheduled import Scheduled, has_step, with_schedule
 from lategrad.serve.gradient_norms import clipped
 from lategrad.serve.identity import require_same
 from lategrad.serve.settings import FUNCTION
-from lategrad.serve.worker import stream_seed
+from lategrad.serve.worker import Streams
 from lategrad.simulate import simulate
 from lategrad.support.threads import torch_threads
 from lategrad.support.validation import require
@@ -29,9 +29,9 @@ class RecordedSamples:
     """A problem whose samples are those that the workers of a recorded run drew, in the order of its updates."""
 
     def __init__(
-        self, problem: Problem, worker: Tensor, sequence: Tensor, seed: int, clip: float | None = None
+        self, problem: Problem, worker: Tensor, sequence: Tensor, streams: Streams, clip: float | None = None
     ) -> None:
-        self._problem, self._worker, self._sequence, self._seed = problem, worker, sequence, seed
+        self._problem, self._worker, self._sequence, self._streams = problem, worker, sequence, streams
         self._clip = clip
 
     def __getattr__(self, name: str) -> Any:
@@ -46,19 +46,19 @@ class RecordedSamples:
         drawn: Tensor | None = None
         for number in worker.unique().tolist():
             mine = worker == number
-            used = self._of_stream(stream_seed(self._seed, number), sequence[mine])
+            used = self._of_stream(number, sequence[mine])
             if drawn is None:
                 drawn = used.new_empty(count, *used.shape[1:])
             drawn[mine] = used
         assert drawn is not None
         return drawn
 
-    def _of_stream(self, seed: int, positions: Tensor) -> Tensor:
-        """Samples of one stream; those of a worker are mostly neighbours, and drawn together then."""
+    def _of_stream(self, worker: int, positions: Tensor) -> Tensor:
+        """Samples of one worker's stream, which are mostly neighbours, and drawn together then."""
         low, high = int(positions.min()), int(positions.max())
         if high - low > 10 * _NEIGHBOURS:  # one that came very late
-            return torch.cat([self._problem.samples(seed, k, 1) for k in positions.tolist()])
-        return self._problem.samples(seed, low, high - low + 1)[positions - low]
+            return torch.cat([self._streams.draw(self._problem, worker, k, 1) for k in positions.tolist()])
+        return self._streams.draw(self._problem, worker, low, high - low + 1)[positions - low]
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
         """The problem's, as short as the run's server made it."""
@@ -67,7 +67,7 @@ class RecordedSamples:
 
     def to(self, device: torch.device | str) -> RecordedSamples:
         """The same with the problem's data on a device."""
-        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._seed, self._clip)
+        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._streams, self._clip)
 
 
 def replay(
@@ -114,7 +114,8 @@ def replay(
     require_same(problem, trace.config, "that was trained on", same_start=True)
     settings = trace.config["settings"]
     rule = _scheduled(fill_in(as_rule(rule), getattr(problem, "blocks", None)), settings.get("schedule"))
-    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, settings["seed"], settings.get("clip")))
+    streams = Streams(settings["seed"], settings.get("data_shards"))
+    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, streams, settings.get("clip")))
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
         return simulate(
             recorded, rule, Recorded(trace.delays, trace.time, trace.worker), len(trace.delays),

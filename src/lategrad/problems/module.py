@@ -50,7 +50,7 @@ class ModuleProblem:
         data: a data set of :func:`lategrad.problems.load`; a ``torch.utils.data.Dataset`` or any other sequence of
             rows, each a pair (input, target) or a dict; :class:`~lategrad.problems.NpyRows`, for files that stay on
             disk; or a function from a seed to an iterable of batches, such as a ``DataLoader``. Every worker draws
-            from all rows, by a stream of its own.
+            from all rows (or from a shard of them, ``lg.train(data_shards=...)``), by a stream of its own.
         loss: from (module output, targets) to the mean loss of the batch; by default cross-entropy for
             classes, which are scored along the last dimension of the output (targets may have any shape), and half
             the mean squared error otherwise.
@@ -155,6 +155,13 @@ class ModuleProblem:
         if isinstance(self.parts.train, Batches):
             return torch.stack([torch.full((count,), seed), torch.arange(first, first + count)], dim=-1)
         return self.minibatches.draw(seed, first, count)
+
+    def samples_of_shard(self, seed: int, first: int, count: int, shard: int, shards: int) -> Tensor:
+        """The same from every so many rows only, beginning with row number ``shard``."""
+        if isinstance(self.parts.train, Batches):
+            raise ValueError(f"data_shards must be None, got {shards}: a stream of batches has no rows to share out; "
+                             "every worker has a seed of its own")  # fmt: skip
+        return self.minibatches.draw_from(range(shard, self.minibatches.rows, shards), seed, first, count)
 
     def labels(self, samples: Tensor) -> Tensor | None:
         """The classes of those rows, where the data set has them in memory."""

@@ -15,7 +15,7 @@ from lategrad.delays.specs import parse
 from lategrad.rules.scheduled import Share, complete_schedule
 from lategrad.serve.monitor import LOGS, logs_of
 from lategrad.serve.watch import OnRecord
-from lategrad.serve.worker import Slowness
+from lategrad.serve.worker import Slowness, Streams
 from lategrad.support.validation import require, require_choice, require_device, require_number
 
 ENGINES = ("processes", "threads", "ray")
@@ -24,6 +24,9 @@ MOST_WORKERS = 1000
 """A number beyond is a slip of the pen."""
 _NOT_SAVED = ("out", "progress", "on_record")
 """Options of a call, not of the run: a run that is resumed elsewhere has others."""
+
+KEPT = ("seed", "data_shards", "out")
+"""Options that stay as they were when a run is resumed: the samples follow from them, or they say which run it is."""
 
 FUNCTION = "function "
 """Before the name of a function, in what is saved of a schedule that is one."""
@@ -61,6 +64,10 @@ class Settings:
         "for this run.", None,
     )  # fmt: skip
     seed: int = _option("of the workers' streams of samples; each worker has its own.", 0)
+    data_shards: int | None = _option(
+        "cut the rows of the data into so many parts; worker w draws from part w modulo so many alone. By default each "
+        "worker draws from all rows, so that none are missed while a worker is away.", None,
+    )  # fmt: skip
     device: str = _option("where gradients are computed: cpu or cuda.", "cpu")
     server_device: str = _option(
         "where the server keeps its state and makes its updates: cpu or cuda. Vectors are copied where it is not the "
@@ -146,7 +153,7 @@ class Settings:
         for name in ("steps", "keep", "threads"):
             value = getattr(self, name)
             require(name, value, _is_count(value), "an integer >= 1")
-        for name in ("record_every", "checkpoint_every", "max_refusals", "patience"):
+        for name in ("record_every", "checkpoint_every", "max_refusals", "patience", "data_shards"):
             value = getattr(self, name)
             require(name, value, value is None or _is_count(value), "an integer >= 1, or None")
         require_choice("engine", self.engine, ENGINES)
@@ -154,6 +161,9 @@ class Settings:
         on_ray = self.engine == "ray"
         require("workers", self.workers, on_ray or low == high, "a number: only engine='ray' takes a range")
         require("address", self.address, on_ray or self.address is None, "None, unless engine='ray'")
+        if self.data_shards is not None and self.data_shards > high:
+            more = f"data_shards={self.data_shards} is more than the {high} workers"
+            warnings.warn(f"{more}: some rows are drawn by nobody", stacklevel=3)
         valid_ahead = isinstance(self.ahead, int) and 0 <= self.ahead <= (0 if on_ray else _MOST_AHEAD)
         require("ahead", self.ahead, valid_ahead, "0 with engine='ray'" if on_ray else f"in 0..{_MOST_AHEAD}")
         valid_delay = self.max_delay is None or (isinstance(self.max_delay, int) and self.max_delay >= 0)
@@ -206,6 +216,11 @@ class Settings:
     def is_watched(self) -> bool:
         """Whether something is done at every record."""
         return (self.on_record, self.monitor) != (None, None)
+
+    @property
+    def streams(self) -> Streams:
+        """What samples each worker draws."""
+        return Streams(self.seed, self.data_shards)
 
     def slowness(self) -> Slowness:
         """The pauses that ``slow`` describes."""

@@ -25,7 +25,7 @@ from lategrad.serve.desk import Location
 from lategrad.serve.engines.engine import Engine, TrainingError
 from lategrad.serve.engines.local import LocalEngine
 from lategrad.serve.monitor import Monitors
-from lategrad.serve.settings import Settings, documentation, options
+from lategrad.serve.settings import KEPT, Settings, documentation, options
 from lategrad.serve.supervisor import Supervisor
 from lategrad.serve.watch import Watch
 from lategrad.support.validation import require
@@ -85,9 +85,9 @@ def resume(out: str | Path, problem: Problem, rule: AnyRule[Any] | str, **change
         problem: the same problem; another one is refused.
         rule: the same rule; another one is refused.
         changes: arguments of :func:`train` that shall be others from now on, such as ``steps`` or ``workers``;
-            the seed stays, as the samples follow from it.
+            the seed and the shards of the data stay, as the samples follow from them.
     """
-    changeable = sorted({option.name for option in options()} - {"seed", "out"})
+    changeable = sorted({option.name for option in options()} - set(KEPT))
     unknown = sorted(set(changes) - set(changeable))
     require("changes", unknown, not unknown, f"among {', '.join(changeable)}")
     return resume_from(Path(out), lambda _: (as_problem(problem), as_rule(rule)), changes)
@@ -127,6 +127,8 @@ class Training:
         archive: Archive | None = None,
     ) -> None:
         self.settings, self._checkpoint = settings, checkpoint
+        if settings.data_shards is not None:  # what cannot be shared out is refused here, not by every worker
+            settings.streams.draw(problem, settings.data_shards - 1, 0, 1)
         self.stopping: str | None = None
         self._save_soon = False
         self._control_file = ControlFile(settings.folder)

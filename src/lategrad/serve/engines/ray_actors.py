@@ -343,7 +343,7 @@ class WorkerActor:
 
     def __init__(self, server: Any, member: int, worker: int, problem: Problem, settings: Settings) -> None:
         torch.set_num_threads(1)  # the workers are the parallelism
-        self._oracle = Oracle(problem, settings.seed, settings.slowness(), torch.device(settings.device))
+        self._oracle = Oracle(problem, settings.streams, settings.slowness(), torch.device(settings.device))
         self._whom = (server, member, worker)
 
     def run(self) -> None:
