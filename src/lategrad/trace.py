@@ -84,6 +84,13 @@ class Trace:
     metrics: dict[str, Tensor] = field(default_factory=dict)
     """``(records, *runs)`` each: the user's own metrics at the rule's output, by name."""
 
+    def __repr__(self) -> str:
+        runs = f" of {self.loss[-1].numel()} runs" if self.axes else ""
+        held_out = {"loss": self.loss, "accuracy": self.accuracy, "test_loss": self.test_loss, **self.metrics}
+        last = [f"{name} {_range(values[-1])}" for name, values in held_out.items() if values is not None]
+        delays = f", delay up to {int(self.delays.max())}" if len(self.delays) else ""
+        return f"Trace({len(self.delays):,} updates{runs}, {len(self.steps)} records; {', '.join(last)}{delays})"
+
     def axis(self, name: str) -> Axis:
         """The axis of that name."""
         by_name = {axis.name: axis for axis in self.axes}
@@ -241,6 +248,12 @@ def write_csv(path: str | os.PathLike[str], rows: Iterable[dict[str, Any]]) -> P
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+def _range(values: Tensor) -> str:
+    """One number, or the smallest and the largest of several."""
+    low, high = f"{values.min().item():.4g}", f"{values.max().item():.4g}"
+    return low if low == high else f"{low} to {high}"
 
 
 def describe(part: object) -> Any:

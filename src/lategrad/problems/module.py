@@ -112,6 +112,8 @@ class ModuleProblem:
         require("module", module, self.dim > 0, "a module with parameters to train")
 
         self.data, self.parts = data, parts_of(data, test, validation, evaluate, columns)
+        require("metrics", list(self.metrics), self.parts.held_out is not None or not self.metrics,
+                "None without held-out data, on which they are taken: give test= or validation=")  # fmt: skip
         self.evaluate, self.evaluate_held_out = evaluate, evaluate_held_out
         self.minibatches = Minibatches(len(self.parts.judged), batch, sampling)
         self.micro_batch = micro_batch
@@ -292,7 +294,7 @@ class ModuleProblem:
         def one_by_one() -> dict[str, Tensor]:
             def of_chunk(inputs: Inputs, targets: Tensor, wanted: Mapping[str, Value]) -> dict[str, Tensor]:
                 output = self.evaluated.output(inputs)
-                return {name: torch.as_tensor(value(output, targets)) for name, value in wanted.items()}
+                return {name: _number(name, value(output, targets)) for name, value in wanted.items()}
 
             by_run = []
             for vector in vectors:
@@ -374,6 +376,15 @@ def _checked_metrics(metrics: Mapping[str, Value] | None) -> dict[str, Value]:
     return given
 
 
+def _number(name: str, value: Any) -> Tensor:
+    """What a loss or a metric is on a batch: one number."""
+    number = torch.as_tensor(value)
+    if number.numel() != 1:
+        raise ValueError(f"{name.removeprefix('test_')} must return one number, the mean over the batch, got a tensor "
+                         f"of shape {tuple(number.shape)}")  # fmt: skip
+    return number
+
+
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     if output.dim() > 2:
         output, target = output.reshape(-1, output.shape[-1]), target.reshape(-1)
@@ -381,7 +392,12 @@ def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _half_mse(output: Tensor, target: Tensor) -> Tensor:
-    return 0.5 * (output.squeeze(-1) - target).square().mean()
+    if output.shape != target.shape:
+        output = output.squeeze(-1)
+        if output.shape != target.shape:  # torch would make a table of all differences
+            raise ValueError(f"the module's output must have the shape of a batch's targets, {tuple(target.shape)}, or "
+                             f"one dimension of size 1 more, got {tuple(output.shape)}; or give loss=")  # fmt: skip
+    return 0.5 * (output - target).square().mean()
 
 
 def _accuracy(output: Tensor, target: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from lategrad.serve.monitor import Monitors
 from lategrad.serve.settings import KEPT, Settings, documentation, options
 from lategrad.serve.supervisor import Supervisor
 from lategrad.serve.watch import Watch
-from lategrad.support.validation import require
+from lategrad.support.validation import did_you_mean, require
 from lategrad.trace import Trace
 
 __all__ = ["Training", "TrainingError", "resume", "train"]
@@ -56,11 +56,22 @@ def train(problem: Problem, rule: AnyRule[Any] | str, **settings: Any) -> Trace:
     >>> trace.complete, bool(trace.loss[-1] < trace.loss[0] / 10)
     (True, True)
     """
-    chosen = Settings(**settings)
+    chosen = _settings(settings)
     with locked(chosen.folder):
         if chosen.folder is not None and checkpoint_paths(chosen.folder):
             raise ValueError(f"{str(chosen.folder)!r} holds a run already: resume it, or choose another folder")
         return Training(as_problem(problem), as_rule(rule), chosen).run()
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    """The settings of a call; a name that is none, or one that is missing, gets a sentence."""
+    names = [option.name for option in options()]
+    for name in given:
+        if name not in names:
+            raise TypeError(f"train has no option {name!r}{did_you_mean(name, names)}; help(lategrad.train) lists them")
+    if "steps" not in given:
+        raise TypeError("train needs steps=..., the updates to make in all: there is no default")
+    return Settings(**given)
 
 
 def _show_settings() -> None:
