@@ -35,9 +35,9 @@ data: $(STAMP) ## put Fashion-MNIST and Shakespeare's works into the user's cach
 	scripts/fetch_fashion_mnist.sh
 	scripts/fetch_shakespeare.sh
 
-test-all: lint data ## test, and the slow tests: real data, a real browser, Lightning and Hugging Face (200 MB)
+test-all: lint data ## test, and the slow tests: real data, a real browser, Lightning, Hugging Face and W&B (200 MB)
 	scripts/install_chromium.sh
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations,wandb]'
 	$(PYTEST)
 
 bench: data ## benchmarks: ratios measured side by side

@@ -11,6 +11,7 @@ from torch import nn
 import lategrad as lg
 from helpers.modules import Branching, Named, Pairs, Rows, Scaled, loader, top_two, with_batch_norm
 from lategrad.problems import ModuleProblem, NpyRows, load
+from lategrad.support.torch_private import gradients
 
 
 def by_hand(problem, x, sample):
@@ -249,3 +250,20 @@ def test_files_on_disk_are_not_pickled(tmp_path):
 def test_what_cannot_be_trained_on_is_told_so(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+class Wrapped(torch.Tensor):
+    """A kind of tensor of somebody's own."""
+
+
+def test_gradients_are_those_of_autograd_whatever_the_value_is():
+    """The short way to torch's engine is for plain tensors; all others, and mistakes, go through autograd.grad."""
+    used, unused = (torch.ones(3, requires_grad=True) for _ in range(2))
+    for value in ((used**3).sum(), (used**3).sum().reshape(1, 1), (used**3).sum().as_subclass(Wrapped)):
+        parts = gradients(value, (used, unused))
+        assert torch.equal(parts[0].as_subclass(torch.Tensor), torch.full((3,), 3.0))
+        assert torch.equal(parts[1].as_subclass(torch.Tensor), torch.zeros(3))
+    with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar outputs"):
+        gradients(used**3, (used,))
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        gradients(used.detach().sum(), (used,))

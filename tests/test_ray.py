@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import lategrad as lg
 from lategrad.problems import Quadratic
@@ -24,7 +25,7 @@ ray = pytest.importorskip("ray")
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-from helpers.serving import Misbehaving, audit, wait_until  # noqa: E402
+from helpers.serving import Misbehaving, SlowToEvaluate, audit, wait_until  # noqa: E402
 from lategrad.serve.engines import ray_actors  # noqa: E402
 from lategrad.serve.engines.ray_actors import ServerActor  # noqa: E402
 from lategrad.serve.engines.ray_messages import (  # noqa: E402
@@ -293,6 +294,40 @@ def test_a_run_with_a_ray_of_its_own(tmp_path):
     longer = lg.resume(out, PROBLEM, RULE, engine="threads", steps=400)  # one format of checkpoints for all engines
     assert torch.equal(longer.delays[:300], trace.delays)
     audit(longer)
+
+
+def test_records_are_looked_at_where_the_driver_is(tmp_path):
+    problem, seen = SlowToEvaluate(seconds=0.003), []
+
+    def on_record(telemetry, output):
+        seen.append((telemetry.record, telemetry.loss, problem.loss(output).item()))
+        return "stop" if len(seen) == 20 else None
+
+    with pytest.warns(UserWarning, match="stopped by on_record"):
+        trace = lg.train(problem, RULE, steps=100_000, workers=2, engine="ray", record_every=5, compile=False,
+                         on_record=on_record, monitor="loss", out=tmp_path)  # fmt: skip
+    audit(trace)
+    assert [step for step, _, _ in seen] == trace.steps.tolist()[1:] == sorted({*range(5, len(trace.delays), 5),
+                                                                                len(trace.delays)})  # fmt: skip
+    assert all(recorded == at_output for _, recorded, at_output in seen)
+    assert problem.loss(load_file(tmp_path / "best.safetensors")["output"]).item() == trace.loss.min()
+
+
+def test_a_server_on_ray_waits_for_evaluations_and_answers_meanwhile(actor, tmp_path):
+    hold = tmp_path / "hold"
+    hold.touch()
+    actor.begin(SlowToEvaluate(hold=hold), RULE, Settings(steps=100, engine="ray", record_every=1), None, True)
+    reply = actor.join(0, 0, HERE)
+    for _ in range(2):
+        reply = actor.exchange(*gradient_at(reply))
+    assert reply == WAIT  # two outputs are to be evaluated
+    assert actor.join(0, 0, HERE) == WAIT
+    assert (status_of(actor).report.version, status_of(actor).evaluating) == (2, True)
+    hold.unlink()
+    wait_until(lambda: not status_of(actor).evaluating)
+    assert [recorded.step for recorded in status_of(actor).recorded] == [1, 2]
+    assert [recorded.step for recorded in actor.status(2, {}, records_seen=2).recorded] == [2]
+    assert actor.join(0, 0, HERE) != WAIT
 
 
 @pytest.fixture(scope="module")

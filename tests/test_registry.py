@@ -1,6 +1,7 @@
 """Rules, learners and sets by their names, with options as text."""
 
 import dataclasses
+import pickle
 import textwrap
 from typing import Literal
 
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 import lategrad as lg
-from lategrad.registry import LEARNERS, RULES, parse_rule, read_rule
+from lategrad.registry import LEARNERS, RULES, build_rule, parse_rule, read_rule
 from lategrad.support.options import options_of, parse_options
+from lategrad.trace import describe
 
 
 def numbers(spec):
@@ -155,3 +157,33 @@ def test_a_rule_of_ones_own_from_a_file_or_a_module(own_file, monkeypatch):
         parse_rule(f"{own_file}:Halving:lrs=1")
     with pytest.raises(FileNotFoundError, match="there is no file 'nowhere.py'"):
         parse_rule("nowhere.py:Rule")
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_takes_its_set_as_a_text(name):
+    entry = RULES[name]
+    made = type(build_rule(name, 0.1, lg.Ball(2.0)))
+    by_text, by_set = entry.make(domain="ball:2", **{entry.parameter: 0.1}), build_rule(name, 0.1, lg.Ball(2.0))
+    assert isinstance(by_text, made)
+    assert isinstance(by_text.domain, lg.Ball)
+    assert describe(by_text) == describe(by_set)
+    copied = pickle.loads(pickle.dumps(by_text))
+    assert describe(copied) == describe(by_set)
+
+
+def test_learners_take_their_set_as_a_text_and_say_what_is_wrong_with_one():
+    assert lg.Anytime(lg.OGD(1.0, domain="box:-1,1")).domain.project(torch.tensor([3.0])) == 1
+    assert lg.SGD(lr=0.1, domain=None).domain.diameter == float("inf")
+    assert lg.SGD(lr=0.1).domain.diameter == float("inf")
+    with pytest.raises(ValueError, match="unknown set 'bal:5'; did you mean 'ball'?"):
+        lg.Steady(lr=1.0, domain="bal:5")
+
+
+def test_a_set_from_a_text_is_compiled_like_any_other():
+    problem = lg.problems.Quadratic()
+    by_text, by_set = (
+        lg.simulate(problem, lg.Steady(lr=1.0, domain=domain), 3, 50, compile=True).output
+        for domain in ("ball:0.1", lg.Ball(0.1))
+    )
+    assert torch.equal(by_text, by_set)
+    assert by_text.norm() <= 0.1 + 1e-9

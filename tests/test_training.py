@@ -598,7 +598,7 @@ def test_workers_are_not_hung_because_the_server_was_busy():
 
 
 def test_a_mistake_in_the_settings_leaves_no_half_made_run(tmp_path):
-    with pytest.raises(ValueError, match="log must be one of 'tensorboard'"):
+    with pytest.raises(ValueError, match="log must be one of 'tensorboard', 'wandb'"):
         lg.train(Quadratic(), RULE, steps=10, out=tmp_path, log="tensorbord")
     with pytest.raises(ValueError, match="notes must be plain JSON"):
         lg.train(Quadratic(), RULE, steps=10, out=tmp_path, notes={"a": object()})

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -76,7 +77,6 @@ def test_the_best_output_is_that_of_the_best_record(tmp_path):
         ({"patience": 3}, "monitor must be given with patience"),
         ({"patience": 0, "monitor": "loss"}, "patience must be an integer >= 1, or None, got 0"),
         ({"on_record": "print"}, "on_record must be a function of telemetry and output, got 'print'"),
-        ({"monitor": "loss", "engine": "ray"}, "monitor must be None with engine='ray'"),
     ],
 )
 def test_what_cannot_be_watched_is_told_so(options, message):
@@ -150,6 +150,63 @@ def test_a_scheduled_rule_trains_resumes_and_replays(engine, tmp_path):
     trace = lg.resume(tmp_path, problem, rule, steps=80)
     assert trace.config["rule"]["rule"]["blocks"]["parts"][0]["kind"] == "matrix"
     assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
+
+
+def half_life(t):
+    return 0.5 ** (t / 20)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "same"),
+    [
+        ("cosine", {"shape": "cosine", "total": 40}),
+        ("linear:warmup=10,floor=0.1", {"shape": "linear", "warmup": 10, "floor": 0.1, "total": 40}),
+        ("constant:warmup=10", {"warmup": 10}),
+        ("linear:total=30", {"shape": "linear", "total": 30}),
+        (half_life, {"shape": half_life}),
+    ],
+    ids=str,
+)
+def test_a_run_takes_a_schedule_keeps_it_when_it_goes_on_and_replays_with_it(schedule, same, tmp_path):
+    problem, rule = Quadratic(), lg.Anytime(lg.OGD(0.5))
+    how = {"workers": 2, "engine": "threads", "compile": False}
+    trace = lg.train(problem, rule, steps=40, out=tmp_path, schedule=schedule, **how)
+    by_hand = lg.Scheduled(rule, **same)
+    assert torch.equal(lg.replay(trace, problem, by_hand).output, trace.output)
+    again = {"schedule": schedule} if callable(schedule) else {}
+    longer = lg.resume(tmp_path, problem, rule, steps=60, **again)
+    assert torch.equal(lg.replay(longer, problem, by_hand).output, longer.output)
+    if not callable(schedule):
+        assert torch.equal(lg.replay(longer, problem, rule).output, longer.output)
+        assert len(lg.replay(longer, problem, "sgd:lr=0.1|1").output) == 2
+        assert lg.replay(longer, problem, lg.StronglyConvexOGD(0.1)).complete  # which has no step to multiply
+
+
+def test_a_schedule_that_is_a_function_is_asked_for_again(tmp_path):
+    problem, rule = Quadratic(), lg.SGD(0.1)
+    trace = lg.train(problem, rule, steps=20, workers=1, engine="threads", out=tmp_path, schedule=half_life)
+    with pytest.raises(ValueError, match="schedule must be given again, as the function that it was, got 'function"):
+        lg.resume(tmp_path, problem, rule, steps=40)
+    with pytest.raises(ValueError, match="the run's schedule was a function half_life"):
+        lg.replay(trace, problem, rule)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("cosin", "schedule must be one of 'constant', 'linear', 'cosine', got 'cosin'; did you mean 'cosine'?"),
+        ("cosine:warm=3", "schedule 'cosine' has no option 'warm'; did you mean 'warmup'?"),
+        ("cosine:warmup=100", "total must be an integer > warmup = 100, got 40"),
+        (lambda t: 1.0, "what schedule returns must be a tensor of the shape of t"),
+        (lambda t: t if t < 3 else 1 / t, "without branches"),
+        (lambda t: math.cos(t), "with torch's functions"),
+        (3, "schedule must be 'constant', 'linear', 'cosine' or a function"),
+    ],
+    ids=str,
+)
+def test_a_schedule_of_a_run_that_makes_no_sense_is_refused(schedule, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lg.train(Quadratic(), lg.SGD(0.1), steps=40, workers=1, engine="threads", schedule=schedule)
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from lategrad.execution import BACKENDS, UnsupportedError, in_place
 from lategrad.execution.compiled import Compiled
-from lategrad.execution.torch_private import missing_compiler
 from lategrad.learners.learner import Learner, Linear
 from lategrad.rules.rule import AnyRule, apply_update, first_state, issue_ticket
 from lategrad.sets import ConvexSet, norm
 from lategrad.support.options import Option, options_of
 from lategrad.support.runs import map_tensors, owned, require_state, runs_shape, structure, tensors
+from lategrad.support.torch_private import missing_compiler
 from lategrad.support.validation import require
 
 __all__ = ["check_learner", "check_rule", "check_set"]

@@ -395,9 +395,8 @@ def _finish_training(trace: Trace, out: Path | None) -> None:
         if counts := trace.config.get(what):
             typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
     if out is not None:
-        trace.to_csv(out / "results.csv")
         trace.plot(out / "training.png")
-        typer.echo(f"written to {out}: trace.safetensors, results.csv, training.png, checkpoints")
+        typer.echo(f"written to {out}: trace.safetensors, records.csv, training.png, checkpoints")
     if not trace.complete:
         sent_away = out is not None and trace.config.get("stopped") in (STOPPED[SIGTERM], STOPPED[SIGHUP])
         raise typer.Exit(_QUEUE_AGAIN if sent_away else 130)

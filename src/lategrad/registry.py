@@ -12,6 +12,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from lategrad.domains import SETS as SETS
+from lategrad.domains import as_set
+from lategrad.domains import parse_set as parse_set
 from lategrad.learners import (
     FTRL,
     KT,
@@ -25,7 +28,7 @@ from lategrad.learners import (
     OptimisticOGD,
 )
 from lategrad.rules import SGD, AnyRule, Anytime, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
-from lategrad.sets import Ball, Box, ConvexSet, L1Ball, Simplex, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.options import Option, load_object, options_of, own_target, parse_options, split_options
 from lategrad.support.validation import Scalar, did_you_mean, require
 
@@ -129,54 +132,6 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "fed-buff": _entry("outer: FedBuff, a buffer of 10 arrivals", rivals.FedBuff),
     "fed-async": _entry("outer: FedAsync, the workers' models mixed in by their staleness", rivals.FedAsync),
 }
-
-
-@dataclass(frozen=True)
-class SetEntry:
-    """A convex set written as ``name:numbers``."""
-
-    summary: str
-    form: str
-    counts: tuple[int, ...]
-    """How many numbers the form takes."""
-    build: Callable[..., ConvexSet]
-
-
-SETS: dict[str, SetEntry] = {
-    "whole": SetEntry("no constraint", "whole", (0,), WholeSpace),
-    "ball": SetEntry("Euclidean ball around the origin", "ball:RADIUS", (1,), Ball),
-    "box": SetEntry("the same bounds for every coordinate", "box:LOW,HIGH", (2,), Box),
-    "simplex": SetEntry("non-negative, with a given sum", "simplex or simplex:TOTAL", (0, 1), Simplex),
-    "l1": SetEntry("l1 ball around the origin", "l1:RADIUS", (1,), L1Ball),
-}
-
-
-def parse_set(spec: str) -> ConvexSet:
-    """The set that a specification such as ``ball:5`` names.
-
-    >>> parse_set("ball:5")
-    Ball(radius=5.0, center=None)
-    >>> parse_set("cube:1")
-    Traceback (most recent call last):
-    ...
-    ValueError: unknown set 'cube:1'; valid: whole, ball:RADIUS, box:LOW,HIGH, simplex or simplex:TOTAL, l1:RADIUS
-    """
-    name, _, rest = spec.partition(":")
-    forms = ", ".join(entry.form for entry in SETS.values())
-    try:
-        numbers = [float(number) for number in rest.split(",")] if rest else []
-    except ValueError:
-        raise ValueError(f"set {spec!r} has a part that is not a number; valid: {forms}") from None
-    if name not in SETS or len(numbers) not in SETS[name].counts:
-        raise ValueError(f"unknown set {spec!r}{did_you_mean(name, SETS)}; valid: {forms}")
-    return SETS[name].build(*numbers)
-
-
-def as_set(domain: ConvexSet | str | None) -> ConvexSet:
-    """A set from what users write: a set, a text such as ``ball:5``, or None for no constraint."""
-    if isinstance(domain, str):
-        return parse_set(domain)
-    return WholeSpace() if domain is None else domain
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem, as_problem
+from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
+from lategrad.rules.scheduled import Scheduled, has_step, with_schedule
 from lategrad.serve.gradient_norms import clipped
 from lategrad.serve.identity import require_same
-from lategrad.serve.worker import stream_seed
+from lategrad.serve.settings import FUNCTION
+from lategrad.serve.worker import Streams
 from lategrad.simulate import simulate
 from lategrad.support.threads import torch_threads
 from lategrad.support.validation import require
@@ -26,9 +29,9 @@ class RecordedSamples:
     """A problem whose samples are those that the workers of a recorded run drew, in the order of its updates."""
 
     def __init__(
-        self, problem: Problem, worker: Tensor, sequence: Tensor, seed: int, clip: float | None = None
+        self, problem: Problem, worker: Tensor, sequence: Tensor, streams: Streams, clip: float | None = None
     ) -> None:
-        self._problem, self._worker, self._sequence, self._seed = problem, worker, sequence, seed
+        self._problem, self._worker, self._sequence, self._streams = problem, worker, sequence, streams
         self._clip = clip
 
     def __getattr__(self, name: str) -> Any:
@@ -43,19 +46,19 @@ class RecordedSamples:
         drawn: Tensor | None = None
         for number in worker.unique().tolist():
             mine = worker == number
-            used = self._of_stream(stream_seed(self._seed, number), sequence[mine])
+            used = self._of_stream(number, sequence[mine])
             if drawn is None:
                 drawn = used.new_empty(count, *used.shape[1:])
             drawn[mine] = used
         assert drawn is not None
         return drawn
 
-    def _of_stream(self, seed: int, positions: Tensor) -> Tensor:
-        """Samples of one stream; those of a worker are mostly neighbours, and drawn together then."""
+    def _of_stream(self, worker: int, positions: Tensor) -> Tensor:
+        """Samples of one worker's stream, which are mostly neighbours, and drawn together then."""
         low, high = int(positions.min()), int(positions.max())
         if high - low > 10 * _NEIGHBOURS:  # one that came very late
-            return torch.cat([self._problem.samples(seed, k, 1) for k in positions.tolist()])
-        return self._problem.samples(seed, low, high - low + 1)[positions - low]
+            return torch.cat([self._streams.draw(self._problem, worker, k, 1) for k in positions.tolist()])
+        return self._streams.draw(self._problem, worker, low, high - low + 1)[positions - low]
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
         """The problem's, as short as the run's server made it."""
@@ -64,7 +67,7 @@ class RecordedSamples:
 
     def to(self, device: torch.device | str) -> RecordedSamples:
         """The same with the problem's data on a device."""
-        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._seed, self._clip)
+        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._streams, self._clip)
 
 
 def replay(
@@ -87,7 +90,8 @@ def replay(
         trace: of :func:`~lategrad.train`.
         problem: the one that was trained on.
         rule: the run's own, or another, also as a text such as ``"sgd:lr=0.1|1"``; hyper-parameters of shape
-            ``(*runs, 1)`` try several at once.
+            ``(*runs, 1)`` try several at once. If the run had a ``schedule``, a rule that has an lr and is not
+            :class:`~lategrad.Scheduled` itself gets the same.
         record_every: updates between two records; by default ten records.
         device: "cpu" or "cuda".
         progress: show a progress bar; by default on a terminal.
@@ -108,12 +112,22 @@ def replay(
     require("trace", f"one that has lost {lost} updates' rows", lost == 0, "whole: its log of updates was damaged")
     problem = as_problem(problem)
     require_same(problem, trace.config, "that was trained on", same_start=True)
-    rule = fill_in(rule, getattr(problem, "blocks", None))
     settings = trace.config["settings"]
-    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, settings["seed"], settings.get("clip")))
+    rule = _scheduled(fill_in(as_rule(rule), getattr(problem, "blocks", None)), settings.get("schedule"))
+    streams = Streams(settings["seed"], settings.get("data_shards"))
+    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, streams, settings.get("clip")))
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
         return simulate(
             recorded, rule, Recorded(trace.delays, trace.time, trace.worker), len(trace.delays),
             record_every=record_every, device=device, progress=progress,
             compile="rule" if trace.config["compiled"] else False,
         )  # fmt: skip
+
+
+def _scheduled(rule: AnyRule[Any], schedule: str | None) -> AnyRule[Any]:
+    """The rule with the run's schedule, if it has none of its own and has a step."""
+    if schedule is None or isinstance(rule, Scheduled) or not has_step(rule):
+        return rule
+    valid = f"a Scheduled(rule, shape=f): the run's schedule was a {schedule}"
+    require("rule", type(rule).__name__, not schedule.startswith(FUNCTION), valid)
+    return with_schedule(rule, schedule)

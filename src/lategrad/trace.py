@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -86,6 +87,13 @@ class Trace:
     """``(records, *runs)``: the loss on held-out data at the rule's output, where the problem has one."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
     """``(records, *runs)`` each: the user's own metrics at the rule's output, by name."""
+
+    def __repr__(self) -> str:
+        runs = f" of {self.loss[-1].numel()} runs" if self.axes else ""
+        held_out = {"loss": self.loss, "accuracy": self.accuracy, "test_loss": self.test_loss, **self.metrics}
+        last = [f"{name} {_range(values[-1])}" for name, values in held_out.items() if values is not None]
+        delays = f", delay up to {int(self.delays.max())}" if len(self.delays) else ""
+        return f"Trace({len(self.delays):,} updates{runs}, {len(self.steps)} records; {', '.join(last)}{delays})"
 
     def axis(self, name: str) -> Axis:
         """The axis of that name."""
@@ -246,6 +254,12 @@ def write_csv(path: str | os.PathLike[str], rows: Iterable[dict[str, Any]]) -> P
     return path
 
 
+def _range(values: Tensor) -> str:
+    """One number, or the smallest and the largest of several."""
+    low, high = f"{values.min().item():.4g}", f"{values.max().item():.4g}"
+    return low if low == high else f"{low} to {high}"
+
+
 def describe(part: object) -> Any:
     """A rule, learner, set or delay model as plain JSON values: its class and its fields.
 
@@ -265,4 +279,6 @@ def describe(part: object) -> Any:
         return [describe(item) for item in part]
     if part is None or isinstance(part, bool | int | float | str):
         return part
+    if isinstance(part, FunctionType):
+        return f"function {part.__qualname__}"  # its repr has its address in memory
     return repr(part)

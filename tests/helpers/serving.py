@@ -6,6 +6,7 @@ The problems are in a module of their own, so that worker processes can import t
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -125,10 +126,26 @@ def _is_first(marker: Path) -> bool:
 
 
 class Stillborn(Quadratic):
-    """Kills every process that moves it to its device, as each worker does first."""
+    """Kills every worker process that moves it to its device, as each does first."""
 
     def to(self, device: torch.device | str) -> Stillborn:
-        os._exit(7)
+        if multiprocessing.parent_process() is not None:
+            os._exit(7)
+        return self
+
+
+class SlowToEvaluate(Quadratic):
+    """Its loss takes a while: so many seconds, and everywhere but at the start as long as ``hold`` exists."""
+
+    def __init__(self, seconds: float = 0.01, hold: Path | None = None) -> None:
+        super().__init__()
+        self.seconds, self.hold = seconds, hold
+
+    def loss(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        while self.hold is not None and self.hold.exists() and not torch.equal(x, self.start()):
+            time.sleep(0.01)
+        return super().loss(x)
 
 
 def audit(trace: Trace) -> None:

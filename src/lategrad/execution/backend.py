@@ -11,9 +11,9 @@ import torch
 
 from lategrad.execution.compiled import Compiled, compiled_run
 from lategrad.execution.eager import Run, eager_run
-from lategrad.execution.torch_private import missing_compiler
 from lategrad.execution.unsupported import UnsupportedError
 from lategrad.rules.rule import AnyRule
+from lategrad.support.torch_private import missing_compiler
 
 BACKENDS = ("eager", "compile", "loops")
 """Operation by operation; ``torch.compile``; C loops."""

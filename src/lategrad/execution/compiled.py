@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from lategrad.execution.eager import Run, eager_run
-from lategrad.execution.torch_private import missing_compiler, tracing_error
 from lategrad.execution.unsupported import UnsupportedError
 from lategrad.rules.rule import AnyRule
+from lategrad.support.torch_private import missing_compiler, tracing_error
 
 
 class Compiled:

@@ -34,10 +34,10 @@ from torch import Tensor
 
 from lategrad.execution.c_source import CHUNK, THREADS, emit
 from lategrad.execution.eager import Run
-from lategrad.execution.torch_private import cpu_library, cuda_kernel, missing_compiler
 from lategrad.execution.unsupported import UnsupportedError
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
 from lategrad.support.runs import map_tensors, tensors
+from lategrad.support.torch_private import cpu_library, cuda_kernel, missing_compiler
 from lategrad.support.validation import require
 
 _MOST_KNOWN = 1024  # sets of addresses that are remembered

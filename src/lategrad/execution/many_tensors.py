@@ -21,11 +21,11 @@ from torch import Tensor
 
 from lategrad.execution.backend import Backend
 from lategrad.execution.loops import Loops, Place, checked, update_loops
-from lategrad.execution.torch_private import copy_all
 from lategrad.execution.unsupported import UnsupportedError
 from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
 from lategrad.support.runs import leaf_names, map_tensors, require_state
 from lategrad.support.runs import tensors as leaves_of
+from lategrad.support.torch_private import copy_all
 
 
 class StateBeside(NamedTuple):

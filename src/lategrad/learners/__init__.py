@@ -1,5 +1,6 @@
 r"""Online learners, the paper's :math:`\mathcal{A}`: anything that plays against weighted linear losses."""
 
+from lategrad.domains import take_texts
 from lategrad.learners.adagrad import AdaGrad
 from lategrad.learners.adagrad_norm import AdaGradNorm
 from lategrad.learners.dog import DoG
@@ -24,3 +25,5 @@ __all__ = [
     "OptimisticFTRL",
     "OptimisticOGD",
 ]
+
+take_texts(vars())

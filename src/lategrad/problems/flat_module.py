@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lategrad.problems.sources import Inputs
+from lategrad.support.torch_private import gradients
 
 Value = Callable[[Any, Tensor], Tensor]
 """From a module's output and the targets of a batch to a mean over the batch."""
@@ -31,7 +32,7 @@ class FlatModule:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self._names, self._own = [name for name, _ in named], [p for _, p in named]
+        self._names, self._own = [name for name, _ in named], tuple(p for _, p in named)
         self._sizes = [p.numel() for p in self._own]
         self._dtypes = dtypes = {p.dtype for p in self._own}
         self._narrow = next(iter(dtypes)) if len(dtypes) == 1 and dtypes <= set(_NARROW) else None
@@ -76,7 +77,7 @@ class FlatModule:
         self.write(x)
         with torch.enable_grad():
             value = loss(self.output(inputs), targets)
-            parts = torch.autograd.grad(value, self._own, materialize_grads=True)
+            parts = gradients(value, self._own)
         flat = torch.cat([part.reshape(-1) for part in parts], out=out if self._same_dtype(x) else None)
         if flat.dtype == x.dtype:
             return flat

@@ -104,6 +104,11 @@ class LanguageProblem(ModuleProblem):
         self.minibatches = Minibatches(len(text.train) - context, batch, sampling)
         self.evaluation_rows = max(1, self.evaluation_rows // context)
 
+    def samples_of_shard(self, seed: int, first: int, count: int, shard: int, shards: int) -> Tensor:
+        """The windows that begin in one of so many stretches of the text: neighbours share most of their text."""
+        begin, end = (number * self.minibatches.rows // shards for number in (shard, shard + 1))
+        return self.minibatches.draw_from(range(begin, end), seed, first, count)
+
     def fingerprint(self) -> str:
         """That of the module and of the whole text, not of the evaluated windows alone."""
         contents = hashlib.sha256(self.text.train.numpy().tobytes() + self.text.held_out.numpy().tobytes())

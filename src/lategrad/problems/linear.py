@@ -102,6 +102,10 @@ class LinearModel(ABC):
         """Row numbers, ``(count, batch)``."""
         return self.minibatches.draw(seed, first, count)
 
+    def samples_of_shard(self, seed: int, first: int, count: int, shard: int, shards: int) -> Tensor:
+        """The same from every so many rows only, beginning with row number ``shard``."""
+        return self.minibatches.draw_from(range(shard, self.minibatches.rows, shards), seed, first, count)
+
     def labels(self, samples: Tensor) -> Tensor | None:
         """The classes of those rows."""
         return None if self.classes is None else self.y_train[samples]

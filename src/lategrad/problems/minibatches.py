@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,3 +65,12 @@ class Minibatches:
         epochs = range(begin // self.rows, -(-end // self.rows))
         order = torch.cat([torch.randperm(self.rows, generator=seeded(seed, Stream.EPOCHS, e)) for e in epochs])
         return order[begin - epochs.start * self.rows :][: end - begin].reshape(count, self.batch)
+
+    def draw_from(self, rows: range, seed: int, first: int, count: int) -> Tensor:
+        """The same with only these rows as the data set.
+
+        >>> Minibatches(rows=9, batch=2, sampling="epochs").draw_from(range(1, 9, 3), seed=0, first=0, count=3).unique()
+        tensor([1, 4, 7])
+        """
+        require("data_shards", "a shard without rows", len(rows) > 0, f"at most {self.rows}, the rows of the data set")
+        return rows.start + rows.step * replace(self, rows=len(rows)).draw(seed, first, count)

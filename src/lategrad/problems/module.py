@@ -50,7 +50,7 @@ class ModuleProblem:
         data: a data set of :func:`lategrad.problems.load`; a ``torch.utils.data.Dataset`` or any other sequence of
             rows, each a pair (input, target) or a dict; :class:`~lategrad.problems.NpyRows`, for files that stay on
             disk; or a function from a seed to an iterable of batches, such as a ``DataLoader``. Every worker draws
-            from all rows, by a stream of its own.
+            from all rows (or from a shard of them, ``lg.train(data_shards=...)``), by a stream of its own.
         loss: from (module output, targets) to the mean loss of the batch; by default cross-entropy for
             classes, which are scored along the last dimension of the output (targets may have any shape), and half
             the mean squared error otherwise.
@@ -112,6 +112,8 @@ class ModuleProblem:
         require("module", module, self.dim > 0, "a module with parameters to train")
 
         self.data, self.parts = data, parts_of(data, test, validation, evaluate, columns)
+        require("metrics", list(self.metrics), self.parts.held_out is not None or not self.metrics,
+                "None without held-out data, on which they are taken: give test= or validation=")  # fmt: skip
         self.evaluate, self.evaluate_held_out = evaluate, evaluate_held_out
         self.minibatches = Minibatches(len(self.parts.judged), batch, sampling)
         self.micro_batch = micro_batch
@@ -155,6 +157,13 @@ class ModuleProblem:
         if isinstance(self.parts.train, Batches):
             return torch.stack([torch.full((count,), seed), torch.arange(first, first + count)], dim=-1)
         return self.minibatches.draw(seed, first, count)
+
+    def samples_of_shard(self, seed: int, first: int, count: int, shard: int, shards: int) -> Tensor:
+        """The same from every so many rows only, beginning with row number ``shard``."""
+        if isinstance(self.parts.train, Batches):
+            raise ValueError(f"data_shards must be None, got {shards}: a stream of batches has no rows to share out; "
+                             "every worker has a seed of its own")  # fmt: skip
+        return self.minibatches.draw_from(range(shard, self.minibatches.rows, shards), seed, first, count)
 
     def labels(self, samples: Tensor) -> Tensor | None:
         """The classes of those rows, where the data set has them in memory."""
@@ -285,7 +294,7 @@ class ModuleProblem:
         def one_by_one() -> dict[str, Tensor]:
             def of_chunk(inputs: Inputs, targets: Tensor, wanted: Mapping[str, Value]) -> dict[str, Tensor]:
                 output = self.evaluated.output(inputs)
-                return {name: torch.as_tensor(value(output, targets)) for name, value in wanted.items()}
+                return {name: _number(name, value(output, targets)) for name, value in wanted.items()}
 
             by_run = []
             for vector in vectors:
@@ -367,6 +376,15 @@ def _checked_metrics(metrics: Mapping[str, Value] | None) -> dict[str, Value]:
     return given
 
 
+def _number(name: str, value: Any) -> Tensor:
+    """What a loss or a metric is on a batch: one number."""
+    number = torch.as_tensor(value)
+    if number.numel() != 1:
+        raise ValueError(f"{name.removeprefix('test_')} must return one number, the mean over the batch, got a tensor "
+                         f"of shape {tuple(number.shape)}")  # fmt: skip
+    return number
+
+
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     if output.dim() > 2:
         output, target = output.reshape(-1, output.shape[-1]), target.reshape(-1)
@@ -374,7 +392,12 @@ def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _half_mse(output: Tensor, target: Tensor) -> Tensor:
-    return 0.5 * (output.squeeze(-1) - target).square().mean()
+    if output.shape != target.shape:
+        output = output.squeeze(-1)
+        if output.shape != target.shape:  # torch would make a table of all differences
+            raise ValueError(f"the module's output must have the shape of a batch's targets, {tuple(target.shape)}, or "
+                             f"one dimension of size 1 more, got {tuple(output.shape)}; or give loss=")  # fmt: skip
+    return 0.5 * (output - target).square().mean()
 
 
 def _accuracy(output: Tensor, target: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ rows of a minibatch, or a noise vector. Samples are drawn apart from the gradien
 is cut, on any device. So the simulator, a worker process and a replay can all agree on them.
 
 A problem may have more: ``test_loss(x)``, the loss on held-out data, which is recorded; ``measure(x)``, all that is
-recorded in one call; ``blocks``, where each tensor of a model lies in the vector, for the rules that look at shapes;
-and ``on_device``, False if a gradient needs more than its device (data that is fetched), so that a GPU cannot repeat
-it by itself.
+recorded in one call; ``samples_of_shard(seed, first, count, shard, shards)``, samples from a part of the data, for
+workers that do not share it; ``blocks``, where each tensor of a model lies in the vector, for the rules that look at
+shapes; and ``on_device``, False if a gradient needs more than its device (data that is fetched), so that a GPU cannot
+repeat it by itself.
 """
 
 from __future__ import annotations

@@ -301,12 +301,28 @@ def pair(batch: Any, columns: Columns | None) -> tuple[Inputs, Tensor]:
         wanted = [names] if isinstance(names, str) else list(names)
         missing = [name for name in [*wanted, target] if name not in batch]
         require("columns", columns, not missing, f"among those of the rows, {found}")
-        inputs = batch[names] if isinstance(names, str) else {name: torch.as_tensor(batch[name]) for name in wanted}
-        return (inputs if isinstance(inputs, dict) else torch.as_tensor(inputs)), torch.as_tensor(batch[target])
+        inputs = batch[names] if isinstance(names, str) else {name: _as_tensor(batch[name]) for name in wanted}
+        return (inputs if isinstance(inputs, dict) else _as_tensor(inputs)), _as_tensor(batch[target])
     require("columns", columns, columns is None, "None where rows are pairs")
-    is_pair = isinstance(batch, Sequence) and len(batch) == 2
-    require("data", type(batch).__name__, is_pair, "rows that are pairs (input, target), or dicts")
-    return torch.as_tensor(batch[0]), torch.as_tensor(batch[1])
+    several = isinstance(batch, Sequence) and not isinstance(batch, str)
+    found = f"rows of {len(batch)} parts" if several else f"rows of type {type(batch).__name__}"
+    valid = (
+        "rows that are pairs (input, target), or dicts; of two tensors torch.utils.data.TensorDataset(x, y) makes pairs"
+    )
+    require("data", found, several and len(batch) == 2, valid)
+    return _as_tensor(batch[0]), _as_tensor(batch[1])
+
+
+def _as_tensor(values: Any) -> Tensor:
+    """One tensor for a batch; rows that are lists of numbers come as a tensor for each place in them."""
+    if not isinstance(values, list | tuple):
+        return torch.as_tensor(values)
+    parts = [_as_tensor(part) if isinstance(part, list | tuple) else part for part in values]
+    numbers = all(isinstance(part, Tensor) and part.dim() == 1 for part in parts)
+    require("data", f"inputs of {len(parts)} parts", numbers, "rows with one input; several inputs are given by name: "
+            "rows that are dicts, and columns=((first, second), target)")  # fmt: skip
+    stacked = torch.stack(parts, dim=-1)
+    return stacked.to(torch.get_default_dtype()) if stacked.is_floating_point() else stacked
 
 
 def as_source(name: str, data: Any, columns: Columns | None) -> Source | Batches:

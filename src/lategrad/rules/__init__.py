@@ -1,5 +1,6 @@
 """Server rules: what to do with a gradient that was computed somewhere else, some time ago."""
 
+from lategrad.domains import take_texts
 from lategrad.rules import rivals
 from lategrad.rules.anytime import Anytime
 from lategrad.rules.blocks import Block, Blocks
@@ -46,3 +47,5 @@ __all__ = [
     "rivals",
     "weigh_ticket",
 ]
+
+take_texts(vars())

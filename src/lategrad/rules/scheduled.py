@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,10 +14,16 @@ from torch import Tensor
 from lategrad.rules.blocks import Blocks, fill_in
 from lategrad.rules.rule import AnyRule, Delay, apply_update
 from lategrad.sets import ConvexSet
+from lategrad.support.options import Option, as_text, parse_options
 from lategrad.support.runs import per_run
 from lategrad.support.validation import require, require_choice
 
 _SHAPES = ("constant", "linear", "cosine")
+_OPTIONS = {option.name: option for option in (Option("warmup", (int,), 0), Option("floor", (float,), 0.0),
+                                               Option("total", (int,)))}  # fmt: skip
+
+Share = Callable[[Tensor], Tensor]
+"""From t, a tensor, to a share of the step, a tensor of the same shape."""
 
 
 class ScheduledState(NamedTuple):
@@ -39,7 +46,8 @@ class Scheduled:
     Args:
         rule: any server rule with an ``lr``.
         warmup: updates of the warm-up.
-        shape: of the decay, "constant" (none), "linear" or "cosine".
+        shape: of the decay, "constant" (none), "linear" or "cosine"; or a function from t to :math:`s_t`, both tensors,
+            instead of the decay. It must not branch on its values (``torch.where`` instead).
         total: the update at which the decay ends.
         floor: what is left of the step then, in [0, 1].
 
@@ -56,17 +64,20 @@ class Scheduled:
 
     rule: AnyRule[Any]
     warmup: int = 0
-    shape: str = "constant"
+    shape: str | Share = "constant"
     total: int | None = None
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        require_choice("shape", self.shape, _SHAPES)
+        if isinstance(self.shape, str):
+            require_choice("shape", self.shape, _SHAPES)
+        else:
+            _require_share(self.shape)
         require("warmup", self.warmup, isinstance(self.warmup, int) and self.warmup >= 0, "an integer >= 0")
-        require("rule", type(self.rule).__name__, _owner_of_lr(self.rule) is not None, "a rule with an lr")
+        require("rule", type(self.rule).__name__, has_step(self.rule), "a rule with an lr")
         number = isinstance(self.floor, int | float)
         require("floor", self.floor, number and 0 <= self.floor <= 1, "a number in [0, 1]")
-        if self.shape == "constant":
+        if self.shape not in ("linear", "cosine"):
             require("total", self.total, self.total is None, "None unless the step decays")
         else:
             valid = isinstance(self.total, int) and self.total > self.warmup
@@ -94,6 +105,8 @@ class Scheduled:
     def share(self, t: Tensor) -> Tensor:
         """:math:`s_t`."""
         share = torch.clamp(t / self.warmup, max=1.0) if self.warmup else torch.ones_like(t)
+        if not isinstance(self.shape, str):
+            return share * self.shape(t)
         if self.total is None:
             return share
         way = torch.clamp((t - self.warmup) / (self.total - self.warmup), 0.0, 1.0)
@@ -118,6 +131,59 @@ class Scheduled:
     def output(self, state: ScheduledState) -> Tensor:
         """That of the rule."""
         return self.rule.output(state.rule)
+
+
+def _require_share(function: Any) -> None:
+    """Require a function that maps tensors to tensors, whatever is in them."""
+    valid = "'constant', 'linear', 'cosine' or a function from t, a tensor, to a tensor of its shape"
+    require("schedule", function, callable(function), valid)
+    t = torch.tensor([[1.0], [1000.0]], dtype=torch.float64)
+    try:
+        share = function(t)
+    except (TypeError, ValueError, RuntimeError) as error:  # as tensors raise where a number is needed
+        raise ValueError(f"schedule must be a function of t, a tensor, with torch's functions and without branches "
+                         f"(torch.where instead); {function!r} raised {error}") from error  # fmt: skip
+    same = isinstance(share, Tensor) and share.shape == t.shape
+    require("what schedule returns", share, same, "a tensor of the shape of t, which is a tensor")
+
+
+def complete_schedule(text: str, steps: int) -> str:
+    """A schedule as text, with the update at which it ends: the last one, if it does not say.
+
+    >>> complete_schedule("cosine:warmup=100", 20_000)
+    'cosine:warmup=100,total=20000'
+    >>> complete_schedule("constant:warmup=100", 20_000)
+    'constant:warmup=100'
+    """
+    shape, given = _parsed(text)
+    if shape != "constant":
+        given.setdefault("total", steps)
+    options = ",".join(f"{name}={as_text(value)}" for name, value in given.items())
+    return f"{shape}:{options}" if options else shape
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    shape, _, options = text.partition(":")
+    require_choice("schedule", shape, _SHAPES)
+    return shape, {name: value for name, (value,) in parse_options(options, _OPTIONS, f"schedule {shape!r}").items()}
+
+
+def with_schedule(rule: AnyRule[Any], schedule: str | Share | None) -> AnyRule[Any]:
+    """A rule with a complete schedule as text, or with a function; the rule itself where there is none.
+
+    >>> import lategrad as lg
+    >>> with_schedule(lg.SGD(lr=0.1), "linear:warmup=10,total=500").total
+    500
+    """
+    if schedule is None:
+        return rule
+    shape, options = _parsed(schedule) if isinstance(schedule, str) else (schedule, {})
+    return Scheduled(rule, shape=shape, **options)
+
+
+def has_step(rule: Any) -> bool:
+    """Whether a rule has an lr, of its own or of its learner's, that a schedule can multiply."""
+    return _owner_of_lr(rule) is not None
 
 
 def _owner_of_lr(rule: Any) -> str | None:

@@ -2,7 +2,8 @@
 
 The description is written last, renamed into place, and holds checksums of itself and of the tensors: a
 checkpoint is there as a whole or not at all, and a damaged one is noticed. In ``tensors``, ``output`` is the
-vector to evaluate and ship; ``state.N`` are the rule's own and of no use without it.
+vector to evaluate and ship; ``state.N`` are the rule's own and of no use without it, and ``record.V``
+is the output after V updates, where its evaluation was not ready.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Watching a run: a line on the terminal, files of numbers, and TensorBoard."""
+"""Watching a run: a line on the terminal, files of numbers, TensorBoard and W&B."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
+import secrets
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +22,6 @@ from torch import Tensor
 
 from lategrad.serve.telemetry import Telemetry
 
-LOGS = ("tensorboard",)
 _LINE_EVERY = 30.0  # seconds between two lines off a terminal
 _LOGGED = ("step", "seconds", "updates_per_second", "record", "loss", "accuracy", "test_loss", "delay_mean",
            "delay_p95", "delay_max", "refused", "workers")  # fmt: skip
@@ -114,6 +116,18 @@ class LogFiles:
         """Every row is on its way to the disk already."""
 
 
+def _scalars(telemetry: Telemetry, alive: int) -> dict[str, float]:
+    """What TensorBoard and W&B draw over the updates."""
+    t = telemetry
+    scalars = {
+        "loss": t.loss, "accuracy": t.accuracy, "test_loss": t.test_loss, **t.metrics,
+        "updates per second": t.updates_per_second,
+        "delay/mean": t.delay_mean, "delay/p95": t.delay_p95, "delay/max": t.delay_max,
+        "workers/alive": alive, "workers/refused gradients": t.refused,
+    }  # fmt: skip
+    return {name: value for name, value in scalars.items() if value is not None}
+
+
 class TensorBoard:
     """Scalars and histograms of delays in a folder that ``tensorboard --logdir`` shows."""
 
@@ -122,30 +136,62 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ValueError("log='tensorboard' needs a package more: pip install 'lategrad[tensorboard]'") from None
-        self._writer: Any = SummaryWriter(str(folder))
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
     def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
         """One point of each scalar, at the number of updates."""
-        step = telemetry.version
-        scalars: dict[str, float | None] = {
-            "loss": telemetry.loss,
-            "accuracy": telemetry.accuracy,
-            "updates per second": telemetry.updates_per_second,
-            "delay/mean": telemetry.delay_mean,
-            "delay/p95": telemetry.delay_p95,
-            "delay/max": telemetry.delay_max,
-            "workers/alive": alive,
-            "workers/refused gradients": telemetry.refused,
-        }
-        for name, value in scalars.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, step)
+        for name, value in _scalars(telemetry, alive).items():
+            self._writer.add_scalar(name, value, telemetry.version)
         if len(delays):
-            self._writer.add_histogram("delay", delays, step)
+            self._writer.add_histogram("delay", delays, telemetry.version)
 
     def close(self) -> None:
         """Write out what is buffered."""
         self._writer.close()
+
+
+class WandB:
+    """The same as a run of Weights & Biases, offline unless ``WANDB_MODE`` says otherwise.
+
+    A resumed run goes on under the same id, which is kept in the folder: ``wandb sync`` joins the parts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError("log='wandb' needs a package more: pip install 'lategrad[wandb]'") from None
+        kept = folder / "wandb-id"
+        if not kept.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            kept.write_text(secrets.token_hex(4))
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "lategrad"), name=folder.resolve().name, id=kept.read_text(),
+            resume="allow", dir=folder, mode=os.environ.get("WANDB_MODE", "offline"),
+            settings=wandb.Settings(silent=True, console="off"),
+        )  # fmt: skip
+        self._histogram = wandb.Histogram
+        self._last = -1
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """One point of each scalar, at the number of updates; W&B takes one for each number."""
+        if telemetry.version == self._last:
+            return
+        self._last = telemetry.version
+        seen = {"delays": self._histogram(delays.tolist())} if len(delays) else {}
+        self._run.log({**_scalars(telemetry, alive), **seen}, step=telemetry.version)
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._run.finish()
+
+
+LOGS: dict[str, Callable[[Path], Monitor]] = {"tensorboard": TensorBoard, "wandb": WandB}
+
+
+def logs_of(text: str | None) -> list[str]:
+    """The names in ``tensorboard,wandb``."""
+    return [] if text is None else text.split(",")
 
 
 class Monitors(AbstractContextManager["Monitors"]):
@@ -157,10 +203,10 @@ class Monitors(AbstractContextManager["Monitors"]):
         self._all: list[Monitor] = []
         if folder is not None:
             self._all.append(LogFiles(folder))
-        if log is not None:
+        for name in logs_of(log):
             if folder is None:
                 raise ValueError(f"log={log!r} needs a folder to write to: give out=...")
-            self._all.append(TensorBoard(folder / "tensorboard"))
+            self._all.append(LOGS[name](folder))
         if progress:
             self._all.append(Terminal(steps))
         elif lines:

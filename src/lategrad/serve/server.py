@@ -18,9 +18,11 @@ checkpoint.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +45,9 @@ from lategrad.staleness import StalenessGate
 from lategrad.support.runs import map_tensors, tensors
 from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
+
+_TO_EVALUATE = "record."
+"""Before the version in the name of a tensor of a checkpoint: an output whose record was not ready."""
 
 
 class _Issued(NamedTuple):
@@ -101,8 +106,8 @@ class Server:
         }  # fmt: skip
 
         self.log = UpdateLog()
-        evaluated = problem if device.type == "cpu" else problem.to(device)
-        self.records = Records(evaluated, settings.record_every or max(1, self.steps // 10))
+        # A copy of its own: a thread may evaluate while the user's callback does.
+        self.records = Records(problem.to(device), settings.record_every or max(1, self.steps // 10))
         self.refusals: Counter[str] = Counter()
         self.gate = None if settings.max_delay is None else StalenessGate(settings.max_delay)
         self._clip = settings.clip
@@ -200,6 +205,7 @@ class Server:
                 if not self._query_in_place:
                     query = self._room_for_query(out).copy_(query)
         self._refused_in_a_row.pop(worker, None)
+        self.records.collect()
         if self.done or self.records.is_due(self.version):
             self._record()
         return None if self.done else self._enter(worker, query)
@@ -221,7 +227,7 @@ class Server:
 
     def _record(self) -> None:
         if self.is_sound():
-            self.records.take(self.version, self.output())
+            self.records.note(self.version, self.output())
 
     def is_sound(self) -> bool:
         """Whether the state is finite; if not, it is to be given up (:meth:`go_back`)."""
@@ -278,9 +284,13 @@ class Server:
         refused = sum(self.refusals.values())
         return measure(self.log, self.records, steps=self.steps, seconds=self.seconds, refused=refused)
 
-    def trace(self) -> Trace:
-        """What has happened so far, with a record of the present moment."""
+    def trace(self, patience: float = math.inf) -> Trace:
+        """What has happened so far, with a record of the present moment; evaluations have so many seconds."""
         self._record()
+        if missing := self.records.drain(patience):
+            steps = " and ".join(map(str, missing))
+            warnings.warn(f"the trace has no record after {steps} updates: their evaluation takes longer than "
+                          f"{patience:g} s; resuming from the checkpoint makes up for it", stacklevel=2)  # fmt: skip
         return Trace(
             **self.records.tensors(),
             delays=self.log.column("delay"),
@@ -296,7 +306,11 @@ class Server:
         """All that is needed to go on, as a copy; of the log what is new after ``logged`` updates."""
         if not self.whole:
             raise RuntimeError(f"no checkpoint: update {self.version + 1} was broken off half-way")
-        leaves = {"output": self.output(), **{f"state.{i}": leaf for i, leaf in enumerate(tensors(self.state))}}
+        leaves = {
+            "output": self.output(),
+            **{f"state.{i}": leaf for i, leaf in enumerate(tensors(self.state))},
+            **{f"{_TO_EVALUATE}{version}": output for version, output in self.records.waiting().items()},
+        }
         description = {
             "config": {**self.config, "replaced": dict(self.config["replaced"])},
             "records": self.records.saved(),
@@ -329,13 +343,16 @@ class Server:
         made = checkpoint.version
         require("steps", self.steps, self.steps >= made, f">= {made}, the updates made already")
         mine = tensors(self.state)
-        saved_leaves = [checkpoint.tensors[f"state.{i}"] for i in range(len(checkpoint.tensors) - 1)]
+        saved_leaves = [checkpoint.tensors[name] for name in _numbered("state.", checkpoint.tensors).values()]
         forms = [[(leaf.shape, leaf.dtype) for leaf in leaves] for leaves in (mine, saved_leaves)]
         require("the form of the checkpoint's state", forms[1], forms[0] == forms[1], f"that of the rule's, {forms[0]}")
         for leaf, saved_leaf in zip(mine, saved_leaves, strict=True):
             leaf.copy_(saved_leaf)
         self.log = UpdateLog(checkpoint.rows)
-        self.records.restore(saved["records"])
+        waiting = _numbered(_TO_EVALUATE, checkpoint.tensors)
+        self.records.restore(
+            saved["records"], {version: checkpoint.tensors[name].to(self.device) for version, name in waiting.items()}
+        )
         self.refusals = Counter(saved["refusals"])
         if self.gate is not None:
             for worker, counts in saved["gate"].items():
@@ -346,3 +363,9 @@ class Server:
         self._next_sequence = Counter({int(worker): k for worker, k in saved["next_sequence"].items()})
         self._issued.clear()
         self._begin = time.monotonic() - saved["seconds"]
+
+
+def _numbered(prefix: str, names: Iterable[str]) -> dict[int, str]:
+    """The names that are a prefix and a number, by their numbers, in order."""
+    found = {int(name.removeprefix(prefix)): name for name in names if name.startswith(prefix)}
+    return dict(sorted(found.items()))

@@ -12,9 +12,10 @@ from typing import Any
 
 from lategrad.delays import Law
 from lategrad.delays.specs import parse
-from lategrad.serve.monitor import LOGS
+from lategrad.rules.scheduled import Share, complete_schedule
+from lategrad.serve.monitor import LOGS, logs_of
 from lategrad.serve.watch import OnRecord
-from lategrad.serve.worker import Slowness
+from lategrad.serve.worker import Slowness, Streams
 from lategrad.support.validation import require, require_choice, require_device, require_number
 
 ENGINES = ("processes", "threads", "ray")
@@ -23,6 +24,12 @@ MOST_WORKERS = 1000
 """A number beyond is a slip of the pen."""
 _NOT_SAVED = ("out", "progress", "on_record")
 """Options of a call, not of the run: a run that is resumed elsewhere has others."""
+
+KEPT = ("seed", "data_shards", "out")
+"""Options that stay as they were when a run is resumed: the samples follow from them, or they say which run it is."""
+
+FUNCTION = "function "
+"""Before the name of a function, in what is saved of a schedule that is one."""
 
 Slow = str | dict[int, str] | None
 
@@ -57,6 +64,10 @@ class Settings:
         "for this run.", None,
     )  # fmt: skip
     seed: int = _option("of the workers' streams of samples; each worker has its own.", 0)
+    data_shards: int | None = _option(
+        "cut the rows of the data into so many parts; worker w draws from part w modulo so many alone. By default each "
+        "worker draws from all rows, so that none are missed while a worker is away.", None,
+    )  # fmt: skip
     device: str = _option("where gradients are computed: cpu or cuda.", "cpu")
     server_device: str = _option(
         "where the server keeps its state and makes its updates: cpu or cuda. Vectors are copied where it is not the "
@@ -86,6 +97,11 @@ class Settings:
         "warning names workers whose share of the updates nearly vanishes, trace.config['too_late'] says how many were "
         "dropped of each. By default all are applied, which our rules are made for.", None,
     )  # fmt: skip
+    schedule: str | Share | None = _option(
+        "how the rule's step (its lr, or its learner's) goes over the server's updates: constant, linear or cosine, "
+        "and options such as cosine:warmup=100,floor=0.1 (and total=, where it ends before the last update); in Python "
+        "also a function from t, a tensor, to the share of the step.", None, command_line=str,
+    )  # fmt: skip
     clip: float | None = _option(
         "gradients that are longer than this are shortened to this norm; by default none is.", None,
     )  # fmt: skip
@@ -112,15 +128,19 @@ class Settings:
     keep: int = _option("checkpoints to keep.", 2)
     monitor: str | None = _option(
         "what says which record is best: loss, test_loss, accuracy or a metric's name, with + before it where more is "
-        "better (of accuracy that is known). The best output so far is kept in OUT/best.safetensors. Not on Ray.", None,
+        "better (of accuracy that is known). The best output so far is kept in OUT/best.safetensors.", None,
     )  # fmt: skip
     patience: int | None = _option("records without a better one after which the run ends early; needs monitor.",
                                    None)  # fmt: skip
     on_record: OnRecord | None = _option(
-        "called at every record with the telemetry and a copy of the output; the run ends if it returns 'stop'. In "
-        "Python only, and not on Ray.", None,
+        "called for every record with the telemetry and a copy of the output that was recorded (after telemetry.record "
+        "updates; more may have been made since); the run ends if it returns 'stop'. In Python only.", None,
     )  # fmt: skip
-    log: str | None = _option("'tensorboard' writes scalars and histograms of delays to OUT/tensorboard.", None)
+    log: str | None = _option(
+        "tensorboard writes scalars and histograms of delays to OUT/tensorboard; wandb makes a run of Weights & Biases "
+        "in OUT/wandb, offline unless WANDB_MODE says otherwise (`wandb sync` uploads it); tensorboard,wandb for both.",
+        None,
+    )  # fmt: skip
     progress: bool | None = _option(
         "show a progress bar; by default on a terminal, and a line every half a minute where there is none.", None,
     )  # fmt: skip
@@ -133,7 +153,7 @@ class Settings:
         for name in ("steps", "keep", "threads"):
             value = getattr(self, name)
             require(name, value, _is_count(value), "an integer >= 1")
-        for name in ("record_every", "checkpoint_every", "max_refusals", "patience"):
+        for name in ("record_every", "checkpoint_every", "max_refusals", "patience", "data_shards"):
             value = getattr(self, name)
             require(name, value, value is None or _is_count(value), "an integer >= 1, or None")
         require_choice("engine", self.engine, ENGINES)
@@ -141,6 +161,9 @@ class Settings:
         on_ray = self.engine == "ray"
         require("workers", self.workers, on_ray or low == high, "a number: only engine='ray' takes a range")
         require("address", self.address, on_ray or self.address is None, "None, unless engine='ray'")
+        if self.data_shards is not None and self.data_shards > high:
+            more = f"data_shards={self.data_shards} is more than the {high} workers"
+            warnings.warn(f"{more}: some rows are drawn by nobody", stacklevel=3)
         valid_ahead = isinstance(self.ahead, int) and 0 <= self.ahead <= (0 if on_ray else _MOST_AHEAD)
         require("ahead", self.ahead, valid_ahead, "0 with engine='ray'" if on_ray else f"in 0..{_MOST_AHEAD}")
         valid_delay = self.max_delay is None or (isinstance(self.max_delay, int) and self.max_delay >= 0)
@@ -151,9 +174,6 @@ class Settings:
         require_device("server_device", self.server_device)
         if not on_ray:  # the driver need not have the GPUs of its workers
             require_device("device", self.device)
-        for name in ("monitor", "on_record"):
-            value = getattr(self, name)
-            require(name, value, not on_ray or value is None, "None with engine='ray'")
         require("monitor", self.monitor, self.monitor is not None or self.patience is None,
                 "given with patience: what is to get better")  # fmt: skip
         called = self.on_record is None or callable(self.on_record)
@@ -162,8 +182,12 @@ class Settings:
         for name in ("clip", "stall", "max_norm_ratio"):
             if (value := getattr(self, name)) is not None:
                 require_number(name, value, low=1 if name == "max_norm_ratio" else 0, strict=True)
-        if self.log is not None:
-            require_choice("log", self.log, LOGS)
+        if isinstance(self.schedule, str):  # a run that goes on longer keeps its schedule
+            known = not self.schedule.startswith(FUNCTION)
+            require("schedule", self.schedule, known, "given again, as the function that it was")
+            object.__setattr__(self, "schedule", complete_schedule(self.schedule, self.steps))
+        for log in logs_of(self.log):
+            require_choice("log", log, tuple(LOGS))
         try:
             json.dumps(self.notes)
         except TypeError as error:
@@ -188,6 +212,16 @@ class Settings:
         require("workers", self.workers, is_range and not isinstance(self.workers, bool), valid)
         return low_high[0], low_high[-1]
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether something is done at every record."""
+        return (self.on_record, self.monitor) != (None, None)
+
+    @property
+    def streams(self) -> Streams:
+        """What samples each worker draws."""
+        return Streams(self.seed, self.data_shards)
+
     def slowness(self) -> Slowness:
         """The pauses that ``slow`` describes."""
         if self.slow is None or isinstance(self.slow, str):
@@ -196,7 +230,10 @@ class Settings:
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint and a trace say of them."""
-        return {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self) if one.name not in _NOT_SAVED}
+        saved = {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self) if one.name not in _NOT_SAVED}
+        if callable(self.schedule):
+            saved["schedule"] = f"{FUNCTION}{getattr(self.schedule, '__qualname__', type(self.schedule).__qualname__)}"
+        return saved
 
 
 def options() -> list[Field[Any]]:

@@ -106,7 +106,9 @@ class Supervisor:
         self._numbers = max(self._numbers, wanted)
         usable = [worker for worker in range(self._numbers) if worker not in report.dropped][:wanted]
         if not usable:
-            raise TrainingError(f"all workers were dropped; the last refusal: {report.last_refusal}")
+            diverged = "not finite" in str(report.last_refusal)
+            hint = "; if the loss grew before, the steps are too long: a smaller lr, or clip=..." if diverged else ""
+            raise TrainingError(f"all workers were dropped; the last refusal: {report.last_refusal}{hint}")
         serving = {member.worker for member in self._members.values() if not member.leaving}
         for worker in usable:
             if worker not in serving and now >= self._not_before.get(worker, 0.0):

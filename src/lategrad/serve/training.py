@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from lategrad.problems.problem import Problem, as_problem
 from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
+from lategrad.rules.scheduled import with_schedule
 from lategrad.serve.archive import Archive, locked
 from lategrad.serve.checkpoint import Checkpoint, checkpoint_paths
 from lategrad.serve.control import ControlFile, listen_to_signals
@@ -24,10 +25,10 @@ from lategrad.serve.desk import Location
 from lategrad.serve.engines.engine import Engine, TrainingError
 from lategrad.serve.engines.local import LocalEngine
 from lategrad.serve.monitor import Monitors
-from lategrad.serve.settings import Settings, documentation, options
+from lategrad.serve.settings import KEPT, Settings, documentation, options
 from lategrad.serve.supervisor import Supervisor
 from lategrad.serve.watch import Watch
-from lategrad.support.validation import require
+from lategrad.support.validation import did_you_mean, require
 from lategrad.trace import Trace
 
 __all__ = ["Training", "TrainingError", "resume", "train"]
@@ -55,11 +56,22 @@ def train(problem: Problem, rule: AnyRule[Any] | str, **settings: Any) -> Trace:
     >>> trace.complete, bool(trace.loss[-1] < trace.loss[0] / 10)
     (True, True)
     """
-    chosen = Settings(**settings)
+    chosen = _settings(settings)
     with locked(chosen.folder):
         if chosen.folder is not None and checkpoint_paths(chosen.folder):
             raise ValueError(f"{str(chosen.folder)!r} holds a run already: resume it, or choose another folder")
         return Training(as_problem(problem), as_rule(rule), chosen).run()
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    """The settings of a call; a name that is none, or one that is missing, gets a sentence."""
+    names = [option.name for option in options()]
+    for name in given:
+        if name not in names:
+            raise TypeError(f"train has no option {name!r}{did_you_mean(name, names)}; help(lategrad.train) lists them")
+    if "steps" not in given:
+        raise TypeError("train needs steps=..., the updates to make in all: there is no default")
+    return Settings(**given)
 
 
 def _show_settings() -> None:
@@ -84,9 +96,9 @@ def resume(out: str | Path, problem: Problem, rule: AnyRule[Any] | str, **change
         problem: the same problem; another one is refused.
         rule: the same rule; another one is refused.
         changes: arguments of :func:`train` that shall be others from now on, such as ``steps`` or ``workers``;
-            the seed stays, as the samples follow from it.
+            the seed and the shards of the data stay, as the samples follow from them.
     """
-    changeable = sorted({option.name for option in options()} - {"seed", "out"})
+    changeable = sorted({option.name for option in options()} - set(KEPT))
     unknown = sorted(set(changes) - set(changeable))
     require("changes", unknown, not unknown, f"among {', '.join(changeable)}")
     return resume_from(Path(out), lambda _: (as_problem(problem), as_rule(rule)), changes)
@@ -126,13 +138,15 @@ class Training:
         archive: Archive | None = None,
     ) -> None:
         self.settings, self._checkpoint = settings, checkpoint
+        if settings.data_shards is not None:  # what cannot be shared out is refused here, not by every worker
+            settings.streams.draw(problem, settings.data_shards - 1, 0, 1)
         self.stopping: str | None = None
         self._save_soon = False
         self._control_file = ControlFile(settings.folder)
         if settings.folder is not None:
             archive = archive or Archive(settings.folder)
             archive.schedule.every, archive.keep = settings.checkpoint_every, settings.keep
-        self.engine = _make_engine(problem, rule, settings, archive)
+        self.engine = _make_engine(problem, with_schedule(rule, settings.schedule), settings, archive)
         replaced = {} if checkpoint is None else checkpoint.description["config"]["replaced"]
         self.supervisor = Supervisor(self.engine, *settings.worker_range(), settings.deadline, Counter(replaced),
                                      settings.stall)  # fmt: skip
@@ -154,6 +168,7 @@ class Training:
     def stop(self, reason: str = "stopped") -> None:
         """End the run after the present update."""
         self.stopping = reason
+        self.engine.hurry()
 
     def save_soon(self) -> None:
         """Make a checkpoint after the present update; may be called from another thread, or from a signal handler."""
@@ -170,9 +185,10 @@ class Training:
             listen_to_signals(self),
             closing(self.engine),
         ):
+            watch = self._watch()
             self.engine.begin(self._checkpoint)
             self._checkpoint = None  # the server has it
-            self._watch()
+            watch.require_known()
             trace = None
             while trace is None:
                 try:
@@ -180,6 +196,7 @@ class Training:
                 finally:
                     self.engine.save()
                 trace = self.engine.finish(at_once=self.stopping is not None)
+            self._show(monitors)
         trace.config["stopped"] = self.stopping
         if settings.folder is not None:
             try:
@@ -191,20 +208,19 @@ class Training:
             warnings.warn(f"{self.stopping}: the trace ends after {len(trace.delays)} updates", stacklevel=2)
         return trace
 
-    def _watch(self) -> None:
-        """Look at every record from now on, where that is asked for."""
+    def _watch(self) -> Watch:
+        """Look at every record, where that is asked for."""
         chosen = self.settings
-        if (chosen.on_record, chosen.monitor) == (None, None):
-            return
-        assert isinstance(self.engine, LocalEngine)  # the settings allow no other
-        server = self.engine.server
 
         def stop(reason: str) -> None:
-            if self.stopping is None and not server.done:
+            if self.stopping is None and self.engine.version < chosen.steps:
                 self.stop(reason)
 
-        Watch(server.records, server.telemetry, stop, on_record=chosen.on_record, monitor=chosen.monitor,
-              patience=chosen.patience, folder=chosen.folder)  # fmt: skip
+        watch = Watch(self.engine.records, stop, on_record=chosen.on_record, monitor=chosen.monitor,
+                      patience=chosen.patience, folder=chosen.folder)  # fmt: skip
+        if chosen.is_watched:
+            self.engine.watch(watch.look)
+        return watch
 
     def _supervise(self, monitors: Monitors) -> None:
         next_tick = next_show = 0.0
@@ -222,7 +238,6 @@ class Training:
             if now >= next_show:
                 self._show(monitors)
                 next_show = now + _SHOW
-        self._show(monitors)
 
     def _look_after_workers(self, now: float) -> bool:
         """Whether the run is done; otherwise the workers have been looked after."""

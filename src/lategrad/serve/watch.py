@@ -20,6 +20,9 @@ from lategrad.support.validation import require
 OnRecord = Callable[[Telemetry, Tensor], object]
 """Called with how the run is doing and a copy of the output; ends the run by returning ``"stop"``."""
 
+Look = Callable[[Telemetry, Tensor], None]
+"""Called for every record, in the thread of whoever drives the engine."""
+
 BEST_FILE = "best.safetensors"
 """In the run's folder: the tensor ``output`` with the best record so far, and which record that was."""
 
@@ -57,7 +60,6 @@ class Watch:
 
     Args:
         records: of the run.
-        telemetry: how the run is doing.
         stop: ends the run, with a reason.
         on_record: the user's.
         monitor: the number that says which record is best (see :meth:`Monitored.parse`); None for none.
@@ -68,7 +70,6 @@ class Watch:
     def __init__(
         self,
         records: Records,
-        telemetry: Callable[[], Telemetry],
         stop: Callable[[str], None],
         *,
         on_record: OnRecord | None,
@@ -76,19 +77,21 @@ class Watch:
         patience: int | None,
         folder: Path | None,
     ) -> None:
-        self._records, self._telemetry, self._stop = records, telemetry, stop
+        self._records, self._stop = records, stop
         self._on_record, self._patience, self._folder = on_record, patience, folder
         self._monitored = None if monitor is None else Monitored.parse(monitor)
-        if self._monitored is not None:
-            self._monitored.best(records)  # an unknown name is refused before the run begins
-        records.listener = self.look
 
-    def look(self, output: Tensor) -> None:
-        """At the record that was just taken."""
+    def require_known(self) -> None:
+        """Refuse a name that is not among what was recorded of the start."""
+        if self._monitored is not None:
+            self._monitored.best(self._records)
+
+    def look(self, telemetry: Telemetry, output: Tensor) -> None:
+        """At the record that was just taken; the updates may be further on by now."""
         if self._monitored is not None:
             self._judge(self._monitored, output)
         if self._on_record is not None:
-            answer = self._on_record(self._telemetry(), output.detach().cpu().clone())
+            answer = self._on_record(telemetry, output.detach().cpu().clone())
             require("what on_record returns", answer, answer in (None, "stop"), "None or 'stop'")
             if answer == "stop":
                 self._stop("stopped by on_record")

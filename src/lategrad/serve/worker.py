@@ -47,6 +47,30 @@ def stream_seed(seed: int, worker: int) -> int:
 
 
 @dataclass(frozen=True)
+class Streams:
+    """What samples each worker draws: a stream of its own, from all the data or from its shard.
+
+    Args:
+        seed: of the run.
+        shards: parts of the data; worker w draws from part w modulo so many. None for all workers from all the data.
+    """
+
+    seed: int
+    shards: int | None = None
+
+    def draw(self, problem: Problem, worker: int, first: int, count: int) -> Tensor:
+        """Samples number ``first, ...`` of a worker's stream."""
+        stream = stream_seed(self.seed, worker)
+        if self.shards is None:
+            return problem.samples(stream, first, count)
+        if not hasattr(problem, "samples_of_shard"):
+            raise ValueError(f"data_shards must be None, got {self.shards}: {type(problem).__name__} has no "
+                             "samples_of_shard(seed, first, count, shard, shards)")  # fmt: skip
+        drawn: Tensor = problem.samples_of_shard(stream, first, count, worker % self.shards, self.shards)
+        return drawn
+
+
+@dataclass(frozen=True)
 class Slowness:
     """Pauses that make workers late on purpose, in milliseconds before each gradient is handed back.
 
@@ -66,8 +90,8 @@ class Slowness:
 class Oracle:
     """The gradients of one worker: its stream of samples, its problem on its device, its pauses."""
 
-    def __init__(self, problem: Problem, seed: int, slowness: Slowness, device: torch.device) -> None:
-        self.problem, self.seed, self.slowness, self.device = problem.to(device), seed, slowness, device
+    def __init__(self, problem: Problem, streams: Streams, slowness: Slowness, device: torch.device) -> None:
+        self.problem, self.streams, self.slowness, self.device = problem.to(device), streams, slowness, device
         self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
 
     def gradient(self, job: Job, room: Tensor | None = None) -> Tensor:
@@ -89,7 +113,7 @@ class Oracle:
     def _sample(self, worker: int, sequence: int) -> Tensor:
         block = sequence // _BLOCK
         if self._samples[:2] != (worker, block):
-            drawn = self.problem.samples(stream_seed(self.seed, worker), block * _BLOCK, _BLOCK)
+            drawn = self.streams.draw(self.problem, worker, block * _BLOCK, _BLOCK)
             self._samples = (worker, block, drawn)
         position = sequence % _BLOCK
         return self._samples[2][position : position + 1]
@@ -99,7 +123,7 @@ class Oracle:
         law = self.slowness.of(job.worker)
         if law is None:
             return 0.0
-        seed = derived_seed(self.seed, Stream.PAUSES, job.worker, job.sequence)
+        seed = derived_seed(self.streams.seed, Stream.PAUSES, job.worker, job.sequence)
         return float(law.raw(1, seed)[0]) / 1000
 
 

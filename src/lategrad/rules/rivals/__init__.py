@@ -5,6 +5,7 @@ same, so that all can be compared on one problem; the projection is then ours an
 and its docstring says so.
 """
 
+from lategrad.domains import take_texts
 from lategrad.rules.rivals.ada_delay import AdaDelay
 from lategrad.rules.rivals.adamw import AdamW
 from lategrad.rules.rivals.adaptive_revision import AdaptiveRevision
@@ -61,3 +62,5 @@ __all__ = [
     "UniXGrad",
     "WeightPrediction",
 ]
+
+take_texts(vars())

@@ -8,8 +8,13 @@ from torch import Tensor
 
 from lategrad.serve.checkpoint import Checkpoint
 from lategrad.serve.desk import Activity
+from lategrad.serve.records import Records
 from lategrad.serve.telemetry import Telemetry
+from lategrad.serve.watch import Look
 from lategrad.trace import Trace
+
+LAST_EVALUATIONS = 5.0
+"""Seconds that evaluations have when a run is stopped before its end."""
 
 
 class TrainingError(RuntimeError):
@@ -60,6 +65,19 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """Updates made so far, as far as is known here."""
+        ...
+
+    @property
+    def records(self) -> Records:
+        """What has been recorded so far, as far as is known here."""
+        ...
+
+    def watch(self, look: Look) -> None:
+        """Call this for every record from now on; before :meth:`begin`."""
+        ...
+
+    def hurry(self) -> None:
+        """The run is to end: updates are not to wait for evaluations any more. May be called by a signal handler."""
         ...
 
     def begin(self, checkpoint: Checkpoint | None) -> None:

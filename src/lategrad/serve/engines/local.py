@@ -14,20 +14,23 @@ from lategrad.rules.rule import AnyRule
 from lategrad.serve.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoint import Checkpoint
 from lategrad.serve.desk import FOR_EVER, Desk, ForeignMessageError, Location
-from lategrad.serve.engines.engine import MOST_RETURNS, Ended, Report, poisoned_for_good
+from lategrad.serve.engines.engine import LAST_EVALUATIONS, MOST_RETURNS, Ended, Report, poisoned_for_good
 from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.threads import Threads
 from lategrad.serve.engines.transport import Arrived, Failed, Garbled, Lost, Ready, Transport, WorkerHandle
 from lategrad.serve.job import Job
 from lategrad.serve.main_guard import require_main_guard
+from lategrad.serve.records import Records
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry
+from lategrad.serve.watch import Look
 from lategrad.serve.writer import Writer
 from lategrad.support.threads import torch_threads
 from lategrad.trace import Trace
 
 _HERE = "this machine"
+_PATIENCE = 0.1  # seconds that an evaluation is waited for before it is asked whether the run is to end
 
 
 class LocalEngine:
@@ -44,12 +47,26 @@ class LocalEngine:
         self._handles: dict[int, WorkerHandle] = {}
         self._expelled: set[int] = set()
         self._shown = 0
+        self._in_a_hurry = False
         self._resources = contextlib.ExitStack()
 
     @property
     def version(self) -> int:
         """Updates made so far."""
         return self.server.version
+
+    @property
+    def records(self) -> Records:
+        """The server's."""
+        return self.server.records
+
+    def watch(self, look: Look) -> None:
+        """Call this for every record."""
+        self.records.listener = lambda output: look(self.server.telemetry(), output)
+
+    def hurry(self) -> None:
+        """Wait for no evaluation any more."""
+        self._in_a_hurry = True
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
         """Go on from a checkpoint if there is one; if checkpoints are asked for, the first must succeed."""
@@ -96,7 +113,14 @@ class LocalEngine:
                     ended += self._expel(event.handle, str(error))
             if self.server.done:
                 break
+            self._let_evaluations_keep_up()
+        self.records.collect()
         return ended
+
+    def _let_evaluations_keep_up(self) -> None:
+        """Where more are asked for than can be made, updates wait: no record is left out, and memory is bounded."""
+        while self.records.are_behind and not self._in_a_hurry:
+            self.records.collect(_PATIENCE)
 
     def _answer(self, event: Ready | Arrived | Failed) -> None:
         handle, desk = event.handle, self._desk
@@ -193,7 +217,7 @@ class LocalEngine:
     def finish(self, at_once: bool) -> Trace:
         """A last checkpoint, and what happened; the server is always here."""
         self.save()
-        return self.server.trace()
+        return self.server.trace(LAST_EVALUATIONS if at_once else math.inf)
 
     def close(self) -> None:
         """End all workers."""

@@ -35,7 +35,7 @@ from lategrad.serve.engines.transport import Arrived, Event, Failed, Garbled, Lo
 from lategrad.serve.job import Job, unusable
 from lategrad.serve.packing import Packed
 from lategrad.serve.settings import Settings
-from lategrad.serve.worker import Oracle, Slowness, work
+from lategrad.serve.worker import Oracle, Slowness, Streams, work
 
 fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone
 _MESSAGE = struct.Struct("<BBqq")  # kind, slot, sequence, version; text may follow
@@ -123,7 +123,7 @@ class Processes:
     def __init__(self, problem: Problem, settings: Settings, dim: int, dtype: torch.dtype) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__, fork_server])
-        self._parts = (_packed(problem), settings.seed, settings.slowness(), torch.device(settings.device))
+        self._parts = (_packed(problem), settings.streams, settings.slowness(), torch.device(settings.device))
         self._form = (2, 1 + settings.ahead, dim), dtype
         self._selector = selectors.DefaultSelector()
         self._handles: set[_ProcessHandle] = set()
@@ -211,7 +211,7 @@ def _run(
     channel: socket.socket,
     segment: Tensor,
     problem: Packed,
-    seed: int,
+    streams: Streams,
     slowness: Slowness,
     device: torch.device,
 ) -> None:
@@ -222,7 +222,7 @@ def _run(
     torch.set_num_threads(1)  # the workers are the parallelism
     threading.Thread(target=_end_with_server, args=(channel.dup(),), daemon=True).start()
     try:
-        oracle = Oracle(problem.unpack(), seed, slowness, device)
+        oracle = Oracle(problem.unpack(), streams, slowness, device)
         channel.send(_pack(_READY))
         work(oracle, _ProcessLink(worker, channel, segment), time.sleep)
     except (BrokenPipeError, ConnectionResetError):

@@ -28,11 +28,13 @@ from lategrad.rules.rule import AnyRule
 from lategrad.serve.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoint import Checkpoint
 from lategrad.serve.desk import Location
-from lategrad.serve.engines.engine import MOST_RETURNS, Ended, Report, poisoned_for_good
+from lategrad.serve.engines.engine import LAST_EVALUATIONS, MOST_RETURNS, Ended, Report, poisoned_for_good
 from lategrad.serve.engines.ray_actors import ServerActor, Status, WorkerActor
+from lategrad.serve.records import Records
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry
+from lategrad.serve.watch import Look
 from lategrad.trace import Trace
 
 _ASK_EVERY = 0.2  # seconds between two questions to the server
@@ -86,7 +88,8 @@ class RayEngine:
     start_deadline = math.inf  # a worker may wait for a CPU as long as it takes
 
     def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, archive: Archive | None) -> None:
-        self._problem, self._rule, self._settings = problem, rule, settings
+        self._problem, self._rule = problem, rule
+        self._settings = dataclasses.replace(settings, on_record=None)  # which stays here
         self._archive, self._mirror = archive, MemoryArchive(seconds=_MIRROR_EVERY)
         self._patience = _PATIENCE + problem.dim / _ENTRIES_PER_SECOND
         self._resources = contextlib.ExitStack()
@@ -101,6 +104,8 @@ class RayEngine:
         self._delays: list[Tensor] = []
         self._cpus, self._looked_around, self._told_no_cpu = 0, -math.inf, False
         self._replaced: dict[str, int] = {}
+        self.records = Records(problem, settings.record_every or settings.steps)
+        self._look: Look | None = None
 
     @property
     def version(self) -> int:
@@ -111,6 +116,13 @@ class RayEngine:
     def server(self) -> Location | None:
         """Where the server runs; None while it is away."""
         return None if self._status is None else self._status.location
+
+    def watch(self, look: Look) -> None:
+        """Call this for every record that the server tells of."""
+        self._look = look
+
+    def hurry(self) -> None:
+        """Nothing waits here for an evaluation."""
 
     # ---- The server
 
@@ -138,9 +150,11 @@ class RayEngine:
 
     def _begin_server(self, checkpoint: Checkpoint | None, patience: float) -> None:
         """Let the server begin; its first checkpoint is the mirror's."""
-        begun = self._server.begin.remote(self._shared_problem, self._rule, self._settings, checkpoint)
+        watched = self._look is not None
+        begun = self._server.begin.remote(self._shared_problem, self._rule, self._settings, checkpoint, watched)
         first = _answer(begun, patience)
         self._version = first.version
+        self.records.restore(first.description["records"], {})
         self._mirror.save(first)
 
     def _fetch(self) -> None:
@@ -164,18 +178,23 @@ class RayEngine:
         newest = self._mirror.load()
         in_a_row = _answer(self._server.go_back.remote(newest), self._patience)
         self._version = newest.version
+        self.records.restore(newest.description["records"], {})
         if in_a_row > MOST_RETURNS:
             raise poisoned_for_good(newest.version)
 
     def _wait_for_status(self) -> None:
         """The first one, so that there is telemetry to show."""
         while self._status is None:
-            self._asked = self._server.status.remote(self._version, self._replaced)
+            self._asked = self._status_soon()
             self._take_note(self._asked)
+
+    def _status_soon(self) -> Any:
+        """A reference to the server's next status."""
+        return self._server.status.remote(self._version, self._replaced, len(self.records.steps))
 
     def _ask(self, now: float) -> None:
         if self._asked is None and now >= self._ask_at:
-            self._asked, self._ask_at = self._server.status.remote(self._version, self._replaced), now + _ASK_EVERY
+            self._asked, self._ask_at = self._status_soon(), now + _ASK_EVERY
 
     def _take_note(self, answer: Any) -> None:
         """Of the server's status, or of its absence."""
@@ -206,6 +225,10 @@ class RayEngine:
         self._delays.append(status.delays)
         for message in status.messages:
             warnings.warn(message, stacklevel=2)
+        for recorded in status.recorded:
+            self.records.add(recorded.step, recorded.values)
+            if self._look is not None:
+                self._look(recorded.telemetry, recorded.output)
 
     def report(self, now: float, replaced: dict[str, int]) -> Report | None:
         """How things were when the server was last asked."""
@@ -222,7 +245,7 @@ class RayEngine:
     def save(self) -> None:
         """Write a checkpoint: a new one, if the server is there to give one."""
         try:
-            self._server.status.remote(self._version, self._replaced)  # whose number of replaced workers is the last
+            self._status_soon()  # with which the number of replaced workers is the last
             self._fetch()
         except (_NoAnswerError, RayTaskError) as error:
             newest = f"the newest is that of update {self._mirror.load().version}"
@@ -237,11 +260,17 @@ class RayEngine:
         trace: Trace | None = None
         if at_once and self._status is None:
             return self._mirrored_trace()
+        patience = LAST_EVALUATIONS if at_once else math.inf
+        end = time.monotonic() + patience
+        while self._status is not None and self._status.evaluating and time.monotonic() < end:
+            time.sleep(_ASK_EVERY)
+            self._take_note(self._status_soon())
         with contextlib.suppress(_NoAnswerError):
-            trace = _answer(self._server.trace.remote(), self._patience)
+            trace = _answer(self._server.trace.remote(patience), self._patience)
         if trace is None:
             self._status = None
             return self._mirrored_trace() if at_once else None
+        self._take_note(self._status_soon())  # with the last records
         return trace
 
     def _mirrored_trace(self) -> Trace:

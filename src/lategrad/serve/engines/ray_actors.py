@@ -10,6 +10,7 @@ for, even if their numbers would fit.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -55,6 +56,15 @@ def here() -> Location:
     return Location(os.getpid(), ray.get_runtime_context().get_node_id())
 
 
+class Recorded(NamedTuple):
+    """A record for the driver to look at."""
+
+    step: int
+    values: dict[str, float]
+    telemetry: Telemetry
+    output: Tensor
+
+
 class Status(NamedTuple):
     """What the driver wants to know several times a second."""
 
@@ -68,6 +78,10 @@ class Status(NamedTuple):
     """Warnings since the last status."""
     poisoned: bool
     """Whether its state is not finite any more."""
+    evaluating: bool
+    """Whether records are to come."""
+    recorded: list[Recorded]
+    """The records that the driver has not seen yet, where it looks at them."""
 
 
 class Metrics:
@@ -111,13 +125,22 @@ class ServerActor:
         self._location = here()
         self._server: Server | None = None
         self._segments: dict[int, Segment] = {}
+        self._recorded: dict[int, Recorded] = {}
+        """By its position among the records."""
 
     def begin(
-        self, problem: Problem, rule: AnyRule[Any], settings: Settings, checkpoint: Checkpoint | None
+        self,
+        problem: Problem,
+        rule: AnyRule[Any],
+        settings: Settings,
+        checkpoint: Checkpoint | None,
+        watched: bool = False,
     ) -> Checkpoint:
         """Go on from a checkpoint, or begin where there is none; returns a first checkpoint of its own."""
         torch.set_num_threads(settings.threads)
         server = Server(problem, rule, settings, query_in_place=True)
+        if watched:
+            server.records.listener = self._keep_record
         if checkpoint is not None:
             server.restore(checkpoint)
         self._out = torch.empty(server.dim, dtype=server.dtype)
@@ -125,6 +148,12 @@ class ServerActor:
         self._metrics = Metrics(self._run)
         self._server, self._desk = server, Desk(server)
         return server.checkpoint(logged=server.version if checkpoint is not None else 0)
+
+    def _keep_record(self, output: Tensor) -> None:
+        """Until the driver has seen it."""
+        assert self._server is not None
+        records, telemetry = self._server.records, self._server.telemetry()
+        self._recorded[len(records.steps) - 1] = Recorded(records.steps[-1], records.last(), telemetry, output.clone())
 
     # ---- For workers
 
@@ -178,6 +207,9 @@ class ServerActor:
     def _reply(self, member: int, job: Job | None) -> Reply:
         if job is None:
             return None
+        if self._server is not None and self._server.records.are_behind:  # it asks again in a moment
+            self._desk.void_jobs(member, job.worker)
+            return WAIT
         header = Header(self._start, member, job.worker, job.sequence, job.version)
         if (segment := self._segments.get(member)) is not None:
             if job.query is not segment.query:  # it is the state's own
@@ -188,12 +220,14 @@ class ServerActor:
 
     # ---- For the driver
 
-    def status(self, seen: int, replaced: dict[str, int]) -> Status | None:
-        """How the run is doing, of which the driver has ``seen`` so many updates; None before it begins."""
+    def status(self, seen: int, replaced: dict[str, int], records_seen: int = 0) -> Status | None:
+        """How the run is doing, of which the driver has ``seen`` so many updates and records; None before it begins."""
         server = self._server
         if server is None:
             return None
         server.config["replaced"] = replaced
+        server.records.collect()
+        self._recorded = {position: kept for position, kept in self._recorded.items() if position >= records_seen}
         self._segments = {member: self._segments[member] for member in self._segments.keys() & self._desk.expected()}
         delays = server.log.column("delay", max(0, server.version - seen))
         telemetry = server.telemetry()
@@ -201,7 +235,8 @@ class ServerActor:
         messages, self._messages = self._messages, []
         report = Report(server.version, server.done, self._desk.activities(), server.all_dropped(),
                         server.last_refusal)  # fmt: skip
-        return Status(self._start, self._location, report, telemetry, delays, messages, server.poisoned)
+        return Status(self._start, self._location, report, telemetry, delays, messages, server.poisoned,
+                      bool(server.records.waiting()), list(self._recorded.values()))  # fmt: skip
 
     def let_go(self, member: int) -> None:
         """A member's next gradient is its last."""
@@ -222,12 +257,13 @@ class ServerActor:
         """Give up a state that is not finite; how often in a row that was done."""
         assert self._server is not None
         self._server.go_back(checkpoint)
+        self._recorded.clear()
         self._desk.void_all_jobs()
         return self._server.returns_in_a_row
 
-    def trace(self) -> Trace | None:
-        """What happened; None before it begins."""
-        return None if self._server is None else self._server.trace()
+    def trace(self, patience: float = math.inf) -> Trace | None:
+        """What happened, evaluations of so many seconds waited for; None before it begins."""
+        return None if self._server is None else self._server.trace(patience)
 
 
 class RayLink:
@@ -307,7 +343,7 @@ class WorkerActor:
 
     def __init__(self, server: Any, member: int, worker: int, problem: Problem, settings: Settings) -> None:
         torch.set_num_threads(1)  # the workers are the parallelism
-        self._oracle = Oracle(problem, settings.seed, settings.slowness(), torch.device(settings.device))
+        self._oracle = Oracle(problem, settings.streams, settings.slowness(), torch.device(settings.device))
         self._whom = (server, member, worker)
 
     def run(self) -> None:

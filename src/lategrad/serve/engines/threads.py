@@ -63,7 +63,7 @@ class Threads:
 
     def __init__(self, problem: Problem, settings: Settings) -> None:
         self._jobs = 1 + settings.ahead
-        self._parts = (problem, settings.seed, settings.slowness(), torch.device(settings.device))
+        self._parts = (problem, settings.streams, settings.slowness(), torch.device(settings.device))
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._all: list[tuple[_ThreadHandle, threading.Thread]] = []
 
