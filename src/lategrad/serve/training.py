@@ -154,6 +154,7 @@ class Training:
     def stop(self, reason: str = "stopped") -> None:
         """End the run after the present update."""
         self.stopping = reason
+        self.engine.hurry()
 
     def save_soon(self) -> None:
         """Make a checkpoint after the present update; may be called from another thread, or from a signal handler."""

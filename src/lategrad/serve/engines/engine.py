@@ -66,6 +66,10 @@ class Engine(Protocol):
         """Start the server, from a checkpoint if there is one."""
         ...
 
+    def hurry(self) -> None:
+        """The run is to end: wait no longer for what may not come. May be called from a signal handler."""
+        ...
+
     def start(self, member: int, worker: int) -> None:
         """Start a worker."""
         ...

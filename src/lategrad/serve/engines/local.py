@@ -61,6 +61,9 @@ class LocalEngine:
         if self._writer.saved_version < 0:
             raise self._writer.archive.unusable()
 
+    def hurry(self) -> None:
+        """Nothing here waits for long: the server is in this process, and workers that are not ready are killed."""
+
     # ---- Workers
 
     def start(self, member: int, worker: int) -> None:
