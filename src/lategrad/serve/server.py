@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -292,11 +293,16 @@ class Server:
             sequence=self.log.column("sequence"),
         )
 
-    def checkpoint(self, logged: int = 0) -> Checkpoint:
-        """All that is needed to go on, as a copy; of the log what is new after ``logged`` updates."""
+    def checkpoint(self, logged: int = 0, room: Mapping[str, Tensor] | None = None) -> Checkpoint:
+        """All that is needed to go on, as a copy; of the log what is new after ``logged`` updates.
+
+        Args:
+            logged: updates whose rows are not needed.
+            room: tensors of an earlier checkpoint that nobody needs any more, to be written over: fresh memory takes
+                several times as long as the copying itself.
+        """
         if not self.whole:
             raise RuntimeError(f"no checkpoint: update {self.version + 1} was broken off half-way")
-        leaves = {"output": self.output(), **{f"state.{i}": leaf for i, leaf in enumerate(tensors(self.state))}}
         description = {
             "config": {**self.config, "replaced": dict(self.config["replaced"])},
             "records": self.records.saved(),
@@ -305,8 +311,17 @@ class Server:
             "next_sequence": {str(worker): k for worker, k in self._next_sequence.items()},
             "seconds": self.seconds,
         }
-        copies = {name: leaf.detach().to("cpu", copy=True) for name, leaf in leaves.items()}
-        return Checkpoint(self.version, copies, description, self.log.rows(logged))
+        return Checkpoint(self.version, self._copies(room or {}), description, self.log.rows(logged))
+
+    def _copies(self, room: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of the state, and of the output where that is not a part of it: otherwise it shares the part's copy."""
+        output, leaves = self.output(), {f"state.{i}": leaf for i, leaf in enumerate(tensors(self.state))}
+        part = next((name for name, leaf in leaves.items() if leaf is output), None)
+        if part is None:
+            leaves["output"] = output
+        copies = {name: room[name].copy_(leaf) if name in room else leaf.detach().to("cpu", copy=True)
+                  for name, leaf in leaves.items()}  # fmt: skip
+        return copies if part is None else {"output": copies[part], **copies}
 
     def go_back(self, checkpoint: Checkpoint) -> None:
         """Give up a state that is not finite for one that was; the samples that led to it are not drawn again."""

@@ -111,6 +111,7 @@ class ServerActor:
         self._location = here()
         self._server: Server | None = None
         self._segments: dict[int, Segment] = {}
+        self._room: dict[str, Tensor] | None = None
 
     def begin(
         self, problem: Problem, rule: AnyRule[Any], settings: Settings, checkpoint: Checkpoint | None
@@ -216,7 +217,11 @@ class ServerActor:
     def checkpoint(self, logged: int) -> Checkpoint | None:
         """A checkpoint, with the log after so many updates; None if the state is not finite any more."""
         assert self._server is not None
-        return self._server.checkpoint(logged) if self._server.is_sound() else None
+        if not self._server.is_sound():
+            return None
+        made = self._server.checkpoint(logged, self._room)
+        self._room = made.tensors  # Ray has copied them into its reply when the next one is asked for
+        return made
 
     def go_back(self, checkpoint: Checkpoint) -> int:
         """Give up a state that is not finite; how often in a row that was done."""
