@@ -11,7 +11,6 @@ from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem, as_problem
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.gradient_norms import clipped
 from lategrad.serve.identity import require_same
 from lategrad.serve.worker import stream_seed
 from lategrad.simulate import simulate
@@ -25,11 +24,8 @@ _NEIGHBOURS = 256  # as many as the simulator asks for at once
 class RecordedSamples:
     """A problem whose samples are those that the workers of a recorded run drew, in the order of its updates."""
 
-    def __init__(
-        self, problem: Problem, worker: Tensor, sequence: Tensor, seed: int, clip: float | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, worker: Tensor, sequence: Tensor, seed: int) -> None:
         self._problem, self._worker, self._sequence, self._seed = problem, worker, sequence, seed
-        self._clip = clip
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._problem, name)  # the rest is the problem's own
@@ -57,14 +53,9 @@ class RecordedSamples:
             return torch.cat([self._problem.samples(seed, k, 1) for k in positions.tolist()])
         return self._problem.samples(seed, low, high - low + 1)[positions - low]
 
-    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
-        """The problem's, as short as the run's server made it."""
-        grad = self._problem.gradient(x, sample)
-        return grad if self._clip is None else clipped(grad, self._clip)
-
     def to(self, device: torch.device | str) -> RecordedSamples:
         """The same with the problem's data on a device."""
-        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._seed, self._clip)
+        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._seed)
 
 
 def replay(
@@ -110,10 +101,10 @@ def replay(
     require_same(problem, trace.config, "that was trained on", same_start=True)
     rule = fill_in(rule, getattr(problem, "blocks", None))
     settings = trace.config["settings"]
-    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, settings["seed"], settings.get("clip")))
+    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, settings["seed"]))
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
         return simulate(
             recorded, rule, Recorded(trace.delays, trace.time, trace.worker), len(trace.delays),
             record_every=record_every, device=device, progress=progress,
-            compile="rule" if trace.config["compiled"] else False,
+            compile="rule" if trace.config["compiled"] else False, clip=settings.get("clip"),
         )  # fmt: skip

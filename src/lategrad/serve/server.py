@@ -29,11 +29,11 @@ from torch import Tensor
 
 from lategrad.execution import in_place
 from lategrad.execution.pays import compiling_pays
+from lategrad.gradient_norms import NormGate, clipped, norm
 from lategrad.problems.problem import Problem
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket
 from lategrad.serve.checkpoint import Checkpoint
-from lategrad.serve.gradient_norms import NormGate, clipped, norm
 from lategrad.serve.identity import identify, require_same
 from lategrad.serve.job import Job, is_finite, unusable
 from lategrad.serve.records import Records

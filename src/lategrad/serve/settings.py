@@ -12,6 +12,7 @@ from typing import Any
 
 from lategrad.delays import Law
 from lategrad.delays.specs import parse
+from lategrad.gradient_norms import require_norm_options
 from lategrad.serve.monitor import LOGS
 from lategrad.serve.watch import OnRecord
 from lategrad.serve.worker import Slowness
@@ -159,9 +160,9 @@ class Settings:
         called = self.on_record is None or callable(self.on_record)
         require("on_record", self.on_record, called, "a function of telemetry and output")
         require_number("deadline", self.deadline, low=0, strict=True)
-        for name in ("clip", "stall", "max_norm_ratio"):
-            if (value := getattr(self, name)) is not None:
-                require_number(name, value, low=1 if name == "max_norm_ratio" else 0, strict=True)
+        require_norm_options(self.clip, self.max_norm_ratio)
+        if self.stall is not None:
+            require_number("stall", self.stall, low=0, strict=True)
         if self.log is not None:
             require_choice("log", self.log, LOGS)
         try:
