@@ -33,16 +33,17 @@ ATTACKS: dict[str, Callable[[Tensor], Tensor]] = {
 class Defence(NamedTuple):
     """A rule, and options of the simulator and of real training alike."""
 
-    rule: AnyRule[Any] = lg.SGD(lr=0.05)
-    options: dict[str, float] = {}
+    rule: AnyRule[Any]
+    options: dict[str, float]
 
 
+PLAIN = lg.SGD(lr=0.05)
 DEFENCES = {
-    "SGD": Defence(),
-    "max_norm_ratio=5": Defence(options={"max_norm_ratio": 5.0}),
-    "clip=0.5": Defence(options={"clip": 0.5}),
-    "clip=0.2": Defence(options={"clip": 0.2}),
-    "CentredClipping, radius=0.2": Defence(lg.CentredClipping(lr=0.05, radius=0.2)),
+    "SGD": Defence(PLAIN, {}),
+    "max_norm_ratio=5": Defence(PLAIN, {"max_norm_ratio": 5.0}),
+    "clip=0.5": Defence(PLAIN, {"clip": 0.5}),
+    "clip=0.2": Defence(PLAIN, {"clip": 0.2}),
+    "CentredClipping, radius=0.2": Defence(lg.CentredClipping(lr=0.05, radius=0.2), {}),
 }
 
 

@@ -195,6 +195,7 @@ KINDS = {
     ),
 }
 SERVER_KILLED = "server killed (SIGKILL), and resumed"
+_START = 60.0  # seconds, for the first workers
 _SHARE = 3  # of the time, against the others' 1: a server takes seconds to start
 
 
@@ -212,11 +213,13 @@ def inject(kind: Kind, seconds: float) -> Outcome:
 
         def disturb() -> None:
             nonlocal injected
+            begun = time.monotonic() + _START
+            while training.version < 20 and time.monotonic() < begun:
+                time.sleep(0.1)
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 time.sleep(0.3)
-                if training.version > 20:
-                    injected += kind.fault(training, rng, folder)
+                injected += kind.fault(training, rng, folder)
             training.stop()
 
         thread = threading.Thread(target=disturb, daemon=True)

@@ -37,8 +37,9 @@ def clipped(grad: Tensor, most: float) -> Tensor:
 class NormGate:
     """Refuses gradients that are many times as long as the median of the last hundred, in each run by itself.
 
-    A refused norm enters the median as the longest that would have been taken: the median follows when the gradients of
-    all workers grow, and a few bad workers cannot move it.
+    The first twenty are not applied either: they only tell how long gradients are, and a single bad one among them
+    could throw the state far away. A refused norm enters the median as the longest that would have been taken: the median
+    follows when the gradients of all workers grow, and a few bad workers cannot move it.
 
     Args:
         ratio: how many times.
@@ -46,8 +47,10 @@ class NormGate:
         device: where they are.
 
     >>> gate = NormGate(ratio=10.0)
-    >>> [gate.objection(torch.tensor([1.0])) for _ in range(20)] == [None] * 20
+    >>> all(gate.learns_from(torch.tensor([1.0])) for _ in range(20))
     True
+    >>> gate.learns_from(torch.tensor([50.0]))
+    False
     >>> gate.objection(torch.tensor([50.0]))
     'its norm 50 is more than 10 times the median of the last 20, 1'
     """
@@ -64,17 +67,24 @@ class NormGate:
         return torch.where((self._seen < _WARM_UP) | (most == 0), torch.inf, most)
 
     def _note(self, length: Tensor) -> None:
-        self._last.index_copy_(0, self._seen % _WINDOW, length.unsqueeze(0))
+        self._last.index_copy_(0, self._seen % _WINDOW, length.double().unsqueeze(0))
         self._seen += 1
 
     def admits(self, length: Tensor) -> Tensor:
         """Whether gradients of these norms, of shape ``(*runs, 1)``, are to be applied; they are taken note of."""
-        most = self._longest()
+        most, learnt = self._longest(), self._seen >= _WARM_UP
         self._note(torch.minimum(length, most))
-        return length <= most
+        return (length <= most) & learnt
+
+    def learns_from(self, length: Tensor) -> bool:
+        """Whether the gradient of a single run is among the first, and nobody's fault; it is taken note of then."""
+        if self._seen >= _WARM_UP:
+            return False
+        self._note(length)
+        return True
 
     def objection(self, length: Tensor) -> str | None:
-        """Why the gradient of a single run is not to be applied, if so."""
+        """Why a later gradient of a single run is not to be applied, if so; it is taken note of."""
         most, known = self._longest(), min(int(self._seen), _WINDOW)
         self._note(torch.minimum(length, most))
         if length <= most:

@@ -183,7 +183,13 @@ class Server:
             checked: whether it has been found usable (:func:`~lategrad.serve.job.unusable`) where it was made.
         """
         with torch.no_grad():
-            objection = self._objection(worker, version, sequence, grad, checked) or self._too_long(grad)
+            objection = self._objection(worker, version, sequence, grad, checked)
+            if objection is None and self._norm_gate is not None:
+                length = norm(grad).cpu()
+                if self._norm_gate.learns_from(length):
+                    self.forget(worker, sequence)
+                    return self.issue(worker, out)
+                objection = self._norm_gate.objection(length)
             if objection is not None:
                 self.refuse(worker, sequence, objection)
                 return self.issue(worker, out)
@@ -216,9 +222,6 @@ class Server:
         if version != issued.version:
             return f"version {version} instead of {issued.version}, which job {sequence} was handed out with"
         return None if checked else unusable(grad, self.dim, self.dtype)
-
-    def _too_long(self, grad: Tensor) -> str | None:
-        return None if self._norm_gate is None else self._norm_gate.objection(norm(grad))
 
     def _record(self) -> None:
         if self.is_sound():

@@ -91,8 +91,8 @@ class Settings:
         "gradients that are longer than this are shortened to this norm; by default none is.", None,
     )  # fmt: skip
     max_norm_ratio: float | None = _option(
-        "gradients whose norm is more than so many times the median of the last hundred are refused, such as 100; by "
-        "default none is.", None,
+        "gradients whose norm is more than so many times the median of the last hundred are refused, such as 100; the "
+        "first twenty only tell how long gradients are, and are not applied. By default none is refused.", None,
     )  # fmt: skip
     stall: float | None = _option(
         "seconds without an update (and never less than two deadlines) after which the run ends with the reason and a "

@@ -95,7 +95,7 @@ def simulate(
             hyper-parameter that varies along it, or ``run0``, ``run1``, ... where there is not one.
         clip: shorten gradients to this norm.
         max_norm_ratio: refuse gradients whose norm is more than so many times the median of the last hundred of their
-            run; ``trace.config["refused"]`` says how many.
+            run, and the first twenty, which tell how long they are; ``trace.config["refused"]`` says how many.
 
     Ctrl-C ends the run early and returns what was recorded (``trace.complete`` is then False).
 
