@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import lategrad as lg
 from lategrad.checks import check_rule
-from lategrad.gradient_norms import NormGate, clipped, norm
+from lategrad.gradient_norms import NormGate, clipped
 from lategrad.problems import Quadratic, SoftmaxRegression, load
 from lategrad.serve import Server, Settings
+from lategrad.sets import norm
 from lategrad.support.runs import map_tensors, tensors
 
 RULE = lg.CentredClipping(lr=0.05, radius=0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lategrad.sets import norm
 from lategrad.support.validation import require, require_number
 
 _WINDOW = 101  # norms that the median is taken over
@@ -17,12 +18,6 @@ def require_norm_options(clip: float | None, max_norm_ratio: float | None) -> No
         if value is not None:
             require(name, value, not isinstance(value, Tensor), "one number, the same for all runs")
             require_number(name, value, low=low, strict=True)
-
-
-def norm(grad: Tensor) -> Tensor:
-    """Over the last dimension, in float64: what is huge must not overflow on its way to being noticed."""
-    length: Tensor = torch.linalg.vector_norm(grad, dim=-1, keepdim=True, dtype=torch.float64)
-    return length
 
 
 def clipped(grad: Tensor, most: float) -> Tensor:
@@ -38,8 +33,8 @@ class NormGate:
     """Refuses gradients that are many times as long as the median of the last hundred, in each run by itself.
 
     The first twenty are not applied either: they only tell how long gradients are, and a single bad one among them
-    could throw the state far away. A refused norm enters the median as the longest that would have been taken: the median
-    follows when the gradients of all workers grow, and a few bad workers cannot move it.
+    could throw the state far away. A refused norm enters the median as the longest that would have been taken: the
+    median follows when the gradients of all workers grow, and a few bad workers cannot move it.
 
     Args:
         ratio: how many times.

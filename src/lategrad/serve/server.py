@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lategrad.execution import in_place
 from lategrad.execution.pays import compiling_pays
-from lategrad.gradient_norms import NormGate, clipped, norm
+from lategrad.gradient_norms import NormGate, clipped
 from lategrad.problems.problem import Problem
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket
@@ -40,6 +40,7 @@ from lategrad.serve.records import Records
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry, measure
 from lategrad.serve.update_log import UpdateLog
+from lategrad.sets import norm
 from lategrad.staleness import StalenessGate
 from lategrad.support.runs import map_tensors, tensors
 from lategrad.support.validation import require
