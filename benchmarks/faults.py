@@ -5,14 +5,14 @@
 Faults: each kind is done again and again to real runs of worker processes, for its share of the time. The gradient of
 job k has all entries k mod 7 + 1, so that the parameters tell whether every gradient was applied once and whole.
 
-Attacks: 1 or 2 of 8 gradients are bad, picked by what is in their minibatch; the accuracy of softmax regression on
-digits after 3,000 updates with delay 7, without defence and with each.
+Attacks: see benchmarks/attacks.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import os
 import random
 import signal
@@ -25,26 +25,34 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from benchmarks.attacks import show_attacks
 from torch import Tensor
 
 import lategrad as lg
-from lategrad.problems import Quadratic, SoftmaxRegression, load
+from lategrad.problems import Quadratic
 from lategrad.problems.problem import Problem
 from lategrad.serve import Settings, Training, TrainingError
-from lategrad.serve.checkpoint import checkpoint_paths
+from lategrad.serve.checkpoint import checkpoint_paths, version_of
 from lategrad.serve.engines.processes import _ARRIVED, _pack, _ProcessLink
-from lategrad.serve.gradient_norms import NormGate, clipped, norm
 
 DIM = 50_000
-RULE = lg.SGD(lr=1.0)
+EVERY = 200  # updates between two checkpoints
+LR = 2.0  # twice the longest gradient is infinite
+RULE = lg.SGD(lr=LR)
 
 
 class Counting(Quadratic):
-    """The gradient of job k is k mod 7 + 1 everywhere; now and then a worker sends what no worker sends."""
+    """The gradient of job k is k mod 7 + 1 everywhere; now and then a worker sends what no worker sends.
 
-    def __init__(self, babble: bytes | None = None, repeat: bool = False) -> None:
+    Args:
+        babble: a message that comes before every 40th gradient.
+        repeat: whether that message is one that was sent before.
+        dose: a file that makes the next gradient, of whichever worker finds it first, the longest that there is.
+    """
+
+    def __init__(self, babble: bytes | None = None, repeat: bool = False, dose: Path | None = None) -> None:
         super().__init__(dim=4)
-        self.dim, self.babble, self.repeat = DIM, babble, repeat
+        self.dim, self.babble, self.repeat, self.dose = DIM, babble, repeat, dose
 
     def start(self) -> Tensor:
         """All zeros."""
@@ -61,11 +69,22 @@ class Counting(Quadratic):
             link = next((thing for thing in gc.get_objects() if type(thing) is _ProcessLink), None)
             if link is not None:
                 link.channel.send(_pack(_ARRIVED, 0, k - 1, 0) if self.repeat else self.babble)
+        if self.dose is not None and _taken(self.dose):
+            return torch.full_like(x, torch.finfo(x.dtype).max)
         return torch.full_like(x, float(k % 7 + 1))
 
     def loss(self, x: Tensor) -> Tensor:
         """Of no meaning."""
         return x[..., :1].double()
+
+
+def _taken(path: Path) -> bool:
+    """Whether a file was there, and is not any more because of us."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 class Outcome(NamedTuple):
@@ -75,6 +94,10 @@ class Outcome(NamedTuple):
     survived: int
     lost: int
     doubled: int
+
+
+Fault = Callable[[Training, random.Random, Path], int]
+"""Does something to a run in a folder; how often."""
 
 
 def kill_workers(training: Training, rng: random.Random, folder: Path) -> int:
@@ -117,35 +140,86 @@ def babble(training: Training, rng: random.Random, folder: Path) -> int:
     return 0  # the workers do it themselves, and are replaced for it
 
 
-KINDS: dict[str, tuple[Callable[[Training, random.Random, Path], int], Problem]] = {
-    "worker killed (SIGKILL)": (kill_workers, Counting()),
-    "worker stopped (SIGSTOP)": (stop_workers, Counting()),
-    "message repeated": (babble, Counting(repeat=True)),
-    "message of 3 bytes": (babble, Counting(babble=b"abc")),
-    "message of 100 kB": (babble, Counting(babble=bytes(100_000))),
-    "garbage in the control file": (spoil_control_file, Counting()),
-    "log of updates removed": (remove_log, Counting()),
-    "all checkpoints damaged": (damage_checkpoints, Counting()),
+class Poison:
+    """Lets a worker send a gradient that makes the state infinite, once the run has got past the last one.
+
+    It is counted where the run goes back.
+    """
+
+    def __init__(self, also: Fault | None = None) -> None:
+        self._also, self._goal = also, 0
+
+    def __call__(self, training: Training, rng: random.Random, folder: Path) -> int:
+        """Leave a dose for whoever finds it."""
+        if training.version > self._goal and not _dose(folder).exists():
+            self._goal = training.version + EVERY + EVERY // 4  # a checkpoint after it
+            if self._also is not None:
+                self._also(training, rng, folder)
+            _dose(folder).touch()
+        return 0
+
+
+def _dose(folder: Path) -> Path:
+    return folder.with_name("dose")
+
+
+class Kind(NamedTuple):
+    """Of a fault that is done to a run in this process."""
+
+    fault: Fault
+    problem: Callable[[Path], Problem] = lambda folder: Counting()
+    count: Callable[[lg.Trace], int] | None = None
+    """How often it was done, where the trace tells."""
+
+
+def _replaced(trace: lg.Trace) -> int:
+    return sum(trace.config["replaced"].values())
+
+
+def _returns(trace: lg.Trace) -> int:
+    return int(trace.config["returns"])
+
+
+KINDS = {
+    "worker killed (SIGKILL)": Kind(kill_workers),
+    "worker stopped (SIGSTOP)": Kind(stop_workers),
+    "message repeated": Kind(babble, lambda folder: Counting(repeat=True), _replaced),
+    "message of 3 bytes": Kind(babble, lambda folder: Counting(babble=b"abc"), _replaced),
+    "message of 100 kB": Kind(babble, lambda folder: Counting(babble=bytes(100_000)), _replaced),
+    "garbage in the control file": Kind(spoil_control_file),
+    "log of updates removed": Kind(remove_log),
+    "all checkpoints damaged": Kind(damage_checkpoints),
+    "poison: a gradient that makes the state infinite": Kind(Poison(), lambda f: Counting(dose=_dose(f)), _returns),
+    "poison, and all checkpoints damaged": Kind(
+        Poison(damage_checkpoints), lambda f: Counting(dose=_dose(f)), _returns
+    ),
 }
+SERVER_KILLED = "server killed (SIGKILL), and resumed"
+_START = 60.0  # seconds, for the first workers
+_SHARE = 3  # of the time, against the others' 1: a server takes seconds to start
 
 
-def inject(kind: str, seconds: float) -> Outcome:
+def _options(folder: Path) -> dict[str, Any]:
+    return {"steps": 10**9, "workers": 3, "ahead": 1, "out": folder, "checkpoint_every": EVERY, "deadline": 1.0,
+            "slow": "constant:2", "record_every": 10**9, "progress": False, "compile": False}  # fmt: skip
+
+
+def inject(kind: Kind, seconds: float) -> Outcome:
     """Do one kind of fault to a run for so many seconds."""
-    fault, problem = KINDS[kind]
     rng, injected = random.Random(0), 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        settings = Settings(steps=10**9, workers=3, ahead=1, out=folder, checkpoint_every=200, deadline=1.0,
-                            slow="constant:2", record_every=10**9, progress=False, compile=False)  # fmt: skip
-        training = Training(problem, RULE, settings)
+        training = Training(kind.problem(folder), RULE, Settings(**_options(folder)))
 
         def disturb() -> None:
             nonlocal injected
+            begun = time.monotonic() + _START
+            while training.version < 20 and time.monotonic() < begun:
+                time.sleep(0.1)
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 time.sleep(0.3)
-                if training.version > 20:
-                    injected += fault(training, rng, folder)
+                injected += kind.fault(training, rng, folder)
             training.stop()
 
         thread = threading.Thread(target=disturb, daemon=True)
@@ -157,69 +231,54 @@ def inject(kind: str, seconds: float) -> Outcome:
             training.stop()
         thread.join()
     assert trace is not None
+    injected = injected if kind.count is None else kind.count(trace)
+    return Outcome(injected, injected - ends, *_audit(trace))
+
+
+def _audit(trace: lg.Trace) -> tuple[int, int]:
+    """Whether a gradient of the log is not in the parameters, and how many are there more than once."""
     assert trace.worker is not None
     assert trace.sequence is not None
     pairs = list(zip(trace.worker.tolist(), trace.sequence.tolist(), strict=True))
-    expected = -sum(k % 7 + 1 for _, k in pairs)
+    expected = -LR * sum(k % 7 + 1 for _, k in pairs)
     whole = bool((trace.output == trace.output[0]).all())
-    missing = 0 if whole and trace.output[0].item() == expected else 1
-    if fault is babble:
-        injected = sum(trace.config["replaced"].values())
-    return Outcome(injected, injected - ends, missing, len(pairs) - len(set(pairs)))
+    return int(not whole or trace.output[0].item() != expected), len(pairs) - len(set(pairs))
 
 
-class Attacked:
-    """A problem some of whose gradients are bad: ``bad`` of 8, picked by the rows of their minibatch."""
-
-    def __init__(self, problem: Problem, kind: str, bad: int, defence: Callable[[Tensor], Tensor] | None) -> None:
-        self._problem, self._kind, self._bad, self._defence = problem, kind, bad, defence
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._problem, name)
-
-    def to(self, device: Any) -> Attacked:
-        """It stays where it is."""
-        return self
-
-    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
-        """As it is sent, after the defence."""
-        grad = self._problem.gradient(x, sample)
-        is_bad = (sample.sum(dim=-1, keepdim=True) % 8 < self._bad).view(*grad.shape[:-1], 1)
-        sent = torch.where(is_bad, ATTACKS[self._kind](grad), grad)
-        return sent if self._defence is None else self._defence(sent)
+def _train_for_ever(folder: Path) -> None:
+    """In a process of its own: begin a run, or go on with it."""
+    warnings.simplefilter("ignore")
+    if checkpoint_paths(folder):
+        lg.resume(folder, Counting(), RULE)
+    else:
+        lg.train(Counting(), RULE, **_options(folder))
 
 
-_NOISE = torch.Generator().manual_seed(0)
-ATTACKS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda grad: grad,
-    "sign flipped, x 10": lambda grad: -10 * grad,
-    "scaled by 1000": lambda grad: 1000 * grad,
-    "random": lambda grad: torch.randn(grad.shape, generator=_NOISE).to(grad),
-    "constant": lambda grad: torch.linspace(-1, 1, grad.shape[-1]).to(grad).expand_as(grad),
-}
+def kill_servers(seconds: float) -> Outcome:
+    """Kill the main process again and again, each time after it has made a new checkpoint, and resume."""
+    rng, injected, survived = random.Random(0), 0, 0
+    with tempfile.TemporaryDirectory() as name:
+        folder, end = Path(name) / "run", time.monotonic() + seconds
+        while time.monotonic() < end:
+            before = _newest(folder)
+            server = multiprocessing.get_context("spawn").Process(target=_train_for_ever, args=(folder,))
+            server.start()
+            while server.is_alive() and _newest(folder) <= before:
+                time.sleep(0.01)
+            survived += injected > 0 and server.is_alive()  # the fault before this start
+            time.sleep(rng.random() / 2)
+            server.kill()
+            server.join()
+            injected += 1
+        try:
+            trace = lg.resume(folder, Counting(), RULE, steps=_newest(folder) + 2 * EVERY)
+        except (TrainingError, ValueError, OSError):
+            return Outcome(injected, survived, 0, 0)
+        return Outcome(injected, survived + trace.complete, *_audit(trace))
 
 
-def refusing() -> Callable[[Tensor], Tensor]:
-    """What is refused does nothing; a gate remembers norms, so that each run needs its own."""
-    gate = NormGate(ratio=5.0)
-    return lambda grad: grad if gate.objection(norm(grad)) is None else torch.zeros_like(grad)
-
-
-DEFENCES: dict[str, tuple[Any, Callable[[], Callable[[Tensor], Tensor] | None]]] = {
-    "SGD": (lg.SGD(lr=0.05), lambda: None),
-    "max_norm_ratio=5": (lg.SGD(lr=0.05), refusing),
-    "clip=0.5": (lg.SGD(lr=0.05), lambda: lambda grad: clipped(grad, 0.5)),
-    "clip=0.2": (lg.SGD(lr=0.05), lambda: lambda grad: clipped(grad, 0.2)),
-    "CentredClipping, radius=0.2": (lg.CentredClipping(lr=0.05, radius=0.2), lambda: None),
-}
-
-
-def accuracy(kind: str, bad: int, defence: str) -> float:
-    rule, make_filter = DEFENCES[defence]
-    problem = Attacked(SoftmaxRegression(load("digits"), batch=32), kind, bad, make_filter())
-    trace = lg.simulate(problem, rule, 7, 3000, progress=False)  # type: ignore[arg-type]
-    assert trace.accuracy is not None
-    return float(trace.accuracy[-1])
+def _newest(folder: Path) -> int:
+    return version_of(paths[0]) if (paths := checkpoint_paths(folder)) else -1
 
 
 def main() -> None:
@@ -230,15 +289,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if options.only != "attacks":
         print("| fault | injected | survived | lost | doubled |\n|---|---|---|---|---|")
-        for kind in KINDS:
-            outcome = inject(kind, 60 * options.minutes / len(KINDS))
-            print(f"| {kind} | " + " | ".join(map(str, outcome)) + " |", flush=True)
+        share = 60 * options.minutes / (len(KINDS) + _SHARE)
+        for name, kind in KINDS.items():
+            print(f"| {name} | " + " | ".join(map(str, inject(kind, share))) + " |", flush=True)
+        print(f"| {SERVER_KILLED} | " + " | ".join(map(str, kill_servers(_SHARE * share))) + " |", flush=True)
     if options.only != "faults":
-        print(f"| bad gradients | {' | '.join(DEFENCES)} |\n|---|{'---|' * len(DEFENCES)}")
-        for kind in ATTACKS:
-            for bad in (1, 2) if kind != "none" else (0,):
-                row = " | ".join(f"{accuracy(kind, bad, defence):.3f}" for defence in DEFENCES)
-                print(f"| {kind}, {bad} of 8 | {row} |", flush=True)
+        show_attacks()
 
 
 if __name__ == "__main__":

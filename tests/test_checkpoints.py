@@ -358,6 +358,26 @@ def test_a_checkpoint_shares_no_memory_with_the_server(tmp_path):
     assert checkpoint.description["next_sequence"] == {"0": 6}
 
 
+@pytest.mark.parametrize("rule", [lg.Anytime(lg.OGD(lr=0.3)), lg.StronglyConvexOGD(0.1), lg.Scheduled(lg.SGD(lr=0.1))])
+def test_a_checkpoint_in_the_place_of_an_earlier_one_is_the_same(rule, tmp_path):
+    server = _Kept(tmp_path, rule)
+    _advance(server, 5)
+    earlier = server.checkpoint()
+    addresses = {name: leaf.data_ptr() for name, leaf in earlier.tensors.items()}
+    _advance(server, 5)
+    expected = server.checkpoint()
+    made = server.checkpoint(room=earlier.tensors)
+    assert {name: leaf.data_ptr() for name, leaf in made.tensors.items()} == addresses
+    assert made.tensors.keys() == expected.tensors.keys()
+    assert all(torch.equal(made.tensors[name], leaf) for name, leaf in expected.tensors.items())
+    shared = len(addresses) - len(set(addresses.values()))
+    assert shared == any(leaf is server.output() for leaf in tensors(server.state))  # a part is copied once
+    assert server.archive.save(made)
+    again = _Kept(tmp_path, rule)
+    again.load()
+    assert _same(_bits(again), _bits(server))
+
+
 def test_a_checkpoint_of_another_version_of_the_library_says_so(tmp_path):
     server = _Kept(tmp_path)
     server.save()

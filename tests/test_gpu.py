@@ -104,3 +104,17 @@ def test_a_synchronous_round_is_that_of_the_cpu():
     problem = Synchronous(LocalSteps(Quadratic(noise=0.3), steps=3, inner="adamw:lr=0.03"), workers=4)
     cpu, gpu = (lg.simulate(problem, "nesterov:lr=0.1|0.3", 0, steps=40, device=device) for device in ("cpu", "cuda"))
     torch.testing.assert_close(gpu.output, cpu.output, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_long_gradients_are_shortened_and_refused_as_on_the_cpu(compile):
+    """Also within the graph that a simulation is recorded as."""
+    rule = lg.SGD(lr=torch.tensor([[0.5], [2.5]], dtype=torch.float64))  # one run diverges, and is held
+    traces = [
+        lg.simulate(lg.problems.Quadratic(noise=1.0), rule, 2, 200, seed=[0, 1], clip=3.0, max_norm_ratio=1.5,
+                    device=device, compile=compile)
+        for device in ("cuda", "cpu")
+    ]  # fmt: skip
+    assert traces[0].config["refused"] == traces[1].config["refused"]
+    assert traces[0].config["refused"][0][1] > 20
+    torch.testing.assert_close(traces[0].output, traces[1].output, rtol=1e-6, atol=1e-9)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
+from collections import deque
 
 import pytest
 import torch
@@ -11,7 +13,11 @@ from hypothesis import strategies as st
 
 import lategrad as lg
 from lategrad.checks import check_rule
-from lategrad.problems import SoftmaxRegression, load
+from lategrad.gradient_norms import NormGate, clipped
+from lategrad.problems import Quadratic, SoftmaxRegression, load
+from lategrad.serve import Server, Settings
+from lategrad.sets import norm
+from lategrad.support.runs import map_tensors, tensors
 
 RULE = lg.CentredClipping(lr=0.05, radius=0.2)
 
@@ -45,6 +51,95 @@ def test_no_gradient_moves_the_momentum_further_than_its_share_of_the_radius(a, 
     state = rule.update(state, torch.tensor([a, b], dtype=torch.float64), torch.tensor(0))
     assert state.center.norm() <= 0.25 * 2.0 * (1 + 1e-12)
 
+
+# ---- Norms
+
+
+@pytest.mark.parametrize("ratio", [1.5, 10.0])
+def test_the_gate_of_many_runs_is_its_plain_transcription_in_each(ratio):
+    runs, rounds = 3, 400
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.rand(rounds, runs, 1, generator=generator, dtype=torch.float64) + 0.5
+    lengths[torch.rand(rounds, runs, 1, generator=generator) < 0.2] *= 100
+    lengths[200:] *= 3  # all grow: the median follows
+    gate = NormGate(ratio, (runs,))
+    admitted = torch.stack([gate.admits(length) for length in lengths])
+    for run in range(runs):
+        last, alone = deque(maxlen=101), NormGate(ratio)
+        for t, value in enumerate(lengths[:, run, 0].tolist()):
+            learns = len(last) < 20
+            most = float("inf") if learns else ratio * statistics.median_low(last)
+            last.append(min(value, most))
+            assert bool(admitted[t, run]) == (value <= most and not learns)
+            assert alone.learns_from(lengths[t, run]) == learns
+            assert learns or (alone.objection(lengths[t, run]) is None) == (value <= most)
+    assert 0 < admitted.sum() < admitted.numel()
+
+
+def test_a_gate_that_has_seen_zeros_alone_refuses_nothing():
+    gate = NormGate(2.0)
+    admitted = [bool(gate.admits(torch.zeros(1))) for _ in range(101)]
+    assert admitted == [False] * 20 + [True] * 81
+    assert gate.admits(torch.ones(1))
+
+
+def test_a_long_first_gradient_is_not_applied_by_a_real_server():
+    """Before it is known how long gradients are, none is."""
+    server = Server(Quadratic(), lg.SGD(lr=0.1), Settings(steps=10, max_norm_ratio=5.0))
+    job = server.issue(0)
+    for _ in range(20):
+        job = server.exchange(0, job.version, job.sequence, torch.full((10,), 1e9, dtype=torch.float64))
+        assert (job.version, server.refusals) == (0, {})
+    server.exchange(0, job.version, job.sequence, torch.ones(10, dtype=torch.float64))
+    assert server.version == 1
+
+
+class Spiky(Quadratic):
+    """Now and then a gradient is a thousand times as long."""
+
+    def gradient(self, x, sample):
+        return torch.where(sample[..., :1] > 0.15, 1000.0, 1.0) * super().gradient(x, sample)
+
+
+SWEEP = lg.Anytime(lg.OGD(lr=torch.tensor([[0.1], [0.5]], dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("compile", [False, "rule", pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rule", [lg.SGD(lr=0.01), SWEEP, RULE])
+def test_a_refused_gradient_has_its_turn_and_changes_nothing(rule, compile):
+    problem, steps, delay = Spiky(noise=0.1), 150, 2
+    trace = lg.simulate(problem, rule, delay, steps, seed=1, max_norm_ratio=5.0, clip=0.4, compile=compile)
+    runs = torch.broadcast_shapes(*(leaf.shape[:-1] for leaf in tensors(rule)), ())
+    x0 = problem.start().expand(*runs, -1)
+    state, gate = rule.init(x0), NormGate(5.0, runs)
+    queries, refused = [rule.query(state)], torch.zeros(*runs, 1)
+    for t in range(steps):
+        grad = problem.gradient(queries[max(0, t - delay)], problem.samples(1, t, 1)[0])
+        admitted = gate.admits(norm(grad))
+        fresh = rule.update(state, clipped(grad, 0.4), torch.tensor(min(t, delay)))
+        state = map_both(lambda new, old, admitted=admitted: torch.where(admitted, new, old), fresh, state)
+        refused += ~admitted
+        queries.append(rule.query(state))
+    torch.testing.assert_close(trace.output, rule.output(state), rtol=1e-9, atol=1e-12)
+    assert trace.config["refused"] == refused.squeeze(-1).int().tolist()
+    assert refused.min() > 20
+    assert (trace.config["clip"], trace.config["max_norm_ratio"]) == (0.4, 5.0)
+
+
+def map_both(function, one, other):
+    """Of two states with the same form."""
+    values = iter([function(a, b) for a, b in zip(tensors(one), tensors(other), strict=True)])
+    return map_tensors(lambda _: next(values), one)
+
+
+@pytest.mark.parametrize("option", ["clip", "max_norm_ratio"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), torch.ones(2, 1), "long"])
+def test_bad_options_are_refused_by_name(option, value):
+    with pytest.raises(ValueError, match=f"{option} must be"):
+        lg.simulate(Quadratic(), RULE, 0, 10, **{option: value})
+
+
+# ---- Attacks
 
 ATTACKS = {
     "sign flipped": lambda grad: -10 * grad,

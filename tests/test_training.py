@@ -305,6 +305,37 @@ def test_a_run_whose_state_is_poisoned_goes_back_and_on(engine, kept, tmp_path):
     assert torch.equal(lg.replay(trace, Poisonous(tmp_path, doses=0), FAST).output, trace.output)
 
 
+@pytest.mark.filterwarnings("ignore:the state was not finite")
+def test_a_poisoned_run_goes_back_also_where_all_its_checkpoints_are_damaged(tmp_path):
+    """The newest is in memory, too."""
+    folder, last = tmp_path / "run", []
+
+    def damage(training):
+        wait_until(lambda: training.version > 100)
+        for path in folder.glob("checkpoint-*"):
+            path.write_bytes(b"nothing of use")
+        last.append(training.version)
+        for dose in range(2):
+            (tmp_path / f"dose-{dose}").unlink(missing_ok=True)
+
+    for dose in range(2):
+        (tmp_path / f"dose-{dose}").touch()
+    trace = _Run(Poisonous(tmp_path, doses=2), disturb=damage, folder=folder, rule=FAST, steps=600, workers=2,
+                 engine="threads", slow="constant:1", record_every=20, checkpoint_every=10**6)()  # fmt: skip
+    audit(trace)
+    assert trace.complete
+    assert last[0] > 100
+    assert trace.config["returns"] >= 1
+    assert torch.equal(read_pair(checkpoint_paths(folder)[0])[0]["output"], trace.output)
+
+
+def test_a_first_state_that_is_not_finite_is_said(tmp_path):
+    problem = Quadratic()
+    problem.start = lambda: torch.full((10,), torch.nan, dtype=torch.float64)
+    with pytest.raises(TrainingError, match="infinite or NaN before the first update"):
+        lg.train(problem, FAST, steps=10, workers=1, engine="threads", out=tmp_path)
+
+
 def test_a_run_that_is_poisoned_again_and_again_gives_up_with_a_sound_checkpoint(tmp_path):
     problem = Poisonous(tmp_path, doses=10**6)
     with (

@@ -27,7 +27,17 @@ from lategrad.learners import (
     OptimisticFTRL,
     OptimisticOGD,
 )
-from lategrad.rules import SGD, AnyRule, Anytime, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
+from lategrad.rules import (
+    SGD,
+    AnyRule,
+    Anytime,
+    CentredClipping,
+    Steady,
+    SteadyAdam,
+    SteadyMuon,
+    StronglyConvexOGD,
+    rivals,
+)
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.options import Option, load_object, options_of, own_target, parse_options, split_options
 from lategrad.support.validation import Scalar, did_you_mean, require
@@ -96,6 +106,7 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "sgd": _entry("SGD with a constant step, last iterate", SGD),
     "sgd-uniform": _entry("SGD with a constant step, uniform average", SGD, average="uniform"),
     "sgd-linear": _entry("SGD with a constant step, linearly weighted average", SGD, average="linear"),
+    "centred-clipping": _entry("SGD along a momentum that no single worker can move far", CentredClipping, radius=1.0),
     "steady": _entry("our own: anytime averaging for long delays", Steady),
     "steady-coordinate": _entry("our own, with a step for every coordinate", Steady, per_coordinate=True),
     "steady-adam": _entry("our own, for deep models: Adam's steps, averaged and braked", SteadyAdam),

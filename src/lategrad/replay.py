@@ -13,7 +13,6 @@ from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.rules.scheduled import Scheduled, has_step, with_schedule
-from lategrad.serve.gradient_norms import clipped
 from lategrad.serve.identity import require_same
 from lategrad.serve.settings import FUNCTION
 from lategrad.serve.worker import Streams
@@ -28,11 +27,8 @@ _NEIGHBOURS = 256  # as many as the simulator asks for at once
 class RecordedSamples:
     """A problem whose samples are those that the workers of a recorded run drew, in the order of its updates."""
 
-    def __init__(
-        self, problem: Problem, worker: Tensor, sequence: Tensor, streams: Streams, clip: float | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, worker: Tensor, sequence: Tensor, streams: Streams) -> None:
         self._problem, self._worker, self._sequence, self._streams = problem, worker, sequence, streams
-        self._clip = clip
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._problem, name)  # the rest is the problem's own
@@ -60,14 +56,9 @@ class RecordedSamples:
             return torch.cat([self._streams.draw(self._problem, worker, k, 1) for k in positions.tolist()])
         return self._streams.draw(self._problem, worker, low, high - low + 1)[positions - low]
 
-    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
-        """The problem's, as short as the run's server made it."""
-        grad = self._problem.gradient(x, sample)
-        return grad if self._clip is None else clipped(grad, self._clip)
-
     def to(self, device: torch.device | str) -> RecordedSamples:
         """The same with the problem's data on a device."""
-        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._streams, self._clip)
+        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._streams)
 
 
 def replay(
@@ -115,12 +106,12 @@ def replay(
     settings = trace.config["settings"]
     rule = _scheduled(fill_in(as_rule(rule), getattr(problem, "blocks", None)), settings.get("schedule"))
     streams = Streams(settings["seed"], settings.get("data_shards"))
-    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, streams, settings.get("clip")))
+    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, streams))
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
         return simulate(
             recorded, rule, Recorded(trace.delays, trace.time, trace.worker), len(trace.delays),
             record_every=record_every, device=device, progress=progress,
-            compile="rule" if trace.config["compiled"] else False,
+            compile="rule" if trace.config["compiled"] else False, clip=settings.get("clip"),
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, norm
 from lategrad.support.validation import Scalar, require, require_number
 
 
@@ -73,11 +73,10 @@ class CentredClipping:
 
     def update(self, state: CentredClippingState, grad: Tensor, delay: Delay) -> CentredClippingState:
         """One step along the momentum."""
-        lr, radius, momentum = (as_dtype(number, grad) for number in (self.lr, self.radius, self.momentum))
+        lr, momentum = (as_dtype(number, grad) for number in (self.lr, self.momentum))
         surprise = grad - state.center
-        largest = surprise.abs().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(grad.dtype).tiny)
-        length = largest * (surprise / largest).norm(dim=-1, keepdim=True)  # whose squares do not overflow
-        center = state.center + (1 - momentum) * (radius / length).clamp(max=1.0) * surprise
+        share = (self.radius / norm(surprise)).clamp_max(1.0)  # 0 where even float64 has no number for the length
+        center = state.center + (1 - momentum) * share.to(grad.dtype) * surprise
         return CentredClippingState(x=self.domain.project(state.x - lr * center), center=center)
 
     def output(self, state: CentredClippingState) -> Tensor:

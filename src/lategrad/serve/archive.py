@@ -68,6 +68,11 @@ class MemoryArchive:
         self._newest: Checkpoint | None = None
 
     @property
+    def is_filled(self) -> bool:
+        """Whether there is one."""
+        return self._newest is not None
+
+    @property
     def logged(self) -> int:
         """Updates whose rows it has."""
         return 0 if self._newest is None else len(self._newest.rows)

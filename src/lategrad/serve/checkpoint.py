@@ -36,7 +36,8 @@ class Checkpoint:
     version: int
     """Updates made so far."""
     tensors: dict[str, Tensor]
-    """``output``: what to ship; ``state.0``, ``state.1``, ...: the rule's state."""
+    """``output``: what to ship, which may share the memory of a part of the state; ``state.0``, ``state.1``, ...: the
+    rule's state."""
     description: dict[str, Any]
     """Plain JSON values; the run's configuration is its ``config``."""
     rows: NDArray[Any]
@@ -68,7 +69,8 @@ def version_of(path: Path) -> int:
 def write_pair(folder: Path, checkpoint: Checkpoint, log_mark: dict[str, int]) -> None:
     """Write both files, so that a reader finds this checkpoint or the one before, never a part."""
     path = checkpoint_path(folder, checkpoint.version)
-    tensors = safetensors.torch.save({name: leaf.contiguous() for name, leaf in checkpoint.tensors.items()})
+    output = {"output": checkpoint.tensors["output"].clone()}  # in the file it is a tensor of its own
+    tensors = safetensors.torch.save({name: leaf.contiguous() for name, leaf in (checkpoint.tensors | output).items()})
     description = {
         "format": FORMAT,
         "version": checkpoint.version,

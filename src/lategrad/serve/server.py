@@ -22,7 +22,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -30,17 +30,18 @@ from torch import Tensor
 
 from lategrad.execution import in_place
 from lategrad.execution.pays import compiling_pays
+from lategrad.gradient_norms import NormGate, clipped
 from lategrad.problems.problem import Problem
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket
 from lategrad.serve.checkpoint import Checkpoint
-from lategrad.serve.gradient_norms import NormGate, clipped, norm
 from lategrad.serve.identity import identify, require_same
 from lategrad.serve.job import Job, is_finite, unusable
 from lategrad.serve.records import Records
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry, measure
 from lategrad.serve.update_log import UpdateLog
+from lategrad.sets import norm
 from lategrad.staleness import StalenessGate
 from lategrad.support.runs import map_tensors, tensors
 from lategrad.support.validation import require
@@ -187,7 +188,13 @@ class Server:
             checked: whether it has been found usable (:func:`~lategrad.serve.job.unusable`) where it was made.
         """
         with torch.no_grad():
-            objection = self._objection(worker, version, sequence, grad, checked) or self._too_long(grad)
+            objection = self._objection(worker, version, sequence, grad, checked)
+            if objection is None and self._norm_gate is not None:
+                length = norm(grad).cpu()
+                if self._norm_gate.learns_from(length):
+                    self.forget(worker, sequence)
+                    return self.issue(worker, out)
+                objection = self._norm_gate.objection(length)
             if objection is not None:
                 self.refuse(worker, sequence, objection)
                 return self.issue(worker, out)
@@ -221,9 +228,6 @@ class Server:
         if version != issued.version:
             return f"version {version} instead of {issued.version}, which job {sequence} was handed out with"
         return None if checked else unusable(grad, self.dim, self.dtype)
-
-    def _too_long(self, grad: Tensor) -> str | None:
-        return None if self._norm_gate is None else self._norm_gate.objection(norm(grad))
 
     def _record(self) -> None:
         if self.is_sound():
@@ -302,15 +306,16 @@ class Server:
             sequence=self.log.column("sequence"),
         )
 
-    def checkpoint(self, logged: int = 0) -> Checkpoint:
-        """All that is needed to go on, as a copy; of the log what is new after ``logged`` updates."""
+    def checkpoint(self, logged: int = 0, room: Mapping[str, Tensor] | None = None) -> Checkpoint:
+        """All that is needed to go on, as a copy; of the log what is new after ``logged`` updates.
+
+        Args:
+            logged: updates whose rows are not needed.
+            room: tensors of an earlier checkpoint that nobody needs any more, to be written over: fresh memory takes
+                several times as long as the copying itself.
+        """
         if not self.whole:
             raise RuntimeError(f"no checkpoint: update {self.version + 1} was broken off half-way")
-        leaves = {
-            "output": self.output(),
-            **{f"state.{i}": leaf for i, leaf in enumerate(tensors(self.state))},
-            **{f"{_TO_EVALUATE}{version}": output for version, output in self.records.waiting().items()},
-        }
         description = {
             "config": {**self.config, "replaced": dict(self.config["replaced"])},
             "records": self.records.saved(),
@@ -319,8 +324,18 @@ class Server:
             "next_sequence": {str(worker): k for worker, k in self._next_sequence.items()},
             "seconds": self.seconds,
         }
-        copies = {name: leaf.detach().to("cpu", copy=True) for name, leaf in leaves.items()}
-        return Checkpoint(self.version, copies, description, self.log.rows(logged))
+        return Checkpoint(self.version, self._copies(room or {}), description, self.log.rows(logged))
+
+    def _copies(self, room: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of the state, and of the output where that is not a part of it: otherwise it shares the part's copy."""
+        output, leaves = self.output(), {f"state.{i}": leaf for i, leaf in enumerate(tensors(self.state))}
+        part = next((name for name, leaf in leaves.items() if leaf is output), None)
+        if part is None:
+            leaves["output"] = output
+        leaves |= {f"{_TO_EVALUATE}{version}": output for version, output in self.records.waiting().items()}
+        copies = {name: room[name].copy_(leaf) if name in room else leaf.detach().to("cpu", copy=True)
+                  for name, leaf in leaves.items()}  # fmt: skip
+        return copies if part is None else {"output": copies[part], **copies}
 
     def go_back(self, checkpoint: Checkpoint) -> None:
         """Give up a state that is not finite for one that was; the samples that led to it are not drawn again."""

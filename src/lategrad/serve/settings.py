@@ -12,6 +12,7 @@ from typing import Any
 
 from lategrad.delays import Law
 from lategrad.delays.specs import parse
+from lategrad.gradient_norms import require_norm_options
 from lategrad.rules.scheduled import Share, complete_schedule
 from lategrad.serve.monitor import LOGS, logs_of
 from lategrad.serve.watch import OnRecord
@@ -106,8 +107,8 @@ class Settings:
         "gradients that are longer than this are shortened to this norm; by default none is.", None,
     )  # fmt: skip
     max_norm_ratio: float | None = _option(
-        "gradients whose norm is more than so many times the median of the last hundred are refused, such as 100; by "
-        "default none is.", None,
+        "gradients whose norm is more than so many times the median of the last hundred are refused, such as 100; the "
+        "first twenty only tell how long gradients are, and are not applied. By default none is refused.", None,
     )  # fmt: skip
     stall: float | None = _option(
         "seconds without an update (and never less than two deadlines) after which the run ends with the reason and a "
@@ -179,9 +180,9 @@ class Settings:
         called = self.on_record is None or callable(self.on_record)
         require("on_record", self.on_record, called, "a function of telemetry and output")
         require_number("deadline", self.deadline, low=0, strict=True)
-        for name in ("clip", "stall", "max_norm_ratio"):
-            if (value := getattr(self, name)) is not None:
-                require_number(name, value, low=1 if name == "max_norm_ratio" else 0, strict=True)
+        require_norm_options(self.clip, self.max_norm_ratio)
+        if self.stall is not None:
+            require_number("stall", self.stall, low=0, strict=True)
         if isinstance(self.schedule, str):  # a run that goes on longer keeps its schedule
             known = not self.schedule.startswith(FUNCTION)
             require("schedule", self.schedule, known, "given again, as the function that it was")

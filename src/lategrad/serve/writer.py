@@ -15,6 +15,8 @@ class Writer:
         self.archive = archive
         self.saved_version = -1
         """Of the newest checkpoint that is on the disk."""
+        self.newest: Checkpoint | None = None
+        """Stays in memory: the run can go back to it whatever becomes of the disk; the next takes its place."""
         self._thread = ThreadPoolExecutor(1, "lategrad-checkpoint")
         self._writing: Future[None] | None = None
 
@@ -26,6 +28,7 @@ class Writer:
     def write(self, checkpoint: Checkpoint) -> None:
         """Begin to write a checkpoint; the one before must be written."""
         self.wait()
+        self.newest = checkpoint
         self._writing = self._thread.submit(self._write, checkpoint)
 
     def _write(self, checkpoint: Checkpoint) -> None:

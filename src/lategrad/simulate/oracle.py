@@ -15,6 +15,9 @@ t = 4  2          x_2, sample z_4  the query becomes x_5
 
 Where the problem's workers remember something from job to job (:class:`~lategrad.problems.LocalSteps`), every simulated
 worker has a memory of its own: those of a cluster, or the fewest that could have sent gradients so late.
+
+With ``clip`` and ``max_norm_ratio`` a gradient is shortened, or refused, as by a real server. A refused one has its
+place in the sequence of the delays, but makes no update: the state, and the rule's own count, stay as they are.
 """
 
 from __future__ import annotations
@@ -36,16 +39,18 @@ from lategrad.delays.stages import StageDelays
 from lategrad.execution import OneCall, in_place
 from lategrad.execution.eager import eager_run
 from lategrad.execution.pays import compiling_pays
+from lategrad.gradient_norms import NormGate, clipped, require_norm_options
 from lategrad.problems.problem import Problem, as_problem
 from lategrad.problems.work import remembers
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, weigh_ticket
+from lategrad.sets import norm
 from lategrad.simulate.history import History, SlotPlan, plan_slots
 from lategrad.simulate.progress import progress_bar
 from lategrad.simulate.recorder import Recorder
 from lategrad.simulate.workers import Workers
-from lategrad.support.runs import map_tensors, runs_shape
+from lategrad.support.runs import map_tensors, runs_shape, tensors
 from lategrad.support.seeds import Stream, derived_seed
 from lategrad.support.validation import require, require_device
 from lategrad.trace import Axis, Trace, describe
@@ -70,6 +75,8 @@ def simulate(
     progress: bool | None = None,
     save_to: str | Path | None = None,
     axes: Sequence[str] | None = None,
+    clip: float | None = None,
+    max_norm_ratio: float | None = None,
 ) -> Trace:
     """Run a rule under late gradients; all combinations of seeds, delays and the rule's own runs at once.
 
@@ -96,6 +103,9 @@ def simulate(
             lost.
         axes: a name for every run dimension of the rule (and of the start); by default that of the one
             hyper-parameter that varies along it, or ``run0``, ``run1``, ... where there is not one.
+        clip: shorten gradients to this norm.
+        max_norm_ratio: refuse gradients whose norm is more than so many times the median of the last hundred of their
+            run, and the first twenty, which tell how long they are; ``trace.config["refused"]`` says how many.
 
     Ctrl-C ends the run early and returns what was recorded (``trace.complete`` is then False).
 
@@ -114,6 +124,7 @@ def simulate(
     seeds, models = _as_tuple(seed), _as_tuple(delays)
     require("seed", seed, all(isinstance(s, int) and s >= 0 for s in seeds) and len(seeds) > 0, "integers >= 0")
     require("delays", delays, len(models) > 0, "at least one delay model")
+    require_norm_options(clip, max_norm_ratio)
     problem, rule = as_problem(problem), as_rule(rule)
     parsed = tuple(_with_local_steps(_as_model(model), problem) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
@@ -123,7 +134,7 @@ def simulate(
     rule = fill_in(rule, getattr(problem, "blocks", None))
     device = require_device("device", device)
     simulation = Simulation(problem.to(device), map_tensors(lambda leaf: leaf.to(device), rule), arrivals, seeds,
-                             share_samples, compile, profiles)  # fmt: skip
+                             share_samples, compile, profiles, clip, max_norm_ratio)  # fmt: skip
     single = (isinstance(seed, int), not isinstance(delays, Sequence) or isinstance(delays, str))
     own = rule_axes(rule, simulation.shape[2:-1], axes)
     all_axes = [Axis("seed", seeds), Axis("delay", tuple(_label(m) for m in models)), *own]
@@ -134,6 +145,8 @@ def simulate(
         "seeds": list(seeds),
         "steps": steps,
         "share_samples": share_samples,
+        "clip": clip,
+        "max_norm_ratio": max_norm_ratio,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
     }
@@ -206,6 +219,8 @@ class Simulation:
         share_samples: bool,
         compile: bool | Literal["rule"] | None,
         profiles: Sequence[StageDelays | None] | None = None,
+        clip: float | None = None,
+        max_norm_ratio: float | None = None,
     ) -> None:
         self.problem, self.rule, self.arrivals = problem, rule, arrivals
         x0 = problem.start()
@@ -244,6 +259,9 @@ class Simulation:
         if compile is None:
             compile = compiling_pays(len(self.delays), query.numel())
         update = eager_run(rule) if compile != "rule" else _through_the_door(rule, self.state)
+        self.refused = torch.zeros(*self.shape[:-1], 1, dtype=torch.int64, device=query.device)
+        """Gradients of each run that were refused for their norm."""
+        update = _guarded(update, clip, max_norm_ratio, self.refused)
         advance = _one_update(self.workers or problem, rule, update, self.queries, self.tickets, self.shape)
         self.advance = OneCall(advance, query.device) if compile is True else advance
         _store(rule, self.state, self.queries, self.tickets, self.queries.write[0].to(query.device))
@@ -343,6 +361,25 @@ def _through_the_door(rule: AnyRule[Any], state: Any) -> Callable[..., None]:
     """The rule's update alone, as a real server makes it."""
     step = in_place(rule, state)
     return lambda state, grad, delay, ticket, query_out: step(grad, delay, ticket)
+
+
+def _guarded(
+    update: Callable[..., None], clip: float | None, max_norm_ratio: float | None, refused: Tensor
+) -> Callable[..., None]:
+    """An update on gradients that are not too long: ``refused`` counts those that were, which change nothing."""
+    gate = None if max_norm_ratio is None else NormGate(max_norm_ratio, refused.shape[:-1], refused.device)
+
+    def guarded(state: Any, grad: Tensor, *others: Any) -> None:
+        before, admitted = [], None
+        if gate is not None:
+            before, admitted = [leaf.clone() for leaf in tensors(state)], gate.admits(norm(grad))
+        update(state, grad if clip is None else clipped(grad, clip), *others)
+        if admitted is not None:
+            for leaf, old in zip(tensors(state), before, strict=True):
+                leaf.copy_(torch.where(admitted, leaf, old))
+            refused.add_(~admitted)
+
+    return update if clip is None and gate is None else guarded
 
 
 def _one_update(

@@ -61,6 +61,8 @@ class Recorder:
         updates, elapsed = self.steps[-1], time.monotonic() - self.begin
         runs = math.prod(self.simulation.shape[:-1])
         arrivals, workers = self.simulation.arrivals, self.simulation.workers
+        refused = self._drop(self.simulation.refused.squeeze(-1).cpu(), before=0).tolist()
+        speed = {"seconds": elapsed, "run_steps_per_second": updates * runs / elapsed}
         return Trace(
             steps=torch.tensor(self.steps),
             loss=self._drop(torch.stack(self.losses), before=1),
@@ -69,7 +71,7 @@ class Recorder:
             output=self._drop(self.output, before=0),
             query=self._drop(self.query, before=0),
             axes=self.axes,
-            config={**self.config, "seconds": elapsed, "run_steps_per_second": updates * runs / elapsed},
+            config={**self.config, **speed, "refused": refused},
             time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
             worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
             local_steps=None if workers is None else self._drop(workers.local_steps[:updates], before=1),

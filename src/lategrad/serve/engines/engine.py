@@ -77,7 +77,8 @@ class Engine(Protocol):
         ...
 
     def hurry(self) -> None:
-        """The run is to end: updates are not to wait for evaluations any more. May be called by a signal handler."""
+        """The run is to end: wait no longer for evaluations, nor for what may not come. May be called by a signal
+        handler."""
         ...
 
     def begin(self, checkpoint: Checkpoint | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import warnings
 from typing import Any
@@ -14,7 +15,14 @@ from lategrad.rules.rule import AnyRule
 from lategrad.serve.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoint import Checkpoint
 from lategrad.serve.desk import FOR_EVER, Desk, ForeignMessageError, Location
-from lategrad.serve.engines.engine import LAST_EVALUATIONS, MOST_RETURNS, Ended, Report, poisoned_for_good
+from lategrad.serve.engines.engine import (
+    LAST_EVALUATIONS,
+    MOST_RETURNS,
+    Ended,
+    Report,
+    TrainingError,
+    poisoned_for_good,
+)
 from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.threads import Threads
 from lategrad.serve.engines.transport import Arrived, Failed, Garbled, Lost, Ready, Transport, WorkerHandle
@@ -65,7 +73,7 @@ class LocalEngine:
         self.records.listener = lambda output: look(self.server.telemetry(), output)
 
     def hurry(self) -> None:
-        """Wait for no evaluation any more."""
+        """Wait for no evaluation any more; for the server, in this process, and workers nobody waits for long."""
         self._in_a_hurry = True
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
@@ -189,10 +197,13 @@ class LocalEngine:
             self._save()
 
     def _save(self) -> None:
+        """Begin to write a checkpoint; the one before must be written."""
         if not self.server.whole:
             warnings.warn(f"no checkpoint: update {self.server.version + 1} was broken off half-way", stacklevel=2)
         elif self.server.is_sound():
-            self._writer.write(self.server.checkpoint(self._writer.archive.logged))
+            newest = self._writer.newest
+            room = None if newest is None else newest.tensors
+            self._writer.write(self.server.checkpoint(self._writer.archive.logged, room))
         else:
             self._go_back()
 
@@ -206,9 +217,10 @@ class LocalEngine:
     def _go_back(self) -> None:
         """The state is not finite: go on from the last that was, and give up where that has not helped."""
         self._writer.wait()
-        checkpoint = self._writer.archive.load()
-        self._writer.saved_version = checkpoint.version
-        self.server.go_back(checkpoint)
+        newest = self._writer.newest
+        if newest is None:
+            raise TrainingError("the state is infinite or NaN before the first update: see start() of the problem")
+        self.server.go_back(dataclasses.replace(newest, rows=self.server.log.rows()[: newest.version]))
         self._desk.void_all_jobs()
         self._shown = min(self._shown, self.server.version)
         if self.server.returns_in_a_row > MOST_RETURNS:

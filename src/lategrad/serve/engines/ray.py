@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import secrets
 import time
@@ -28,7 +29,15 @@ from lategrad.rules.rule import AnyRule
 from lategrad.serve.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoint import Checkpoint
 from lategrad.serve.desk import Location
-from lategrad.serve.engines.engine import LAST_EVALUATIONS, MOST_RETURNS, Ended, Report, poisoned_for_good
+from lategrad.serve.engines.engine import (
+    LAST_EVALUATIONS,
+    MOST_RETURNS,
+    Ended,
+    Report,
+    TrainingError,
+    poisoned_for_good,
+)
+from lategrad.serve.engines.own_ray import own_ray
 from lategrad.serve.engines.ray_actors import ServerActor, Status, WorkerActor
 from lategrad.serve.records import Records
 from lategrad.serve.server import Server
@@ -45,6 +54,9 @@ _MIRROR_SHARE = 0.05  # of the time, at most, is spent on it
 _PATIENCE = 10.0  # seconds that the server has for an answer, and more where vectors are long
 _ENTRIES_PER_SECOND = 1e6  # of a vector, on a bad day
 _FIRST_ANSWER = 300.0  # seconds for the first: a machine for it may have to be found
+_LAST_ANSWER = 5.0  # seconds for the last, when the run is to end, and more where vectors are long
+_LAST_ENTRIES_PER_SECOND = 1e7
+_GLANCE = 0.2  # seconds after which whoever waits for an answer sees whether the run is to end
 
 
 @contextlib.contextmanager
@@ -59,9 +71,10 @@ def connected(address: str | None, cpus: int) -> Iterator[None]:
         yield
         return
     if address is None:
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="error")
-    else:
-        ray.init(address=address, log_to_driver=False, logging_level="error")
+        with own_ray(cpus):
+            yield
+        return
+    ray.init(address=address, log_to_driver=False, logging_level="error")
     try:
         yield
     finally:
@@ -92,6 +105,8 @@ class RayEngine:
         self._settings = dataclasses.replace(settings, on_record=None)  # which stays here
         self._archive, self._mirror = archive, MemoryArchive(seconds=_MIRROR_EVERY)
         self._patience = _PATIENCE + problem.dim / _ENTRIES_PER_SECOND
+        self._last_patience = _LAST_ANSWER + problem.dim / _LAST_ENTRIES_PER_SECOND
+        self._hurries = False
         self._resources = contextlib.ExitStack()
         self._handles: dict[int, _WorkerHandle] = {}
         self._server: Any = None
@@ -122,12 +137,13 @@ class RayEngine:
         self._look = look
 
     def hurry(self) -> None:
-        """Nothing waits here for an evaluation."""
+        """The run is to end: the server has a few seconds more for an answer, and is not waited for to come back."""
+        self._hurries = True
 
     # ---- The server
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
-        """Connect, start the server's actor, and let it begin."""
+        """Connect, start the server's actor, and let it begin; if the run is to end by then, leave it at that."""
         _, most = self._settings.worker_range()
         self._resources.enter_context(connected(self._settings.address, cpus=most))
         self._shared_problem = ray.put(self._problem)
@@ -139,28 +155,55 @@ class RayEngine:
         self._server = actor.remote(secrets.token_hex(8))
         if checkpoint is not None:
             self._mirror.save(checkpoint)
-        self._begin_server(checkpoint, patience=max(_FIRST_ANSWER, self._patience))
-        if self._archive is not None and not self._write():
+        self._wait_for_server()
+        if self._archive is not None and self._mirror.is_filled and not self._write():
             raise self._archive.unusable()
-        self._wait_for_status()
 
     def _server_node(self) -> Any:
         """The server starts on the driver's machine, the likeliest to stay, and elsewhere if it must."""
         return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
 
-    def _begin_server(self, checkpoint: Checkpoint | None, patience: float) -> None:
-        """Let the server begin; its first checkpoint is the mirror's."""
+    def _wait_for_server(self) -> None:
+        """Until it has begun, and told how it is doing; it may be lost meanwhile, and is begun again then."""
+        end = time.monotonic() + _FIRST_ANSWER
+        while self._status is None and not self._hurries:
+            if time.monotonic() > end:
+                raise TrainingError(f"the server could not be started within {_FIRST_ANSWER:g} s")
+            self._take_note(self._status_soon())
+        if self._status is None:
+            self._telemetry = self._stand_in.telemetry()
+
+    def _status_soon(self) -> Any:
+        """A reference to the server's next status."""
+        return self._server.status.remote(self._version, self._replaced, len(self.records.steps))
+
+    def _begin_server(self) -> None:
+        """Let the server begin, from the mirror's checkpoint if there is one; its first is then the mirror's."""
+        checkpoint = self._mirror.load() if self._mirror.is_filled else None
         watched = self._look is not None
         begun = self._server.begin.remote(self._shared_problem, self._rule, self._settings, checkpoint, watched)
-        first = _answer(begun, patience)
+        first = self._answer(begun, max(_FIRST_ANSWER, self._patience))
         self._version = first.version
         self.records.restore(first.description["records"], {})
         self._mirror.save(first)
 
+    def _answer(self, reference: Any, patience: float) -> Any:
+        """What the server says, waited for so long, or until the run is to end; what it raised is raised here."""
+        begin = time.monotonic()
+        while not ray.wait([reference], timeout=_GLANCE, fetch_local=False)[0]:
+            if time.monotonic() - begin > (self._last_patience if self._hurries else patience):
+                raise _NoAnswerError("it does not answer")
+        try:
+            return ray.get(reference, timeout=self._patience)
+        except RayTaskError:
+            raise
+        except RayError as error:
+            raise _NoAnswerError(_brief(error)) from None
+
     def _fetch(self) -> None:
         """Bring the mirror up to date."""
         begin = time.monotonic()
-        fetched = _answer(self._server.checkpoint.remote(self._mirror.logged), self._patience)
+        fetched = self._answer(self._server.checkpoint.remote(self._mirror.logged), self._patience)
         if fetched is None:
             self._go_back()
         else:
@@ -176,21 +219,11 @@ class RayEngine:
     def _go_back(self) -> None:
         """The server's state is not finite: it goes on from the mirror's, which is."""
         newest = self._mirror.load()
-        in_a_row = _answer(self._server.go_back.remote(newest), self._patience)
+        in_a_row = self._answer(self._server.go_back.remote(newest), self._patience)
         self._version = newest.version
         self.records.restore(newest.description["records"], {})
         if in_a_row > MOST_RETURNS:
             raise poisoned_for_good(newest.version)
-
-    def _wait_for_status(self) -> None:
-        """The first one, so that there is telemetry to show."""
-        while self._status is None:
-            self._asked = self._status_soon()
-            self._take_note(self._asked)
-
-    def _status_soon(self) -> Any:
-        """A reference to the server's next status."""
-        return self._server.status.remote(self._version, self._replaced, len(self.records.steps))
 
     def _ask(self, now: float) -> None:
         if self._asked is None and now >= self._ask_at:
@@ -200,9 +233,9 @@ class RayEngine:
         """Of the server's status, or of its absence."""
         self._asked = None
         try:
-            status: Status | None = _answer(answer, self._patience)
+            status: Status | None = self._answer(answer, self._patience)
             if status is None:  # it was restarted, and does not know where to go on
-                self._begin_server(self._mirror.load(), self._patience)
+                self._begin_server()
                 return
             if status.poisoned:
                 self._go_back()
@@ -244,7 +277,11 @@ class RayEngine:
 
     def save(self) -> None:
         """Write a checkpoint: a new one, if the server is there to give one."""
+        if not self._mirror.is_filled:
+            return  # the run was to end before it began
         try:
+            if self._status is None:
+                raise _NoAnswerError("it is away")
             self._status_soon()  # with which the number of replaced workers is the last
             self._fetch()
         except (_NoAnswerError, RayTaskError) as error:
@@ -259,25 +296,27 @@ class RayEngine:
         """What happened; None if the server was lost at the very last moment, so that its return must be supervised."""
         trace: Trace | None = None
         if at_once and self._status is None:
-            return self._mirrored_trace()
+            return self._stand_in.trace()
         patience = LAST_EVALUATIONS if at_once else math.inf
         end = time.monotonic() + patience
         while self._status is not None and self._status.evaluating and time.monotonic() < end:
             time.sleep(_ASK_EVERY)
             self._take_note(self._status_soon())
         with contextlib.suppress(_NoAnswerError):
-            trace = _answer(self._server.trace.remote(patience), self._patience)
+            trace = self._answer(self._server.trace.remote(patience), self._patience)
         if trace is None:
             self._status = None
-            return self._mirrored_trace() if at_once else None
+            return self._stand_in.trace() if at_once else None
         self._take_note(self._status_soon())  # with the last records
         return trace
 
-    def _mirrored_trace(self) -> Trace:
-        """What happened up to the mirror, without a server."""
+    @functools.cached_property
+    def _stand_in(self) -> Server:
+        """A server here, for the end of a run whose own does not answer: where the mirror was."""
         server = Server(self._problem, self._rule, self._settings)
-        server.restore(self._mirror.load())
-        return server.trace()
+        if self._mirror.is_filled:
+            server.restore(self._mirror.load())
+        return server
 
     # ---- The workers
 
@@ -317,7 +356,7 @@ class RayEngine:
     def _bury(self, member: int) -> Ended:
         handle = self._handles.pop(member)
         try:
-            ray.get(handle.end)
+            ray.get(handle.end, timeout=self._patience)
             reason = None
         except RayError as error:
             reason = _brief(error)
@@ -354,16 +393,6 @@ class RayEngine:
 
 class _NoAnswerError(Exception):
     """The server, or what it said, did not arrive: it may be back soon."""
-
-
-def _answer(reference: Any, patience: float) -> Any:
-    """What the server says, waited for as long as that; an exception that it raised is raised here."""
-    try:
-        return ray.get(reference, timeout=patience)
-    except RayTaskError:
-        raise
-    except RayError as error:
-        raise _NoAnswerError(_brief(error)) from None
 
 
 def _brief(error: RayError) -> str:

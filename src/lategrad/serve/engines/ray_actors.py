@@ -127,6 +127,7 @@ class ServerActor:
         self._segments: dict[int, Segment] = {}
         self._recorded: dict[int, Recorded] = {}
         """By its position among the records."""
+        self._room: dict[str, Tensor] | None = None
 
     def begin(
         self,
@@ -251,7 +252,11 @@ class ServerActor:
     def checkpoint(self, logged: int) -> Checkpoint | None:
         """A checkpoint, with the log after so many updates; None if the state is not finite any more."""
         assert self._server is not None
-        return self._server.checkpoint(logged) if self._server.is_sound() else None
+        if not self._server.is_sound():
+            return None
+        made = self._server.checkpoint(logged, self._room)
+        self._room = made.tensors  # Ray has copied them into its reply when the next one is asked for
+        return made
 
     def go_back(self, checkpoint: Checkpoint) -> int:
         """Give up a state that is not finite; how often in a row that was done."""
@@ -269,8 +274,9 @@ class ServerActor:
 class RayLink:
     """The worker's end: what it sends is a call, what it receives is the reply."""
 
-    def __init__(self, server: Any, member: int, worker: int) -> None:
+    def __init__(self, server: Any, member: int, worker: int, patience: float) -> None:
         self._server, self._member, self._worker = server, member, worker
+        self._patience = patience
         self._location, self._start = here(), 0
         self._segment: Segment | None = None
         self._reply = self._join()
@@ -280,10 +286,10 @@ class RayLink:
         return self._server.join.remote(self._member, self._worker, self._location)
 
     def receive(self) -> Job | None:
-        """The reply to what was sent last; if the server is away, a new job when it is back."""
+        """The reply to what was sent last; if the server is away, or silent for long, a new job when it is back."""
         while True:
             try:
-                reply = ray.get(self._reply)
+                reply = ray.get(self._reply, timeout=self._patience)
                 if reply is None:
                     return None
                 if reply != WAIT and reply != REJOIN:
@@ -313,7 +319,8 @@ class RayLink:
     def _share(self, query: Tensor) -> None:
         """Offer a segment to a server that has just started, or that is new to this worker."""
         segment = self._segment or Segment.create(len(query), query.dtype)
-        attached = ray.get(self._server.attach.remote(self._member, self._location.node, segment.address))
+        answer = self._server.attach.remote(self._member, self._location.node, segment.address)
+        attached = ray.get(answer, timeout=self._patience)
         self._segment = segment if attached else None
 
     def _header(self, job: Job) -> Header:
@@ -344,7 +351,8 @@ class WorkerActor:
     def __init__(self, server: Any, member: int, worker: int, problem: Problem, settings: Settings) -> None:
         torch.set_num_threads(1)  # the workers are the parallelism
         self._oracle = Oracle(problem, settings.streams, settings.slowness(), torch.device(settings.device))
-        self._whom = (server, member, worker)
+        patience = settings.deadline / 2  # it helps itself before it is taken for hung
+        self._whom = (server, member, worker, patience)
 
     def run(self) -> None:
         """Work until there is no more work."""
