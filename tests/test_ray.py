@@ -19,6 +19,7 @@ import lategrad as lg
 from lategrad.problems import Quadratic
 from lategrad.serve import Settings, Training, TrainingError
 from lategrad.serve.desk import ForeignMessageError, Location
+from lategrad.serve.wire import Wire
 
 ray = pytest.importorskip("ray")
 
@@ -118,7 +119,7 @@ def test_a_worker_that_a_restarted_server_does_not_know_joins_again(actor):
 def test_vectors_of_one_machine_travel_through_shared_memory(actor):
     begin(actor)
     header, query = unpack(actor.join(0, 0, HERE))
-    segment = Segment.create(len(query), query.dtype)
+    segment = Segment.create(Wire("float32", len(query), query.dtype))
     assert not actor.attach(0, "elsewhere", segment.address)
     assert actor.attach(0, HERE.node, segment.address)
     for version in range(3):
@@ -140,7 +141,7 @@ def test_vectors_of_one_machine_travel_through_shared_memory(actor):
 def test_a_segment_that_cannot_be_opened_is_told(actor):
     begin(actor)
     actor.join(0, 0, HERE)
-    segment = Segment.create(6, torch.float64)
+    segment = Segment.create(Wire("float32", 6, torch.float64))
     assert not actor.attach(0, HERE.node, segment.address._replace(descriptor=9999))
     assert "go through the object store" in status_of(actor).messages[0]
 

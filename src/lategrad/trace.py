@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = "lategrad-trace-1"
-_TENSORS = ("steps", "loss", "accuracy", "test_loss", "delays", "time", "worker", "sequence", "output", "query")
+_OPTIONAL = ("accuracy", "test_loss", "time", "worker", "sequence", "previous", "local_steps")
+_TENSORS = ("steps", "loss", "delays", "output", "query", *_OPTIONAL)
 _METRIC = "metric."  # before the names of the user's own, in a file
 
 
@@ -78,6 +79,11 @@ class Trace:
     """``(updates, *arrivals)``: who sent each gradient, where known."""
     sequence: Tensor | None = None
     """``(updates,)``: which sample of its worker's stream each gradient used, in a real training."""
+    previous: Tensor | None = None
+    """``(updates,)``: the job of its worker that what it had kept was from, -1 if it had nothing yet; where workers
+    keep something from job to job."""
+    local_steps: Tensor | None = None
+    """``(updates,)``: the steps of its own that the worker took for each, where it takes any."""
     test_loss: Tensor | None = None
     """``(records, *runs)``: the loss on held-out data at the rule's output, where the problem has one."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
@@ -131,7 +137,7 @@ class Trace:
         except SafetensorError as error:
             raise ValueError(f"{os.fspath(path)!r} is not a readable trace: {error}") from None
         axes = tuple(Axis(axis["name"], tuple(axis["values"])) for axis in json.loads(metadata["axes"]))
-        optional = {name: tensors.pop(name, None) for name in ("accuracy", "test_loss", "time", "worker", "sequence")}
+        optional = {name: tensors.pop(name, None) for name in _OPTIONAL}
         metrics = {name[len(_METRIC) :]: tensors.pop(name) for name in list(tensors) if name.startswith(_METRIC)}
         return Trace(**tensors, **optional, metrics=metrics, axes=axes, config=json.loads(metadata["config"]))
 

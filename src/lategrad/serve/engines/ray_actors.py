@@ -39,10 +39,11 @@ from lategrad.serve.engines.ray_messages import (
     pack_header,
     unpack,
 )
-from lategrad.serve.job import Job, malformed
+from lategrad.serve.job import PLAIN, Answer, Job, Made, malformed
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry
+from lategrad.serve.wire import Wire
 from lategrad.serve.worker import Oracle, work
 from lategrad.trace import Trace
 
@@ -160,7 +161,7 @@ class ServerActor:
                 return REJOIN
             grad = self._segments[member].grad
         out = self._room_for_query(member)
-        job = self._desk.deliver(member, header.worker, header.version, header.sequence, grad, out)
+        job = self._desk.deliver(member, header.worker, header.version, header.sequence, grad, out, made=header.made)
         return self._reply(member, job)
 
     def fail(self, header: Header, reason: str) -> Reply:
@@ -233,8 +234,8 @@ class ServerActor:
 class RayLink:
     """The worker's end: what it sends is a call, what it receives is the reply."""
 
-    def __init__(self, server: Any, member: int, worker: int) -> None:
-        self._server, self._member, self._worker = server, member, worker
+    def __init__(self, server: Any, member: int, worker: int, wire: str) -> None:
+        self._server, self._member, self._worker, self._wire = server, member, worker, wire
         self._location, self._start = here(), 0
         self._segment: Segment | None = None
         self._reply = self._join()
@@ -276,17 +277,18 @@ class RayLink:
 
     def _share(self, query: Tensor) -> None:
         """Offer a segment to a server that has just started, or that is new to this worker."""
-        segment = self._segment or Segment.create(len(query), query.dtype)
+        segment = self._segment or Segment.create(Wire(self._wire, len(query), query.dtype))
         attached = ray.get(self._server.attach.remote(self._member, self._location.node, segment.address))
         self._segment = segment if attached else None
 
-    def _header(self, job: Job) -> Header:
-        return Header(self._start, self._member, job.worker, job.sequence, job.version)
+    def _header(self, job: Job, made: Made = PLAIN) -> Header:
+        return Header(self._start, self._member, job.worker, job.sequence, job.version, *made)
 
-    def send(self, job: Job, grad: Tensor) -> None:
+    def send(self, job: Job, answer: Answer) -> None:
         """Call the server with the gradient of a job."""
-        header = self._header(job)
-        if form := malformed(grad, len(job.query), job.query.dtype):
+        grad, header = answer.message, self._header(job, answer.made)
+        wire = Wire(self._wire, len(job.query), job.query.dtype)
+        if form := malformed(grad, wire.message_length, wire.message_dtype):
             self._fail(job, form)
         elif self._segment is not None:
             self._segment.grad.copy_(grad)
@@ -307,8 +309,9 @@ class WorkerActor:
 
     def __init__(self, server: Any, member: int, worker: int, problem: Problem, settings: Settings) -> None:
         torch.set_num_threads(1)  # the workers are the parallelism
-        self._oracle = Oracle(problem, settings.seed, settings.slowness(), torch.device(settings.device))
-        self._whom = (server, member, worker)
+        device = torch.device(settings.device)
+        self._oracle = Oracle(problem, settings.seed, settings.slowness(), device, settings.wire)
+        self._whom = (server, member, worker, settings.wire)
 
     def run(self) -> None:
         """Work until there is no more work."""
