@@ -40,7 +40,7 @@ class Repeating:
 
 
 def simulate(cluster: Cluster, steps: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    delays, time, worker = cluster.draw(steps, seed)
+    delays, time, worker = cluster.draw(steps, seed)[:3]
     assert time is not None
     assert worker is not None
     return delays, time, worker

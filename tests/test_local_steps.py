@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import lategrad as lg
 from lategrad.problems import LocalSteps, ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.problems.work import do_work, first_memory, remembers
 from lategrad.support.runs import tensors
@@ -175,3 +176,11 @@ def test_more_steps_than_a_job_has_are_refused():
     x = problem.start()
     with pytest.raises(ValueError, match="steps must be from 1 to 3, got 4"):
         problem.work(x, problem.samples(0, 0, 1)[0], problem.memory(x), 4)
+
+
+def test_an_outer_step_of_one_without_delay_is_the_worker_alone():
+    plain = Quadratic(noise=0.2)
+    problem = LocalSteps(plain, steps=10, inner="adamw:lr=0.02")
+    outer = lg.simulate(problem, lg.SGD(lr=1.0), delays=0, steps=8)
+    alone = lg.simulate(plain, lg.rivals.AdamW(lr=0.02), delays=0, steps=80)
+    torch.testing.assert_close(outer.output, alone.output, rtol=1e-9, atol=1e-12)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import itertools
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.work import do_work, first_memory
+from lategrad.problems.work import Count, Work, do_work, first_memory, remembers
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.gradient_norms import clipped
@@ -25,23 +27,14 @@ _NEIGHBOURS = 256  # as many as the simulator asks for at once
 
 
 class RecordedSamples:
-    """A problem whose samples are those that the workers of a recorded run drew, in the order of its updates.
-
-    Where workers kept something from job to job, so does this: its gradients are to be asked for in that order, once.
-    """
+    """A problem whose samples are those that the workers of a recorded run drew, in the order of its updates."""
 
     def __init__(self, problem: Problem, trace: Trace) -> None:
         self._problem, self._trace = problem, trace
         settings = trace.config["settings"]
         self._seed, self._clip, self._wire = settings["seed"], settings.get("clip"), settings.get("wire", "float32")
-        self._rows = iter(_rows(trace))
-        self._kept: dict[tuple[int, int], tuple[Any, Tensor]] = {}
-        if trace.previous is not None:
-            self.on_device = False
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("work", "memory"):  # what workers kept is for the recorded ones to know, not for the simulator
-            raise AttributeError(name)
         return getattr(self._problem, name)  # the rest is the problem's own
 
     def __repr__(self) -> str:
@@ -49,10 +42,8 @@ class RecordedSamples:
 
     def samples(self, seed: int, first: int, count: int) -> Tensor:
         """The samples of updates number ``first, ...`` of the run, whatever the seed."""
-        trace = self._trace
-        assert trace.worker is not None
-        assert trace.sequence is not None
-        worker, sequence = trace.worker[first : first + count], trace.sequence[first : first + count]
+        everyone, numbers = cast(Tensor, self._trace.worker), cast(Tensor, self._trace.sequence)
+        worker, sequence = everyone[first : first + count], numbers[first : first + count]
         drawn: Tensor | None = None
         for number in worker.unique().tolist():
             mine = worker == number
@@ -71,47 +62,64 @@ class RecordedSamples:
         return self._problem.samples(seed, low, high - low + 1)[positions - low]
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
-        """What the run's server got from the worker, as short as it made it."""
-        grad = self._problem.gradient(x, sample) if self._trace.previous is None else self._next_answer(x, sample)
-        return grad if self._clip is None else clipped(grad, self._clip)
+        """The problem's, as short as the run's server made it."""
+        return self._shortened(self._problem.gradient(x, sample))
 
-    def _next_answer(self, x: Tensor, sample: Tensor) -> Tensor:
-        """What the worker of the next update sent, with what it had kept."""
-        worker, sequence, previous, steps = next(self._rows)
-        memory, remainder = first_memory(self._problem, x), torch.zeros_like(x)
-        if previous >= 0:
-            memory, remainder = self._kept.pop((worker, previous))
-        work = do_work(self._problem, x, sample, memory, steps or None)
-        wire, received = Wire(self._wire, x.shape[-1], x.dtype), work.grad
-        if not wire.exact:
-            _, received, remainder = wire.send(work.grad, remainder)
-        self._kept[worker, sequence] = work.memory, remainder
-        return received
+    def _shortened(self, grad: Tensor) -> Tensor:
+        return grad if self._clip is None else clipped(grad, self._clip)
 
     def to(self, device: torch.device | str) -> RecordedSamples:
         """The same with the problem's data on a device."""
-        return RecordedSamples(self._problem.to(device), self._trace)
+        return type(self)(self._problem.to(device), self._trace)
 
 
-def _rows(trace: Trace) -> list[tuple[int, int, int, int]]:
-    """Worker, sequence number, the job before, and the steps of every update; none where workers kept nothing."""
-    if trace.previous is None:
-        return []
-    steps = torch.zeros_like(trace.previous) if trace.local_steps is None else trace.local_steps
-    columns = (cast(Tensor, trace.worker), cast(Tensor, trace.sequence), trace.previous, steps)
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+class _Kept(NamedTuple):
+    """What a worker keeps from job to job."""
+
+    memory: Any
+    remainder: Tensor
+    """What its last gradient left out; no entries where nothing is left out."""
 
 
-def _require_known_memories(trace: Trace) -> None:
-    """Require that all jobs that changed what a worker kept are in the log."""
-    known: set[tuple[int, int]] = set()
-    for update, (worker, sequence, previous, _) in enumerate(_rows(trace), start=1):
+class RecordedWork(RecordedSamples):
+    """The same where workers kept something from job to job: what each of them did, and what the server got of it."""
+
+    @property
+    def steps(self) -> int:
+        """The most of a job."""
+        return self._problem.steps if remembers(self._problem) else 1
+
+    def memory(self, x: Tensor) -> _Kept:
+        """What a fresh worker has."""
+        return _Kept(first_memory(self._problem, x), torch.zeros_like(x if self._wire != "float32" else x[..., :0]))
+
+    def work(self, x: Tensor, sample: Tensor, memory: _Kept, steps: Count | None = None) -> Work:
+        """A job, and its gradient as the server got it."""
+        work = do_work(self._problem, x, sample, memory.memory, steps)
+        if self._wire == "float32":
+            return Work(self._shortened(work.grad), memory._replace(memory=work.memory))
+        sent = Wire(self._wire, x.shape[-1], x.dtype).send(work.grad, memory.remainder)
+        return Work(self._shortened(sent.received), _Kept(work.memory, sent.remainder))
+
+
+def memory_of(trace: Trace) -> Tensor:
+    """A number for the memory that the worker of each update had, a new one wherever a worker began without any."""
+    assert trace.worker is not None
+    assert trace.sequence is not None
+    assert trace.previous is not None
+    numbers: list[int] = []
+    unused = itertools.count()
+    after: dict[tuple[int, int], int] = {}
+    jobs = zip(trace.worker.tolist(), trace.sequence.tolist(), trace.previous.tolist(), strict=True)
+    for update, (worker, sequence, previous) in enumerate(jobs, start=1):
+        number = after.pop((worker, previous), -1) if previous >= 0 else next(unused)
         what = f"one whose update {update} builds on job {previous} of worker {worker}, which was not applied"
-        require("trace", what, previous < 0 or (worker, previous) in known,
-                "one in which every job that changed what a worker kept is an update: refused, dropped and lost ones "
-                "leave no record of where they began")  # fmt: skip
-        known.discard((worker, previous))
-        known.add((worker, sequence))
+        require("trace", what, number >= 0,
+                "one in which every job that changed what a worker kept is an update: of those that were refused, "
+                "dropped or lost nobody knows where they began")  # fmt: skip
+        after[worker, sequence] = number
+        numbers.append(number)
+    return torch.tensor(numbers)
 
 
 def replay(
@@ -159,11 +167,12 @@ def replay(
     problem = as_problem(problem)
     require_same(problem, trace.config, "that was trained on", same_start=True)
     rule = fill_in(rule, getattr(problem, "blocks", None))
-    _require_known_memories(trace)
-    recorded = cast(Problem, RecordedSamples(problem, trace))
+    kept = trace.previous is not None
+    recorded = cast(Problem, (RecordedWork if kept else RecordedSamples)(problem, trace))
+    arrivals = Recorded(trace.delays, trace.time, memory_of(trace) if kept else trace.worker, trace.local_steps)
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
-        return simulate(
-            recorded, rule, Recorded(trace.delays, trace.time, trace.worker), len(trace.delays),
-            record_every=record_every, device=device, progress=progress,
+        replayed = simulate(
+            recorded, rule, arrivals, len(trace.delays), record_every=record_every, device=device, progress=progress,
             compile="rule" if trace.config["compiled"] else False,
         )  # fmt: skip
+    return replace(replayed, worker=trace.worker)

@@ -83,7 +83,7 @@ class Trace:
     """``(updates,)``: the job of its worker that what it had kept was from, -1 if it had nothing yet; where workers
     keep something from job to job."""
     local_steps: Tensor | None = None
-    """``(updates,)``: the steps of its own that the worker took for each, where it takes any."""
+    """``(updates, *arrivals)``: how many steps of its own each sender took, where the problem has local steps."""
     test_loss: Tensor | None = None
     """``(records, *runs)``: the loss on held-out data at the rule's output, where the problem has one."""
     metrics: dict[str, Tensor] = field(default_factory=dict)

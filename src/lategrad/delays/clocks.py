@@ -3,6 +3,8 @@ r"""Cluster clocks: delays that come out of workers with speeds of their own, in
 A worker fetches the current query (the server has made v updates), computes for a while, and returns the
 gradient, which the server applies as update t with :math:`\tau_t = (t - 1) - v`; the worker fetches again
 at once. Events at the same time happen in the order of the workers' positions in the cluster.
+
+Where a worker takes local steps (:class:`~lategrad.problems.LocalSteps`), a job is as many gradients one after another.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.delays.model import Arrivals, check_draw
+from lategrad.delays.model import Arrivals, check_draw, require_count
 from lategrad.support.seeds import Stream, generator
 from lategrad.support.validation import require, require_number
 
@@ -183,8 +186,8 @@ def _factor(worker: Worker, now: float) -> float:
     return factor
 
 
-def _life(worker: Worker, seed: int, position: int) -> Iterator[tuple[float, bool]]:
-    """After the first fetch: every (time, whether a gradient arrives) at which the worker fetches again.
+def _life(worker: Worker, seed: int, position: int, gradients: int) -> Iterator[tuple[float, bool]]:
+    """After the first fetch: every (time, whether a job arrives) at which the worker fetches again.
 
     It does not depend on the other workers, and ends when the worker is gone for good.
     """
@@ -194,7 +197,7 @@ def _life(worker: Worker, seed: int, position: int) -> Iterator[tuple[float, boo
     now = worker.start
     preempted = now + worker.up * next(spells) if preemptible else math.inf
     while True:
-        finished = now + worker.mean * next(units) * _factor(worker, now)
+        finished = now + worker.mean * sum(islice(units, gradients)) * _factor(worker, now)
         if finished < preempted:
             now = finished
             yield now, True
@@ -220,7 +223,14 @@ class Cluster:
     that. Equal workers of constant speed have :math:`\tau_t = \min(W - 1, t - 1)`.
 
     The k-th computing time of a worker depends on the seed, its position and k only, so more workers at the
-    end change nothing for those before them.
+    end change nothing for those before them. A worker that is preempted has lost its memory (``fresh``).
+
+    Args:
+        workers: who is there.
+        local_steps: H, the gradients that a worker takes before it sends what they led to; by default the problem's
+            in a simulation, else 1. Drift is that of the second at which the first of them starts.
+        adapt: slower workers take fewer: as many of the H as they do in the time that the fastest takes for all, at
+            least 1 (dynamic local updates). Arrivals then say how many.
 
     >>> fast, slow = Worker(mean=1.0), Worker(mean=3.5)
     >>> arrivals = Cluster((fast, fast, slow)).draw(steps=8, seed=0)
@@ -231,6 +241,8 @@ class Cluster:
     """
 
     workers: Sequence[Worker]
+    local_steps: int | None = None
+    adapt: bool = False
     needs_labels: ClassVar[bool] = False
     largest: ClassVar[None] = None
 
@@ -238,17 +250,39 @@ class Cluster:
         require("workers", self.workers, len(self.workers) > 0, "at least one Worker")
         for worker in self.workers:
             require("each of workers", worker, isinstance(worker, Worker), "a Worker")
+        if self.local_steps is not None:
+            require_count("local_steps", self.local_steps, low=1)
+        require("adapt", self.adapt, isinstance(self.adapt, bool), "True or False")
+
+    def with_local_steps(self, steps: int) -> Cluster:
+        """The same with jobs of so many gradients; if it has a number of its own, that must be it."""
+        require("local_steps", self.local_steps, self.local_steps in (None, steps), f"the problem's {steps}, or None")
+        return replace(self, local_steps=steps)
+
+    def steps_of_workers(self) -> list[int]:
+        """How many gradients each worker takes for a job.
+
+        >>> workers = Worker(mean=1.0), Worker(mean=2.0), Worker(mean=6.0)
+        >>> Cluster(workers, local_steps=20, adapt=True).steps_of_workers()
+        [20, 10, 3]
+        """
+        most, fastest = self.local_steps or 1, min(worker.mean for worker in self.workers)
+        return [max(1, round(most * fastest / worker.mean)) if self.adapt else most for worker in self.workers]
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
         """Run the clock until ``steps`` gradients have arrived; O(log W) for each and for each preemption."""
         check_draw(steps, seed)
-        lives = [_life(worker, seed, position) for position, worker in enumerate(self.workers)]
+        counts = self.steps_of_workers()
+        lives = [_life(worker, seed, position, counts[position]) for position, worker in enumerate(self.workers)]
         events = [(worker.start, position, False) for position, worker in enumerate(self.workers)]
         heapq.heapify(events)
         version = [0] * len(lives)  # of the query that each worker computes on
         delays: list[int] = []
         times: list[float] = []
         senders: list[int] = []
+        fresh: list[bool] = []
+        knows = [True] * len(lives)  # False for who was preempted since its last arrival
+        joined = [False] * len(lives)
         fruitless = -len(lives)  # the first fetch of each worker is no sign of being stuck
         while len(delays) < steps:
             _require_alive(events, fruitless, len(delays), steps)
@@ -258,13 +292,22 @@ class Cluster:
                 delays.append(len(delays) - version[position])
                 times.append(time)
                 senders.append(position)
+                fresh.append(not knows[position])
+            knows[position], joined[position] = arrives or not joined[position], True
             version[position] = len(delays)
             following = next(lives[position], None)
             if following is None:
                 heapq.heappop(events)
             else:
                 heapq.heapreplace(events, (following[0], position, following[1]))
-        return Arrivals(torch.tensor(delays), torch.tensor(times, dtype=torch.float64), torch.tensor(senders))
+        worker = torch.tensor(senders)
+        return Arrivals(
+            delays=torch.tensor(delays),
+            time=torch.tensor(times, dtype=torch.float64),
+            worker=worker,
+            local_steps=torch.tensor(counts)[worker] if self.adapt else None,
+            fresh=torch.tensor(fresh) if any(fresh) else None,
+        )
 
 
 def _require_alive(events: list[tuple[float, int, bool]], fruitless: int, updates: int, steps: int) -> None:

@@ -72,6 +72,8 @@ class Recorded:
         delays: integers ``(T,)``.
         time: when each update was applied, finite and never decreasing, ``(T,)``.
         worker: who sent each gradient, integers ``(T,)``.
+        local_steps: how many steps of its own each sender took, integers >= 1, ``(T,)``.
+        fresh: whether each sender had lost its memory before the job, ``(T,)``.
 
     >>> Recorded(torch.tensor([0, 0, 2, 1])).draw(steps=3, seed=0).delays
     tensor([0, 0, 2])
@@ -80,6 +82,8 @@ class Recorded:
     delays: Tensor
     time: Tensor | None = None
     worker: Tensor | None = None
+    local_steps: Tensor | None = None
+    fresh: Tensor | None = None
     needs_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -89,7 +93,8 @@ class Recorded:
         for i in _first((self.delays < 0) | (self.delays > most)):
             valid = f"in 0..{i}: update t = {i + 1} has t - 1 = {i}"
             require(f"delays[{i}]", int(self.delays[i]), False, valid)
-        for name, value in (("time", self.time), ("worker", self.worker)):
+        for name in ("time", "worker", "local_steps", "fresh"):
+            value = getattr(self, name)
             if value is not None:
                 same = value.shape == self.delays.shape
                 require(name, tuple(value.shape), same, f"as long as delays, {tuple(self.delays.shape)}")
@@ -100,6 +105,10 @@ class Recorded:
                 require(f"time[{i}]", float(self.time[i]), False, "finite and no earlier than the one before")
         if self.worker is not None:
             require_integers("worker", self.worker)
+        if self.local_steps is not None:
+            require_integers("local_steps", self.local_steps)
+            for i in _first(self.local_steps < 1):
+                require(f"local_steps[{i}]", int(self.local_steps[i]), False, ">= 1")
 
     @property
     def largest(self) -> int:
@@ -114,6 +123,8 @@ class Recorded:
             delays=_copy(self.delays, steps, torch.int64),
             time=None if self.time is None else _copy(self.time, steps, torch.float64),
             worker=None if self.worker is None else _copy(self.worker, steps, torch.int64),
+            local_steps=None if self.local_steps is None else _copy(self.local_steps, steps, torch.int64),
+            fresh=None if self.fresh is None else _copy(self.fresh, steps, torch.bool),
         )
 
 

@@ -27,6 +27,10 @@ class Arrivals(NamedTuple):
     """float64 ``(T,)``: virtual seconds at which update t was applied."""
     worker: Tensor | None = None
     """int64 ``(T,)``: who sent the gradient."""
+    local_steps: Tensor | None = None
+    """int64 ``(T,)``: how many steps of its own the sender took, where that is for the arrivals to say."""
+    fresh: Tensor | None = None
+    """bool ``(T,)``: whether the sender had lost its memory before the job; None where nobody has."""
 
 
 @runtime_checkable

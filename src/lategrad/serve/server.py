@@ -275,8 +275,7 @@ class Server:
         version, ticket = self._issued.pop((worker, sequence))
         delay = self.version - version
         if 0 < made.steps < self._most_steps:
-            weight = torch.tensor([made.steps / self._most_steps], dtype=torch.float64, device=self.device)
-            ticket = weigh_ticket(self.rule, ticket, weight)
+            ticket = weigh_ticket(self.rule, ticket, ticket.new_tensor([made.steps / self._most_steps]))
         self.whole = False
         self._update(grad, delay, ticket, next_query)
         self.log.append(worker, sequence, delay, self.seconds, made)

@@ -18,7 +18,7 @@ from torch import Tensor
 from lategrad.delays import Law
 from lategrad.problems.problem import Problem
 from lategrad.problems.work import Work, do_work, first_memory, remembers
-from lategrad.serve.job import PLAIN, Answer, Job, Made, unusable
+from lategrad.serve.job import PLAIN, Answer, Job, Made, is_finite, unusable
 from lategrad.serve.wire import Wire
 from lategrad.support.seeds import Stream, derived_seed
 
@@ -124,15 +124,19 @@ class Oracle:
         grad = work.grad.reshape(-1).to(job.query.device)
         if objection := unusable(grad, len(job.query), job.query.dtype):
             raise ValueError(objection)
-        wire = Wire(self._wire, len(grad), grad.dtype)
-        message = grad
-        if not wire.exact:
-            remainder = torch.zeros_like(grad) if self._remainder is None else self._remainder
-            message, _, self._remainder = wire.send(grad, remainder)
-        steps = self.pace.steps if remembers(self.problem) else 0
-        made = Made(steps, self._previous)
+        message = grad if self._wire == "float32" else self._send(grad)
+        made = Made(self.pace.steps if remembers(self.problem) else 0, self._previous)
         self._memory, self._previous = work.memory, job.sequence
         return Answer(message, made)
+
+    def _send(self, grad: Tensor) -> Tensor:
+        """A gradient as it travels; what rounding leaves out is kept."""
+        remainder = torch.zeros_like(grad) if self._remainder is None else self._remainder
+        sent = Wire(self._wire, len(grad), grad.dtype).send(grad, remainder)
+        if not is_finite(sent.received):
+            raise ValueError(f"its largest entry, {grad.abs().max().item():.3g}, cannot travel as {self._wire}")
+        self._remainder = sent.remainder
+        return sent.message
 
     def _gradient(self, job: Job, room: Tensor | None) -> Tensor:
         """The gradient of a job, where its query lies. The simulator computes it the same way, to the bit."""

@@ -12,6 +12,9 @@ t = 2  1 (capped) x_1, sample z_2  the query becomes x_3
 t = 3  2          x_1, sample z_3  the query becomes x_4
 t = 4  2          x_2, sample z_4  the query becomes x_5
 ====== ========= ================ =======================
+
+Where the problem's workers remember something from job to job (:class:`~lategrad.problems.LocalSteps`), every simulated
+worker has a memory of its own: those of a cluster, or the fewest that could have sent gradients so late.
 """
 
 from __future__ import annotations
@@ -27,17 +30,20 @@ import torch
 from torch import Tensor
 
 from lategrad.delays import Arrivals, Constant, DelayModel, as_delay_model
+from lategrad.delays.clocks import Cluster
 from lategrad.delays.stages import StageDelays
 from lategrad.execution import OneCall, in_place
 from lategrad.execution.eager import eager_run
 from lategrad.execution.pays import compiling_pays
 from lategrad.problems.problem import Problem, as_problem
+from lategrad.problems.work import remembers
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
-from lategrad.rules.rule import AnyRule, first_state, issue_ticket
+from lategrad.rules.rule import AnyRule, first_state, issue_ticket, weigh_ticket
 from lategrad.simulate.history import History, SlotPlan, plan_slots
 from lategrad.simulate.progress import progress_bar
 from lategrad.simulate.recorder import Recorder
+from lategrad.simulate.workers import Workers
 from lategrad.support.runs import map_tensors, runs_shape
 from lategrad.support.seeds import Stream, derived_seed
 from lategrad.support.validation import require, require_device
@@ -106,7 +112,7 @@ def simulate(
     require("seed", seed, all(isinstance(s, int) and s >= 0 for s in seeds) and len(seeds) > 0, "integers >= 0")
     require("delays", delays, len(models) > 0, "at least one delay model")
     problem, rule = as_problem(problem), as_rule(rule)
-    parsed = tuple(_as_model(model) for model in models)
+    parsed = tuple(_with_local_steps(_as_model(model), problem) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
     profiles = [model if isinstance(model, StageDelays) else None for model in parsed]
     _warn_of_late_starts([_label(model) for model in models], arrivals, steps)
@@ -152,6 +158,13 @@ def _as_model(value: Delays) -> DelayModel | StageDelays:
         return as_delay_model(value)
     require("delays", value, value.stashing, "with stashing: a problem takes its gradient at one point")
     return value
+
+
+def _with_local_steps(model: DelayModel | StageDelays, problem: Problem) -> DelayModel | StageDelays:
+    """A cluster is told how many gradients a job takes; other models leave no time to fit steps into."""
+    timed = getattr(problem, "seconds", None) is not None and getattr(model, "local_steps", None) is None
+    require("problem", problem, not timed, "one without seconds: simulated workers have clocks of their own")
+    return model.with_local_steps(problem.steps) if isinstance(model, Cluster) and remembers(problem) else model
 
 
 def _label(value: Delays) -> int | str:
@@ -208,6 +221,7 @@ class Simulation:
         ticket_width = ticket.numel() // self.sequences
         needed = History.bytes_needed(plans, width, query.element_size())
         _check_memory(needed + History.bytes_needed(plans, ticket_width, ticket.element_size()), query.device)
+        self.workers = Workers(problem, arrivals, query)
         self.queries = History(plans, self.shape[2:], query, stage_of)
         by_entry = stage_of is None or ticket_width in (0, width)
         require("rule", describe(rule), by_entry, "one whose ticket has the blocks of the query, with delays by stage")
@@ -222,9 +236,10 @@ class Simulation:
         self.at = torch.zeros(1, dtype=torch.int64, device=query.device)
 
         if compile is None:
-            compile = compiling_pays(len(self.delays), query.numel())
+            unrolled = remembers(problem)  # its steps, one after another, would compile for minutes
+            compile = not unrolled and compiling_pays(len(self.delays), query.numel())
         update = eager_run(rule) if compile != "rule" else _through_the_door(rule, self.state)
-        advance = _one_update(problem, rule, update, self.queries, self.tickets, self.shape)
+        advance = _one_update(self.workers, rule, update, self.queries, self.tickets, self.shape)
         self.advance = OneCall(advance, query.device) if compile is True else advance
         _store(rule, self.state, self.queries, self.tickets, self.queries.write[0].to(query.device))
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -254,6 +269,7 @@ class Simulation:
             write=self.following[first:last],
             read=self.queries.read[first:last],
             delays=self.delays[first:last].reshape(last - first, *self.shape[:2], *scalars),
+            jobs=self.workers.jobs[first:last],
         )
         self.chunk = self.chunk.refill(loaded, self.at.device)
         self.at.zero_()
@@ -282,10 +298,11 @@ class _Chunk:
     write: Tensor
     read: Tensor
     delays: Tensor
+    jobs: Tensor
 
     @staticmethod
     def empty() -> _Chunk:
-        return _Chunk(*[torch.empty(0)] * 4)
+        return _Chunk(*[torch.empty(0)] * 5)
 
     def refill(self, loaded: _Chunk, device: torch.device) -> _Chunk:
         if not len(self.samples):  # whole chunks, whatever the first one is: compiled code is for one size
@@ -303,7 +320,7 @@ def _through_the_door(rule: AnyRule[Any], state: Any) -> Callable[..., None]:
 
 
 def _one_update(
-    problem: Problem,
+    workers: Workers,
     rule: AnyRule[Any],
     update: Callable[..., None],
     queries: History,
@@ -315,11 +332,15 @@ def _one_update(
     It ends with storing the next query, so that compiled it is one call, and the query is stored as it is made.
     """
 
-    def advance(state: Any, samples: Tensor, write: Tensor, read: Tensor, delays: Tensor, at: Tensor) -> None:
+    def advance(
+        state: Any, samples: Tensor, write: Tensor, read: Tensor, delays: Tensor, jobs: Tensor, at: Tensor
+    ) -> None:
         reading = read.index_select(0, at)[0]
         stale = queries.fetch(reading).view(shape)
         ticket = stale[..., :0] if tickets is None else tickets.fetch(reading).unflatten(0, shape[:2])
-        grad = problem.gradient(stale, samples.index_select(0, at)[0])
+        grad, weight = workers.work(stale, samples.index_select(0, at)[0], jobs.index_select(0, at)[0])
+        if weight is not None:
+            ticket = weigh_ticket(rule, ticket, weight.to(ticket.dtype))
         update(state, grad, delays.index_select(0, at)[0], ticket, None)
         _store(rule, state, queries, tickets, write.index_select(0, at)[0])
         at += 1

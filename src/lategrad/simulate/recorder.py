@@ -72,6 +72,7 @@ class Recorder:
             config={**self.config, "seconds": elapsed, "run_steps_per_second": updates * runs / elapsed},
             time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
             worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
+            local_steps=self._arrivals(self.simulation.workers.local_steps, updates),
             test_loss=self._drop(torch.stack(self.test_losses), before=1) if self.test_losses else None,
             metrics={name: self._drop(torch.stack(values), before=1) for name, values in self.metrics.items()},
         )
