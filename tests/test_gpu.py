@@ -7,6 +7,7 @@ import lategrad as lg
 from helpers.parameters import ELEMENTWISE, backends, flat
 from lategrad.execution.c_source import CHUNK
 from lategrad.optim import FromRule
+from lategrad.problems import LocalSteps, Quadratic, Synchronous
 from lategrad.registry import RULES, build_rule
 from lategrad.rules.rule import apply_update, issue_ticket
 from lategrad.support.runs import owned, tensors
@@ -83,3 +84,23 @@ def test_half_precision_is_rounded_as_torch_rounds(dtype):
     assert backends(optimizer) == ["loops"]
     for p in params:
         assert torch.equal(p.detach(), optimizer.state[p]["x"].to(dtype))
+
+
+def test_local_steps_in_recorded_waves_are_those_of_the_cpu():
+    problem = LocalSteps(Quadratic(noise=0.3), steps=3, inner="adamw:lr=0.03")
+    workers = [lg.clocks.Worker(mean=mean) for mean in (1.0, 1.7, 2.1)]
+    preempted = [*workers, lg.clocks.Worker(mean=5.0, up=40.0, down=1.0)]
+    delays = [lg.clocks.Cluster(preempted), lg.clocks.Cluster(workers, adapt=True), 0, 5]
+    for rule in ("sgd:lr=0.05|0.2", "fed-buff:lr=0.5", "delayed-nesterov:lr=0.1"):
+        cpu, gpu = (
+            lg.simulate(problem, rule, delays, steps=300, seed=[0, 1], record_every=37, device=device)
+            for device in ("cpu", "cuda")
+        )
+        torch.testing.assert_close(gpu.loss, cpu.loss, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(gpu.output, cpu.output, rtol=1e-8, atol=1e-10)
+
+
+def test_a_synchronous_round_is_that_of_the_cpu():
+    problem = Synchronous(LocalSteps(Quadratic(noise=0.3), steps=3, inner="adamw:lr=0.03"), workers=4)
+    cpu, gpu = (lg.simulate(problem, "nesterov:lr=0.1|0.3", 0, steps=40, device=device) for device in ("cpu", "cuda"))
+    torch.testing.assert_close(gpu.output, cpu.output, rtol=1e-8, atol=1e-10)

@@ -10,6 +10,7 @@ from torch import nn
 
 import lategrad as lg
 from lategrad.problems import LocalSteps, ModuleProblem, Quadratic, SoftmaxRegression, load
+from lategrad.problems.inner import InnerOptimizer
 from lategrad.problems.work import do_work, first_memory, remembers
 from lategrad.support.runs import tensors
 
@@ -94,6 +95,29 @@ def test_runs_with_counts_of_their_own_are_the_same_as_each_by_itself(counts, se
         torch.testing.assert_close(together.grad[i], alone.grad, rtol=1e-12, atol=1e-14)
         for batched, single in zip(tensors(together.memory), tensors(alone.memory), strict=True):
             torch.testing.assert_close(batched[i], single, rtol=1e-12, atol=1e-14)
+
+
+def test_one_large_vector_is_walked_in_place_and_comes_out_the_same(monkeypatch):
+    walks = []
+    real = InnerOptimizer._walk_in_place
+    monkeypatch.setattr(InnerOptimizer, "_walk_in_place", lambda *args: walks.append(1) or real(*args))
+    problem = LocalSteps(Quadratic(dim=200_000, noise=0.3, dtype=torch.float32), steps=3, inner="adamw:lr=0.01")
+    samples, x = problem.samples(0, 0, 2), problem.start().view(1, 1, -1) + 0.1
+    given = x.clone()
+    first = problem.work(x, samples[:1], problem.memory(x))
+    before = [leaf.clone() for leaf in tensors(first.memory)]
+    second = problem.work(x, samples[1:], first.memory)
+    assert len(walks) == 2
+    assert problem._inner._in_place.backend == "loops"
+    assert torch.equal(x, given), "the query is the server's"
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors(first.memory), strict=True))
+    monkeypatch.setattr(InnerOptimizer, "_pays_in_place", lambda self, x: False)
+    expected = problem.work(x, samples[1:], problem.work(x, samples[:1], problem.memory(x)).memory)
+    torch.testing.assert_close(second.grad, expected.grad, rtol=1e-4, atol=1e-6)
+    for got, want in zip(tensors(second.memory), tensors(expected.memory), strict=True):
+        assert got.shape == want.shape
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    pickle.dumps(problem)
 
 
 def test_work_leaves_what_it_is_given_untouched():

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 import lategrad as lg
 from lategrad.delays import Recorded
-from lategrad.delays.clocks import Cluster, ExponentialTime, Worker
+from lategrad.delays.clocks import Barrier, Cluster, ExponentialTime, Worker
 from lategrad.delays.senders import fewest_workers
-from lategrad.problems import LocalSteps, Quadratic
+from lategrad.problems import LocalSteps, Quadratic, Synchronous
+from lategrad.simulate.workers import Workers, wave_ends
 
 UNEVEN = Cluster([Worker(mean=1.0), Worker(mean=2.7)])
 
@@ -161,6 +162,33 @@ def test_runs_at_once_are_the_same_as_each_by_itself():
     assert together.local_steps.shape == (30, 2, 3)
 
 
+def test_waves_filled_up_with_jobs_of_nobody_are_the_same(monkeypatch):
+    """As a GPU does them, which repeats what it has recorded."""
+
+    def expect(self, length):
+        self._length.fill_(length)
+        self._done = self._width
+
+    problem = LocalSteps(Quadratic(noise=0.3), steps=2, inner="adamw:lr=0.03")
+    uneven = Cluster([Worker(mean=mean) for mean in (1.0, 1.7, 2.1, 5.0)])
+    expected = lg.simulate(problem, "sgd:lr=0.1", [uneven, 5], steps=60, record_every=7)
+    monkeypatch.setattr(Workers, "expect", expect)
+    filled = lg.simulate(problem, "sgd:lr=0.1", [uneven, 5], steps=60, record_every=7)
+    torch.testing.assert_close(filled.loss, expected.loss, rtol=1e-12, atol=1e-14)
+    assert torch.equal(filled.output, expected.output)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40))
+def test_a_wave_needs_no_query_that_it_makes_itself(raw):
+    delays = torch.tensor([min(delay, t) for t, delay in enumerate(raw)])
+    needed = (torch.arange(len(raw)) - delays).tolist()
+    for start, end in enumerate(wave_ends(delays)):
+        assert end > start
+        assert all(needed[t] <= start for t in range(start, end))
+        assert end == len(raw) or needed[end] > start
+
+
+@pytest.mark.slow
 def test_compiled_it_is_the_same():
     problem = LocalSteps(Quadratic(noise=0.3), steps=2, inner="adamw:lr=0.03")
     eager = lg.simulate(problem, "sgd:lr=0.1|0.5", [0, UNEVEN], steps=20, compile=False)
@@ -171,3 +199,30 @@ def test_compiled_it_is_the_same():
 def test_a_trace_with_local_steps_is_kept_in_its_file(tmp_path):
     trace = lg.simulate(LocalSteps(Quadratic(), steps=3), "sgd:lr=0.1", CLUSTERS["adapting"], steps=9)
     assert torch.equal(lg.Trace.load(trace.save(tmp_path / "a.safetensors")).local_steps, trace.local_steps)
+
+
+def test_a_synchronous_round_is_the_mean_of_its_workers_who_keep_their_own_moments():
+    local = LocalSteps(Quadratic(dim=3, noise=0.4), steps=4, inner="adamw:lr=0.05")
+    trace = lg.simulate(Synchronous(local, workers=3), "sgd:lr=0.5|0.9", 0, steps=6, seed=[0, 1])
+    for i, seed in enumerate((0, 1)):
+        for j, lr in enumerate((0.5, 0.9)):
+            x = local.start()
+            memories = [local.memory(x) for _ in range(3)]
+            for k in range(6):
+                sent = []
+                for w in range(3):
+                    grad, memories[w] = local.work(x, local.samples(seed, 3 * k + w, 1)[0], memories[w])
+                    sent.append(grad)
+                x = x - lr * torch.stack(sent).mean(0)
+            torch.testing.assert_close(trace.output[i, j], x, rtol=1e-10, atol=1e-12)
+
+
+def test_a_barrier_waits_for_the_slowest_job_of_every_round():
+    workers = [Worker(mean=mean, law=ExponentialTime()) for mean in (1.0, 2.0, 6.0)]
+    others = Worker(mean=1e9)  # which do not arrive in time, but have the random numbers of the first ones
+    alone = [Cluster([others] * i + [one], local_steps=4).draw(5, 7).time for i, one in enumerate(workers)]
+    lengths = [torch.diff(time, prepend=time.new_zeros(1)) for time in alone]
+    rounds = Barrier(workers, local_steps=4).draw(5, 7).time
+    torch.testing.assert_close(rounds, torch.stack(lengths).amax(0).cumsum(0))
+    with pytest.raises(ValueError, match="never preempted"):
+        Barrier([Worker(up=3.0)])

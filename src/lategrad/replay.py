@@ -19,6 +19,7 @@ from lategrad.serve.identity import require_same
 from lategrad.serve.wire import Wire
 from lategrad.serve.worker import stream_seed
 from lategrad.simulate import simulate
+from lategrad.support.runs import map_tensors
 from lategrad.support.threads import torch_threads
 from lategrad.support.validation import require
 from lategrad.trace import Trace
@@ -84,6 +85,9 @@ class _Kept(NamedTuple):
 class RecordedWork(RecordedSamples):
     """The same where workers kept something from job to job: what each of them did, and what the server got of it."""
 
+    jobs_at_once = 1  # as a worker does them: several in one product round differently
+    on_device = False  # how many steps a job has is looked up
+
     @property
     def steps(self) -> int:
         """The most of a job."""
@@ -94,12 +98,14 @@ class RecordedWork(RecordedSamples):
         return _Kept(first_memory(self._problem, x), torch.zeros_like(x if self._wire != "float32" else x[..., :0]))
 
     def work(self, x: Tensor, sample: Tensor, memory: _Kept, steps: Count | None = None) -> Work:
-        """A job, and its gradient as the server got it."""
-        work = do_work(self._problem, x, sample, memory.memory, steps)
-        if self._wire == "float32":
-            return Work(self._shortened(work.grad), memory._replace(memory=work.memory))
-        sent = Wire(self._wire, x.shape[-1], x.dtype).send(work.grad, memory.remainder)
-        return Work(self._shortened(sent.received), _Kept(work.memory, sent.remainder))
+        """A job, and its gradient as the server got it; in the first dimension, it is one."""
+        one, kept = x[0], map_tensors(lambda leaf: leaf[0], memory)
+        work = do_work(self._problem, one, sample[0], kept.memory, None if steps is None else int(steps))
+        received, remainder = work.grad, kept.remainder
+        if self._wire != "float32":
+            _, received, remainder = Wire(self._wire, x.shape[-1], x.dtype).send(received, remainder)
+        after = _Kept(work.memory, remainder)
+        return Work(self._shortened(received).unsqueeze(0), map_tensors(lambda leaf: leaf.unsqueeze(0), after))
 
 
 def memory_of(trace: Trace) -> Tensor:

@@ -25,7 +25,7 @@ from lategrad.delays.model import Arrivals, check_draw, require_count
 from lategrad.support.seeds import Stream, generator
 from lategrad.support.validation import require, require_number
 
-__all__ = ["Cluster", "ComputeTime", "ConstantTime", "ExponentialTime", "LinearDrift", "LogNormalTime",
+__all__ = ["Barrier", "Cluster", "ComputeTime", "ConstantTime", "ExponentialTime", "LinearDrift", "LogNormalTime",
            "ParetoTime", "SineDrift", "Worker"]  # fmt: skip
 
 _BLOCK = 32  # random numbers drawn at a time: 10,000 workers of which most return a few times
@@ -186,6 +186,11 @@ def _factor(worker: Worker, now: float) -> float:
     return factor
 
 
+def _job(worker: Worker, units: Iterator[float], gradients: int, now: float) -> float:
+    """When a job that starts now is finished."""
+    return now + worker.mean * sum(islice(units, gradients)) * _factor(worker, now)
+
+
 def _life(worker: Worker, seed: int, position: int, gradients: int) -> Iterator[tuple[float, bool]]:
     """After the first fetch: every (time, whether a job arrives) at which the worker fetches again.
 
@@ -197,7 +202,7 @@ def _life(worker: Worker, seed: int, position: int, gradients: int) -> Iterator[
     now = worker.start
     preempted = now + worker.up * next(spells) if preemptible else math.inf
     while True:
-        finished = now + worker.mean * sum(islice(units, gradients)) * _factor(worker, now)
+        finished = _job(worker, units, gradients, now)
         if finished < preempted:
             now = finished
             yield now, True
@@ -308,6 +313,49 @@ class Cluster:
             local_steps=torch.tensor(counts)[worker] if self.adapt else None,
             fresh=torch.tensor(fresh) if any(fresh) else None,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Barrier:
+    """Workers who wait for each other: a round ends when the slowest has finished, and nothing is late.
+
+    An arrival stands for a round: for what all workers have computed from one query
+    (:class:`~lategrad.problems.Synchronous`).
+
+    Args:
+        workers: who is there, from the start and always.
+        local_steps: the gradients that each takes for a round, as in a :class:`Cluster`.
+
+    >>> arrivals = Barrier((Worker(mean=1.0), Worker(mean=3.5))).draw(steps=3, seed=0)
+    >>> arrivals.delays, arrivals.time
+    (tensor([0, 0, 0]), tensor([ 3.5000,  7.0000, 10.5000], dtype=torch.float64))
+    """
+
+    workers: Sequence[Worker]
+    local_steps: int | None = None
+    needs_labels: ClassVar[bool] = False
+    largest: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        Cluster(self.workers, self.local_steps)  # which checks them
+        for worker in self.workers:
+            always = worker.start == 0 and worker.up == math.inf
+            require("each of workers", worker, always, "there from second 0 and never preempted")
+
+    def with_local_steps(self, steps: int) -> Barrier:
+        """As of a cluster."""
+        return replace(self, local_steps=Cluster(self.workers, self.local_steps).with_local_steps(steps).local_steps)
+
+    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+        """The ends of rounds."""
+        check_draw(steps, seed)
+        units = [_numbers(worker.law, seed, Stream.COMPUTING, i) for i, worker in enumerate(self.workers)]
+        now, times = 0.0, []
+        for _ in range(steps):
+            pairs = zip(self.workers, units, strict=True)
+            now = max(_job(worker, own, self.local_steps or 1, now) for worker, own in pairs)
+            times.append(now)
+        return Arrivals(torch.zeros(steps, dtype=torch.int64), torch.tensor(times, dtype=torch.float64))
 
 
 def _require_alive(events: list[tuple[float, int, bool]], fruitless: int, updates: int, steps: int) -> None:

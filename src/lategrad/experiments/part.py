@@ -19,7 +19,7 @@ class Run:
     out: Path
     device: str = "cpu"
     models: tuple[str, ...] = ()
-    """Limit deep models to these, unless empty."""
+    """Limit deep models, with local steps or without, to these, unless empty."""
     rules: tuple[str, ...] = ()
     """Limit the rules that train them."""
 
@@ -35,3 +35,5 @@ class Part:
     """Read what the jobs left."""
     hours_on_a_cpu: bool = False
     """At any scale but quick: then it is not run without a GPU, unless it is asked for by name."""
+    only_by_name: bool = False
+    """Whether ``all`` leaves it out."""

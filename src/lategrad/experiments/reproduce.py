@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lategrad.experiments import deep, fig1, fig2, fig3, fig4, rivals, step_range, theorems
+from lategrad.experiments import deep, fig1, fig2, fig3, fig4, local, rivals, step_range, theorems
 from lategrad.experiments.jobs import Job, Say, run_jobs
 from lategrad.experiments.part import Part, Run
 from lategrad.experiments.report import write_report
@@ -45,6 +45,7 @@ PARTS = (
     Part("rivals", rivals.jobs, rivals.section),
     Part("deep", deep.jobs, deep.section, hours_on_a_cpu=True),
     Part("theorems", theorems.jobs, theorems.section),
+    Part("local", local.jobs, local.section, only_by_name=True),
 )  # fmt: skip
 """In the order of the report. Whoever adds an experiment adds it here, and nowhere else."""
 
@@ -64,12 +65,12 @@ def reproduce(
     """Run one part or all of them; what is finished under ``out/traces`` is not run again.
 
     Args:
-        what: one of the parts, or all.
+        what: one of the parts, or all, which leaves out those that are run only by name (``local``).
         scale: quick (ten minutes on two cores), paper (under an hour on two cores), full (for a GPU). Beyond the quick
             scale the deep models and the rivals on Fashion-MNIST take hours on a CPU; there ``all`` leaves them out.
         out: where the report, its figures and CSV files go.
         device: cpu or cuda.
-        models, rules: limit ``deep`` to these; by default all.
+        models, rules: limit ``deep`` or ``local`` to these; by default all.
         say: called with a line on how long it will take, and on every piece that is done.
     """
     require_choice("what", what, (*NAMES, "all"))
@@ -77,9 +78,10 @@ def reproduce(
     require_device("device", device)
     begin = time.monotonic()
     run = Run(scale, Path(out), device, tuple(models), tuple(rules))
-    wanted = [part for part in PARTS if what in (part.name, "all")]
-    if what not in ("deep", "all"):
-        require("--models and --rules", (*models, *rules), not (models or rules), "left out: they limit deep alone")
+    wanted = [part for part in PARTS if what == part.name or (what == "all" and not part.only_by_name)]
+    if what not in ("deep", "local", "all"):
+        unused = not (models or rules)
+        require("--models and --rules", (*models, *rules), unused, "left out: they limit deep and local alone")
     if what == "all" and scale != "quick" and device == "cpu":
         for part in [part for part in wanted if part.hours_on_a_cpu]:
             say(f"left out, as it takes hours on a CPU: lategrad reproduce {part.name} --scale {scale}")

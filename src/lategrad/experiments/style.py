@@ -43,6 +43,12 @@ TITLES = {
     "ringmaster-muon": "Ringmaster, orthogonalised",
     "synchronous-adamw": "synchronous AdamW",
     "synchronous-muon": "synchronous Muon",
+    "nesterov": "Nesterov momentum",
+    "delayed-nesterov": "delayed Nesterov",
+    "momentum-look-ahead": "momentum look-ahead",
+    "fed-buff": "FedBuff",
+    "fed-async": "FedAsync",
+    "synchronous-diloco": "synchronous DiLoCo",
 }
 COLOURS = {
     "sgd": "#c44e52",
@@ -56,6 +62,7 @@ COLOURS = {
     "steady-muon": "#2f7f4f",
     "synchronous-adamw": "#000000",
     "synchronous-muon": "#000000",
+    "synchronous-diloco": "#000000",
 }
 WIDTH = 5.0
 """Inches; on a telephone that is 3.7 wide, letters of 10 points are still 7.5."""

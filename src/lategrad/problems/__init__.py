@@ -9,6 +9,7 @@ from lategrad.problems.optimum import Optimum, minimum
 from lategrad.problems.problem import Problem
 from lategrad.problems.quadratic import Quadratic
 from lategrad.problems.sources import NpyRows
+from lategrad.problems.synchronous import Synchronous
 from lategrad.problems.text import Text, load_text
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Quadratic",
     "SmoothedSVM",
     "SoftmaxRegression",
+    "Synchronous",
     "Text",
     "load",
     "load_text",

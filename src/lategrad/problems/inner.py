@@ -1,14 +1,20 @@
-"""A rule as a worker's own optimizer: started again at every job's query, with the rest of its state kept."""
+"""A rule as a worker's own optimizer: started again at every job's query, with the rest of its state kept.
+
+One large vector on a CPU is walked in place: fresh memory for every step would cost more than the step.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from lategrad.execution import StateStep, in_place
+from lategrad.execution.pays import STEPS_OF_AN_OPTIMIZER, compiling_pays
 from lategrad.rules.rule import AnyRule, Rule, needs_ticket
-from lategrad.support.runs import map_tensors, tensors
+from lategrad.support.runs import map_tensors, owned, tensors
 from lategrad.support.validation import require
 
 
@@ -21,10 +27,9 @@ class InnerOptimizer:
 
     >>> import lategrad as lg
     >>> inner = InnerOptimizer(lg.rivals.SGDMomentum(lr=0.1), torch.zeros(1))
-    >>> state = inner.step(inner.start(torch.zeros(1), inner.memory(torch.zeros(1))), torch.ones(1))
-    >>> again = inner.start(torch.tensor([5.0]), inner.kept(state))
-    >>> inner.at(again), again.velocity
-    (tensor([5.]), tensor([1.]))
+    >>> x, memory = torch.tensor([5.0]), inner.memory(torch.zeros(1))
+    >>> inner.walk(x, memory, lambda y, h: torch.ones(1), steps=2)[0]  # -0.1, then -0.19 more
+    tensor([4.7100])
     """
 
     def __init__(self, rule: AnyRule[Any], x0: Tensor) -> None:
@@ -37,6 +42,7 @@ class InnerOptimizer:
         self._place = places[0] if places else -1
         others = zip(tensors(state), tensors(rule.init(x0 + 1)), strict=True)
         fixed = all(i == self._place or torch.equal(here, there) for i, (here, there) in enumerate(others))
+        self._in_place: StateStep | None = None
         valid = "a rule whose query and output are its iterate, and which can go on from elsewhere, such as AdamW"
         require("inner", rule, alone and fixed, valid)
 
@@ -59,6 +65,47 @@ class InnerOptimizer:
     def kept(self, state: Any) -> Any:
         """The state without its iterate."""
         return self._with_iterate(state, self.at(state)[..., :0].clone())
+
+    def walk(self, x: Tensor, memory: Any, gradient: Callable[[Tensor, int], Tensor], steps: int) -> tuple[Tensor, Any]:
+        """Where so many steps lead, and what is then kept.
+
+        Args:
+            x: where they begin.
+            memory: what was kept.
+            gradient: at a point, for step 0, 1, ...
+            steps: how many.
+        """
+        if self._pays_in_place(x):
+            return self._walk_in_place(x, memory, gradient, steps)
+        state = self.start(x, memory)
+        for h in range(steps):
+            state = self.step(state, gradient(self.at(state), h))
+        return self.at(state), self.kept(state)
+
+    def _pays_in_place(self, x: Tensor) -> bool:
+        one = x.numel() == x.shape[-1] and x.device.type == "cpu" and not torch.compiler.is_compiling()
+        shaped = getattr(self.rule, "blocks", None) is not None  # its matrix products gain little
+        return one and not shaped and compiling_pays(STEPS_OF_AN_OPTIMIZER, x.numel(), backend="loops")
+
+    def _walk_in_place(
+        self, x: Tensor, memory: Any, gradient: Callable[[Tensor, int], Tensor], steps: int
+    ) -> tuple[Tensor, Any]:
+        """The same in one state, that of a single run without run dimensions."""
+        start = self.start(x, memory)
+        if self._in_place is None:
+            self._in_place = in_place(self.rule, owned(map_tensors(lambda leaf: leaf.reshape(-1), start)))
+        step = self._in_place
+        for buffer, value in zip(tensors(step.state), tensors(start), strict=True):
+            buffer.copy_(value.reshape(-1))
+        y = self.at(step.state)
+        for h in range(steps):
+            step(gradient(y.view(x.shape), h).reshape(-1), 0)
+        after = iter(tensors(step.state))
+        end = map_tensors(lambda leaf: next(after).clone().view(leaf.shape), start)
+        return self.at(end), self.kept(end)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_in_place": None}  # compiled where it is used
 
     def _with_iterate(self, state: Any, x: Tensor) -> Any:
         leaves = tensors(state)

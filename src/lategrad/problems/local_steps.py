@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -104,20 +105,31 @@ class LocalSteps:
         return self._inner.memory(x)
 
     def work(self, x: Tensor, sample: Tensor, memory: Any, steps: Count | None = None) -> Work:
-        """The inner steps; where the number of them is a tensor, runs that have taken theirs stay where they are."""
+        """The inner steps; the number of them may be a tensor with one for each run."""
         taken = self.steps if steps is None else steps
+
+        def gradient(y: Tensor, h: int) -> Tensor:
+            return self.problem.gradient(y, sample.select(sample.dim() - self._of_one_sample - 1, h))
+
         if isinstance(taken, int):
             require("steps", taken, 1 <= taken <= self.steps, f"from 1 to {self.steps}")
-        inner, state = self._inner, self._inner.start(x, memory)
-        for h in range(taken if isinstance(taken, int) else self.steps):
-            grad = self.problem.gradient(inner.at(state), sample.select(sample.dim() - self._of_one_sample - 1, h))
-            following = inner.step(state, grad)
-            state = following if isinstance(taken, int) else _where(taken > h, following, state)
-        moved = x - inner.at(state)
+            end, kept = self._inner.walk(x, memory, gradient, taken)
+        else:
+            end, kept = self._walk_as_far(x, memory, gradient, taken)
+        moved = x - end
         if self.scaled:
             exactly = taken.double() if isinstance(taken, Tensor) else taken
             moved = moved / as_dtype(exactly * self.inner.lr, moved)  # type: ignore[union-attr]
-        return Work(moved, inner.kept(state))
+        return Work(moved, kept)
+
+    def _walk_as_far(
+        self, x: Tensor, memory: Any, gradient: Callable[[Tensor, int], Tensor], taken: Tensor
+    ) -> tuple[Tensor, Any]:
+        """Each run takes as many steps as its count says, and then stays where it is."""
+        inner, state = self._inner, self._inner.start(x, memory)
+        for h in range(self.steps):
+            state = _where(taken > h, inner.step(state, gradient(inner.at(state), h)), state)
+        return inner.at(state), inner.kept(state)
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
         """What a fresh worker sends after all H steps."""

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lategrad.delays import Arrivals, Constant, DelayModel, as_delay_model
-from lategrad.delays.clocks import Cluster
+from lategrad.delays.clocks import Barrier, Cluster
 from lategrad.delays.stages import StageDelays
 from lategrad.execution import OneCall, in_place
 from lategrad.execution.eager import eager_run
@@ -87,7 +87,8 @@ def simulate(
         share_samples: runs with the same seed see the same samples, which makes them comparable and fast;
             False gives every run samples of its own.
         compile: through ``torch.compile``, gradient and update as one, or the rule's update alone ("rule", as a
-            real server does it); by default where it pays (:mod:`lategrad.execution.pays`).
+            real server does it); by default where it pays (:mod:`lategrad.execution.pays`). The steps of workers that
+            remember are not compiled.
         progress: show a progress bar; by default on a terminal.
         save_to: keep the trace in this file, up to date with every record, so that a killed run is not
             lost.
@@ -161,10 +162,11 @@ def _as_model(value: Delays) -> DelayModel | StageDelays:
 
 
 def _with_local_steps(model: DelayModel | StageDelays, problem: Problem) -> DelayModel | StageDelays:
-    """A cluster is told how many gradients a job takes; other models leave no time to fit steps into."""
+    """A clock is told how many gradients a job takes; other models leave no time to fit steps into."""
     timed = getattr(problem, "seconds", None) is not None and getattr(model, "local_steps", None) is None
     require("problem", problem, not timed, "one without seconds: simulated workers have clocks of their own")
-    return model.with_local_steps(problem.steps) if isinstance(model, Cluster) and remembers(problem) else model
+    told = isinstance(model, Cluster | Barrier) and remembers(problem)
+    return model.with_local_steps(problem.steps) if told else model  # type: ignore[union-attr, attr-defined]
 
 
 def _label(value: Delays) -> int | str:
@@ -221,7 +223,6 @@ class Simulation:
         ticket_width = ticket.numel() // self.sequences
         needed = History.bytes_needed(plans, width, query.element_size())
         _check_memory(needed + History.bytes_needed(plans, ticket_width, ticket.element_size()), query.device)
-        self.workers = Workers(problem, arrivals, query)
         self.queries = History(plans, self.shape[2:], query, stage_of)
         by_entry = stage_of is None or ticket_width in (0, width)
         require("rule", describe(rule), by_entry, "one whose ticket has the blocks of the query, with delays by stage")
@@ -235,27 +236,34 @@ class Simulation:
         self.chunk = _Chunk.empty()
         self.at = torch.zeros(1, dtype=torch.int64, device=query.device)
 
+        self.workers: Workers | None = None
+        if remembers(problem):
+            require("delays", "by stage", stage_of is None, "of whole queries: the workers of this problem remember")
+            self.workers = Workers(problem, arrivals, self.delays, query)
+            compile = compile or False  # many steps one after another would compile for minutes
         if compile is None:
-            unrolled = remembers(problem)  # its steps, one after another, would compile for minutes
-            compile = not unrolled and compiling_pays(len(self.delays), query.numel())
+            compile = compiling_pays(len(self.delays), query.numel())
         update = eager_run(rule) if compile != "rule" else _through_the_door(rule, self.state)
-        advance = _one_update(self.workers, rule, update, self.queries, self.tickets, self.shape)
+        advance = _one_update(self.workers or problem, rule, update, self.queries, self.tickets, self.shape)
         self.advance = OneCall(advance, query.device) if compile is True else advance
         _store(rule, self.state, self.queries, self.tickets, self.queries.write[0].to(query.device))
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.warm_steps = 0
+        recorded = query.device.type == "cuda" and getattr(problem, "on_device", True)
+        self.update, self.do_jobs = _Repeated(recorded), _Repeated(recorded, warm=1)
 
     def run(self, first: int, until: int, advance: Any) -> None:
         """Updates ``first + 1, ..., until``."""
         while first < until:
             last = min(until, first + _CHUNK)
             self._load(first, last)
-            for _ in range(first, last):
-                if self.graph is not None:
-                    self.graph.replay()
-                else:
-                    self._step()
-                    self._capture_when_warm()
+            if self.workers is None:
+                for _ in range(first, last):
+                    self.update(self._step)
+            else:
+                for length in self.workers.waves(first, last):
+                    self.workers.expect(length)
+                    self.do_jobs(self._jobs)
+                    for _ in range(length):
+                        self.update(self._step)
             first = last
             advance(last)
 
@@ -269,7 +277,7 @@ class Simulation:
             write=self.following[first:last],
             read=self.queries.read[first:last],
             delays=self.delays[first:last].reshape(last - first, *self.shape[:2], *scalars),
-            jobs=self.workers.jobs[first:last],
+            jobs=torch.empty(last - first, 0) if self.workers is None else self.workers.jobs[first:last],
         )
         self.chunk = self.chunk.refill(loaded, self.at.device)
         self.at.zero_()
@@ -277,17 +285,31 @@ class Simulation:
     def _step(self) -> None:
         self.advance(self.state, *vars(self.chunk).values(), self.at)
 
-    def _capture_when_warm(self) -> None:
-        """On a GPU, record the step as a graph once it has run: replaying it costs one launch."""
-        self.warm_steps += 1
-        repeatable = getattr(self.problem, "on_device", True)
-        if self.at.device.type != "cuda" or self.warm_steps != 3 or not repeatable:
+    def _jobs(self) -> None:
+        assert self.workers is not None
+        self.workers.do_jobs(self.queries, self.chunk.samples, self.chunk.read, self.chunk.jobs, self.at)
+
+
+class _Repeated:
+    """Work on fixed buffers; a GPU records it as a graph once it has run, and replaying that costs one launch."""
+
+    def __init__(self, recorded: bool, warm: int = 3) -> None:
+        self.recorded, self.warm = recorded, warm  # calls before it is recorded
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.calls = 0
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        if self.graph is not None:
+            self.graph.replay()
             return
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):  # records without executing
-            self._step()
-        self.graph = graph
+        work()
+        self.calls += 1
+        if self.recorded and self.calls == self.warm:
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):  # records without executing
+                work()
+            self.graph = graph
 
 
 @dataclass
@@ -320,7 +342,7 @@ def _through_the_door(rule: AnyRule[Any], state: Any) -> Callable[..., None]:
 
 
 def _one_update(
-    workers: Workers,
+    source: Problem | Workers,
     rule: AnyRule[Any],
     update: Callable[..., None],
     queries: History,
@@ -329,6 +351,8 @@ def _one_update(
 ) -> Callable[..., None]:
     """One update of every run; everything that changes is read from and written to fixed buffers.
 
+    The gradient is the problem's, or one that workers have computed before.
+
     It ends with storing the next query, so that compiled it is one call, and the query is stored as it is made.
     """
 
@@ -336,9 +360,12 @@ def _one_update(
         state: Any, samples: Tensor, write: Tensor, read: Tensor, delays: Tensor, jobs: Tensor, at: Tensor
     ) -> None:
         reading = read.index_select(0, at)[0]
-        stale = queries.fetch(reading).view(shape)
-        ticket = stale[..., :0] if tickets is None else tickets.fetch(reading).unflatten(0, shape[:2])
-        grad, weight = workers.work(stale, samples.index_select(0, at)[0], jobs.index_select(0, at)[0])
+        if isinstance(source, Workers):
+            grad, weight = source.next_gradient(), source.weight(jobs.index_select(0, at)[0])
+        else:
+            stale = queries.fetch(reading).view(shape)
+            grad, weight = source.gradient(stale, samples.index_select(0, at)[0]), None
+        ticket = grad[..., :0] if tickets is None else tickets.fetch(reading).unflatten(0, shape[:2])
         if weight is not None:
             ticket = weigh_ticket(rule, ticket, weight.to(ticket.dtype))
         update(state, grad, delays.index_select(0, at)[0], ticket, None)

@@ -60,7 +60,7 @@ class Recorder:
         """What has been recorded so far."""
         updates, elapsed = self.steps[-1], time.monotonic() - self.begin
         runs = math.prod(self.simulation.shape[:-1])
-        arrivals = self.simulation.arrivals
+        arrivals, workers = self.simulation.arrivals, self.simulation.workers
         return Trace(
             steps=torch.tensor(self.steps),
             loss=self._drop(torch.stack(self.losses), before=1),
@@ -72,7 +72,7 @@ class Recorder:
             config={**self.config, "seconds": elapsed, "run_steps_per_second": updates * runs / elapsed},
             time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
             worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
-            local_steps=self._arrivals(self.simulation.workers.local_steps, updates),
+            local_steps=None if workers is None else self._drop(workers.local_steps[:updates], before=1),
             test_loss=self._drop(torch.stack(self.test_losses), before=1) if self.test_losses else None,
             metrics={name: self._drop(torch.stack(values), before=1) for name, values in self.metrics.items()},
         )

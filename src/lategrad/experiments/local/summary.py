@@ -1,0 +1,198 @@
+"""Tables, figures, verdicts and the report's section."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from lategrad.experiments import style
+from lategrad.experiments.jobs import Job, Say
+from lategrad.experiments.local.measuring import PROTOCOLS, Result, measure
+from lategrad.experiments.local.setup import ANCHOR, CONFIGS, Config, Setting
+from lategrad.experiments.part import Run
+from lategrad.experiments.results import Section, Verdict
+
+SECONDS = {"quick": 40.0, "paper": 12.0, "full": 40.0}
+"""For one rule in one setting, about: on one core at the quick scale, on a GPU at the others; for forecasts."""
+_NAMES = {"cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare"}
+OURS = "steady-muon"
+"""The one of ours that targets are stated for."""
+SHARE = 0.5
+"""Of synchronous training's virtual time, in which ours is to be where that is at its end."""
+
+Panel = dict[str, Result]
+"""Results in one setting by the name of the rule."""
+
+
+def title(setting: Setting) -> str:
+    """What is trained, and how."""
+    size = f", {setting.layers} layers of width {setting.width}" if setting.model == "gpt" else ""
+    return f"{_NAMES[setting.model]}{size}; {setting.local_steps} local steps, {setting.workers} workers"
+
+
+def final(result: Result, protocol: str) -> float:
+    """The mean loss over seeds at the end."""
+    return result.curves[protocol].mean[-1].item()
+
+
+def ranked(panel: Panel, protocol: str) -> list[Result]:
+    """The anchor first, then the smallest loss at the end."""
+    return sorted(panel.values(), key=lambda result: (not result.contender.synchronous, final(result, protocol)))
+
+
+def share_of_time(setting: Setting, panel: Panel, result: Result, protocol: str) -> float | None:
+    """In what share of its virtual time a rule is where synchronous training is at its end; None if never."""
+    reached = result.curves[protocol].reaches(final(panel[ANCHOR], protocol))
+    return None if reached is None else reached / setting.seconds
+
+
+def table(setting: Setting, panel: Panel, protocol: str) -> list[dict[str, str]]:
+    """A row for each rule: its loss when as many gradients had arrived as synchronous training uses, that at the end of
+    the time, and in what share of the time it was where synchronous training ends."""
+    rows = []
+    used = setting.rounds * setting.local_steps * setting.workers
+    for result in ranked(panel, protocol):
+        curve = result.curves[protocol]
+        spread = (curve.losses[-1].max() - curve.losses[-1].min()).item()
+        row = {
+            "outer rule": style.TITLES[result.contender.rule],
+            "equal gradients": _number(curve.at_gradients(used)),
+            "equal time": _number(final(result, protocol)),
+            "spread": _number(spread) if curve.losses.shape[1] > 1 else "",
+        }
+        if ANCHOR in panel:
+            share = share_of_time(setting, panel, result, protocol)
+            row["time to synchronous loss"] = "never" if share is None else f"{share:.2f}"
+        rows.append(row | {"step": f"{result.step[protocol]:.2g}" + (" (end)" if result.at_end[protocol] else "")})
+    return rows
+
+
+def _number(value: float) -> str:
+    return "diverged" if not math.isfinite(value) else f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"
+
+
+def plot(setting: Setting, panel: Panel, protocol: str = "frozen") -> Figure:
+    """Loss against virtual time; synchronous training in black, ours thick."""
+    figure, (ax,) = style.panels([title(setting)], "loss on held-out data", height=4)
+    others = colormaps["tab10"]
+    drawn = 0
+    for result in ranked(panel, protocol):
+        curve, rule = result.curves[protocol], result.contender.rule
+        colour = style.COLOURS.get(rule) or others(drawn)
+        drawn += rule not in style.COLOURS
+        ax.plot(curve.seconds / setting.seconds, curve.mean, "--" if result.contender.synchronous else "-",
+                color=colour, linewidth=2.6 if result.contender.ours else 1.2, label=style.TITLES[rule])  # fmt: skip
+    if ANCHOR in panel:
+        ax.axhline(final(panel[ANCHOR], protocol), color="black", linewidth=0.6, linestyle=":")
+    start = next(iter(panel.values())).curves[protocol].mean[0].item()
+    ax.set_ylim(top=1.02 * start)  # what is above has diverged
+    ax.set_xlabel("virtual time (1: synchronous training's)")
+    style.legend(figure, [ax])
+    return figure
+
+
+def verdicts(setting: Setting, panel: Panel, protocol: str = "frozen") -> list[Verdict]:
+    """The two targets, with the step that is frozen from one worker."""
+    if OURS not in panel:
+        return []
+    ours, found = panel[OURS], []
+    if ANCHOR in panel:
+        share = share_of_time(setting, panel, ours, protocol)
+        found.append(Verdict(
+            f"{setting.name}: {style.TITLES[OURS]} is soon where synchronous DiLoCo ends",
+            f"its loss in at most {SHARE} of its virtual time, the outer step frozen from one worker",
+            "never in that time" if share is None else f"in {share:.2f} of it",
+            share is not None and share <= SHARE,
+            figure=f"local-{setting.name}",
+        ))  # fmt: skip
+    rivals = [r for r in panel.values() if not (r.contender.ours or r.contender.synchronous)]
+    if rivals:
+        best = min(rivals, key=lambda rival: final(rival, protocol))
+        lead = final(best, protocol) - final(ours, protocol)
+        found.append(Verdict(
+            f"{setting.name}: {style.TITLES[OURS]} is ahead of every other asynchronous outer rule",
+            "the smallest held-out loss at the end, all outer steps frozen from one worker",
+            f"{final(ours, protocol):.3f}; {style.TITLES[best.contender.rule]} {final(best, protocol):.3f}",
+            lead > 0,
+            figure=f"local-{setting.name}",
+        ))  # fmt: skip
+    return found
+
+
+def rows(setting: Setting, result: Result) -> list[dict[str, Any]]:
+    """Every recorded number of a rule, for the CSV."""
+    return [
+        {"model": setting.model, "local_steps": setting.local_steps, "rule": result.contender.rule,
+         "protocol": protocol, "lr": result.step[protocol], "seed": seed, "seconds": second, "gradients": int(count),
+         "test_loss": loss}
+        for protocol in PROTOCOLS
+        for second, count, losses in zip(result.curves[protocol].seconds.tolist(),
+                                         result.curves[protocol].gradients.tolist(),
+                                         result.curves[protocol].losses.tolist(), strict=True)
+        for seed, loss in enumerate(losses)
+    ]  # fmt: skip
+
+
+def jobs(run: Run) -> list[Job]:
+    """A job for every rule in every setting."""
+    config = CONFIGS[run.scale].limited(run.models, run.rules)
+    return [
+        Job(f"local: {setting.name}, {style.TITLES[contender.rule]}", SECONDS[run.scale],
+            partial(measure, config, setting, contender, run.out, device=run.device, say=_to_stderr),
+            on_gpu=run.device != "cpu")
+        for setting in config.settings for contender in config.contenders
+    ]  # fmt: skip
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def section(run: Run) -> Section:
+    """Everything at a scale, by both protocols."""
+    return section_of(CONFIGS[run.scale].limited(run.models, run.rules), run.out, device=run.device)
+
+
+def section_of(config: Config, out: Path, *, device: str, say: Say = _to_stderr) -> Section:
+    """Run everything, and show it by both protocols."""
+    panels = {
+        setting: {
+            contender.rule: measure(config, setting, contender, out, device=device, say=say)
+            for contender in config.contenders
+        }
+        for setting in config.settings
+    }
+    return Section(
+        name="local",
+        title="Local steps on workers of different speed",
+        text=(
+            "; ".join(f"{title(s)}, {s.rounds} synchronous rounds, batch {s.batch}, inner {s.inner}" for s in panels)
+            + f"; {config.seeds} seed(s), which change samples, not the first parameters. A worker takes its local "
+            "steps from the server's point and sends where they led; the state of its inner optimizer stays with it. "
+            "For a gradient the fastest worker takes 1 virtual second and the slowest 6, the others lie between.",
+            "Synchronous DiLoCo waits for the slowest worker in every round; its outer rule is Nesterov momentum on "
+            "the mean of what all workers send. The others get each worker's pseudo-gradient as it arrives, in the "
+            "same virtual time. Sending takes no time.",
+            "Frozen: the outer step is the one of eight half decades (four decades at the scale quick) with the "
+            "smallest training loss for the fastest worker alone, in the same virtual time. Tuned: the same choice "
+            "made with all workers. Both use a seed that is not shown. Synchronous DiLoCo is always tuned. All other "
+            "constants are the authors'. A step marked (end) is the first or last of its grid.",
+            "Equal gradients: the loss on held-out data when as many gradients had arrived as synchronous training "
+            "uses in all; equal time: at the end. The last but one column is the share of the virtual time after which "
+            "a rule is where synchronous training ends.",
+        ),
+        figures={f"local-{s.name}": plot(s, panel) for s, panel in panels.items()},
+        captions={f"local-{s.name}": f"{title(s)}: outer steps frozen from one worker." for s in panels},
+        tables={f"{title(s)}, {protocol}": table(s, panel, protocol)
+                for s, panel in panels.items() for protocol in PROTOCOLS},
+        rows=[row for s, panel in panels.items() for result in panel.values() for row in rows(s, result)],
+        verdicts=tuple(v for s, panel in panels.items() for v in verdicts(s, panel)) if config.targets else (),
+        config=dataclasses.asdict(config),
+    )  # fmt: skip
