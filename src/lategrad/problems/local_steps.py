@@ -77,13 +77,22 @@ class LocalSteps:
         self._inner = InnerOptimizer(self.inner, self.start())
         require("inner", inner, hasattr(self.inner, "lr") or not scaled, "a rule with an lr, to be scaled by it")
         self.dim = problem.dim
-        self.smoothness, self.strong_convexity = problem.smoothness, problem.strong_convexity
         self._of_one_sample = problem.samples(0, 0, 1).dim() - 1  # dimensions
 
     def __getattr__(self, name: str) -> Any:
         if name in _PASSED_ON:
             return getattr(self.problem, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def smoothness(self) -> float | None:
+        """The problem's."""
+        return self.problem.smoothness
+
+    @property
+    def strong_convexity(self) -> float | None:
+        """The problem's."""
+        return self.problem.strong_convexity
 
     def start(self) -> Tensor:
         """The problem's, for every run that the inner rule has a hyper-parameter for."""
