@@ -178,6 +178,19 @@ def test_waves_filled_up_with_jobs_of_nobody_are_the_same(monkeypatch):
     assert torch.equal(filled.output, expected.output)
 
 
+def test_a_cluster_takes_little_more_steps_one_after_another_than_its_fastest_worker():
+    speeds = [Worker(mean=mean) for mean in torch.linspace(1, 6, 16).tolist()]
+    updates = int((Cluster(speeds).draw(2000, 0).time <= 180).sum())
+    delays = Cluster(speeds).draw(updates, 0).delays
+    problem = LocalSteps(Quadratic(), steps=2)
+    workers = Workers(
+        problem, [[Cluster(speeds).draw(updates, 0)]], delays.view(-1, 1, 1), problem.start().view(1, 1, -1)
+    )
+    waves = list(workers.waves(0, updates))
+    assert sum(waves) == updates
+    assert 180 <= len(waves) <= 1.15 * 180
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40))
 def test_a_wave_needs_no_query_that_it_makes_itself(raw):
     delays = torch.tensor([min(delay, t) for t, delay in enumerate(raw)])

@@ -19,13 +19,15 @@ from lategrad.experiments.local.setup import ANCHOR, CONFIGS, Config, Setting
 from lategrad.experiments.part import Run
 from lategrad.experiments.results import Section, Verdict
 
-SECONDS = {"quick": 40.0, "paper": 12.0, "full": 40.0}
+SECONDS = {"quick": 15.0, "paper": 15.0, "full": 45.0}
 """For one rule in one setting, about: on one core at the quick scale, on a GPU at the others; for forecasts."""
 _NAMES = {"cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare"}
 OURS = "steady-muon"
 """The one of ours that targets are stated for."""
 SHARE = 0.5
 """Of synchronous training's virtual time, in which ours is to be where that is at its end."""
+
+_TITLES = {**style.TITLES, "sgd": "SGD"}  # whose average is not shown here
 
 Panel = dict[str, Result]
 """Results in one setting by the name of the rule."""
@@ -62,7 +64,7 @@ def table(setting: Setting, panel: Panel, protocol: str) -> list[dict[str, str]]
         curve = result.curves[protocol]
         spread = (curve.losses[-1].max() - curve.losses[-1].min()).item()
         row = {
-            "outer rule": style.TITLES[result.contender.rule],
+            "outer rule": _TITLES[result.contender.rule],
             "equal gradients": _number(curve.at_gradients(used)),
             "equal time": _number(final(result, protocol)),
             "spread": _number(spread) if curve.losses.shape[1] > 1 else "",
@@ -88,7 +90,7 @@ def plot(setting: Setting, panel: Panel, protocol: str = "frozen") -> Figure:
         colour = style.COLOURS.get(rule) or others(drawn)
         drawn += rule not in style.COLOURS
         ax.plot(curve.seconds / setting.seconds, curve.mean, "--" if result.contender.synchronous else "-",
-                color=colour, linewidth=2.6 if result.contender.ours else 1.2, label=style.TITLES[rule])  # fmt: skip
+                color=colour, linewidth=2.6 if result.contender.ours else 1.2, label=_TITLES[rule])  # fmt: skip
     if ANCHOR in panel:
         ax.axhline(final(panel[ANCHOR], protocol), color="black", linewidth=0.6, linestyle=":")
     start = next(iter(panel.values())).curves[protocol].mean[0].item()
@@ -106,7 +108,7 @@ def verdicts(setting: Setting, panel: Panel, protocol: str = "frozen") -> list[V
     if ANCHOR in panel:
         share = share_of_time(setting, panel, ours, protocol)
         found.append(Verdict(
-            f"{setting.name}: {style.TITLES[OURS]} is soon where synchronous DiLoCo ends",
+            f"{setting.name}: {_TITLES[OURS]} is soon where synchronous DiLoCo ends",
             f"its loss in at most {SHARE} of its virtual time, the outer step frozen from one worker",
             "never in that time" if share is None else f"in {share:.2f} of it",
             share is not None and share <= SHARE,
@@ -117,9 +119,9 @@ def verdicts(setting: Setting, panel: Panel, protocol: str = "frozen") -> list[V
         best = min(rivals, key=lambda rival: final(rival, protocol))
         lead = final(best, protocol) - final(ours, protocol)
         found.append(Verdict(
-            f"{setting.name}: {style.TITLES[OURS]} is ahead of every other asynchronous outer rule",
+            f"{setting.name}: {_TITLES[OURS]} is ahead of every other asynchronous outer rule",
             "the smallest held-out loss at the end, all outer steps frozen from one worker",
-            f"{final(ours, protocol):.3f}; {style.TITLES[best.contender.rule]} {final(best, protocol):.3f}",
+            f"{final(ours, protocol):.3f}; {_TITLES[best.contender.rule]} {final(best, protocol):.3f}",
             lead > 0,
             figure=f"local-{setting.name}",
         ))  # fmt: skip
@@ -144,7 +146,7 @@ def jobs(run: Run) -> list[Job]:
     """A job for every rule in every setting."""
     config = CONFIGS[run.scale].limited(run.models, run.rules)
     return [
-        Job(f"local: {setting.name}, {style.TITLES[contender.rule]}", SECONDS[run.scale],
+        Job(f"local: {setting.name}, {_TITLES[contender.rule]}", SECONDS[run.scale],
             partial(measure, config, setting, contender, run.out, device=run.device, say=_to_stderr),
             on_gpu=run.device != "cpu")
         for setting in config.settings for contender in config.contenders
