@@ -50,14 +50,14 @@ def ranked(panel: Panel, protocol: str) -> list[Result]:
 
 
 def share_of_time(setting: Setting, panel: Panel, result: Result, protocol: str) -> float | None:
-    """In what share of its virtual time a rule is where synchronous training is at its end; None if never."""
+    """The share of the virtual time after which a rule stays below synchronous training's last loss; None if none."""
     reached = result.curves[protocol].reaches(final(panel[ANCHOR], protocol))
     return None if reached is None else reached / setting.seconds
 
 
 def table(setting: Setting, panel: Panel, protocol: str) -> list[dict[str, str]]:
     """A row for each rule: its loss when as many gradients had arrived as synchronous training uses, that at the end of
-    the time, and in what share of the time it was where synchronous training ends."""
+    the time, and after what share of the time it stayed below synchronous training's last."""
     rows = []
     used = setting.rounds * setting.local_steps * setting.workers
     for result in ranked(panel, protocol):
@@ -109,7 +109,7 @@ def verdicts(setting: Setting, panel: Panel, protocol: str = "frozen") -> list[V
         share = share_of_time(setting, panel, ours, protocol)
         found.append(Verdict(
             f"{setting.name}: {_TITLES[OURS]} is soon where synchronous DiLoCo ends",
-            f"its loss in at most {SHARE} of its virtual time, the outer step frozen from one worker",
+            f"below its last loss for good after at most {SHARE} of its virtual time, the outer step frozen",
             "never in that time" if share is None else f"in {share:.2f} of it",
             share is not None and share <= SHARE,
             figure=f"local-{setting.name}",
@@ -188,7 +188,7 @@ def section_of(config: Config, out: Path, *, device: str, say: Say = _to_stderr)
             "constants are the authors'. A step marked (end) is the first or last of its grid.",
             "Equal gradients: the loss on held-out data when as many gradients had arrived as synchronous training "
             "uses in all; equal time: at the end. The last but one column is the share of the virtual time after which "
-            "a rule is where synchronous training ends.",
+            "a rule's loss stays below the one that synchronous training ends with.",
         ),
         figures={f"local-{s.name}": plot(s, panel) for s, panel in panels.items()},
         captions={f"local-{s.name}": f"{title(s)}: outer steps frozen from one worker." for s in panels},
