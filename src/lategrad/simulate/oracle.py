@@ -40,7 +40,7 @@ from lategrad.problems.work import remembers
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, weigh_ticket
-from lategrad.simulate.history import History, SlotPlan, plan_slots
+from lategrad.simulate.history import History, SlotPlan, check_memory, plan_slots
 from lategrad.simulate.progress import progress_bar
 from lategrad.simulate.recorder import Recorder
 from lategrad.simulate.workers import Workers
@@ -222,7 +222,8 @@ class Simulation:
         ticket = issue_ticket(rule, self.state)
         ticket_width = ticket.numel() // self.sequences
         needed = History.bytes_needed(plans, width, query.element_size())
-        _check_memory(needed + History.bytes_needed(plans, ticket_width, ticket.element_size()), query.device)
+        needed += History.bytes_needed(plans, ticket_width, ticket.element_size())
+        check_memory("the queries that late gradients wait for", needed, query.device)
         self.queries = History(plans, self.shape[2:], query, stage_of)
         by_entry = stage_of is None or ticket_width in (0, width)
         require("rule", describe(rule), by_entry, "one whose ticket has the blocks of the query, with delays by stage")
@@ -402,23 +403,6 @@ def _stage_of(profiles: Sequence[StageDelays | None], seeds: int, dim: int) -> T
     whole = torch.zeros(dim, dtype=torch.int64)
     of_models = [whole if profile is None else profile.of_entries() for profile in profiles]
     return torch.stack(of_models).repeat(seeds, 1)
-
-
-def _check_memory(needed: int, device: torch.device) -> None:
-    if device.type == "cuda":
-        available = torch.cuda.mem_get_info(device)[0]
-    else:
-        try:
-            with open("/proc/meminfo") as file:
-                fields = dict(line.split(":") for line in file)
-        except OSError:
-            return  # not Linux: the allocation itself will tell
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    if needed > available:
-        raise MemoryError(
-            f"the queries that late gradients wait for would take {needed / 2**30:.1f} GiB and "
-            f"{available / 2**30:.1f} GiB are free: simulate fewer runs in one call, or shorter delays"
-        )
 
 
 def _own_seeds(seeds: tuple[int, ...], runs: int) -> tuple[int, ...]:
