@@ -4,11 +4,13 @@
     lategrad reproduce all --scale paper --device cuda --out out
     scripts/renew_docs.py out
 
-Figures are copied to docs/figures. In docs/reproduction.md what stands between ``<!-- NAME -->`` and ``<!-- end -->``
-is replaced: ``run`` by what was run, ``REGIME`` by Figure 1's accuracies, ``verdicts`` by all verdicts.
+Figures are copied to docs/figures. In every page what stands between ``<!-- table SECTION: CAPTION -->`` and
+``<!-- end -->`` is replaced by that table of the report, if it is in ``out``; in docs/reproduction.md also ``<!-- run -->``
+by what was run, ``<!-- REGIME -->`` by Figure 1's accuracies, ``<!-- verdicts -->`` by all verdicts.
 """
 
 import csv
+import json
 import re
 import shutil
 import sys
@@ -26,6 +28,9 @@ FIGURES = {
     "fig4-forward": "fig4-update-queue",
     "rivals-digits": "rivals-digits",
     "rivals-fashion-mnist": "rivals-fashion-mnist",
+    "deep-mlp": "deep-mlp",
+    "deep-cnn": "deep-cnn",
+    "deep-gpt": "deep-gpt",
 }
 
 
@@ -38,8 +43,14 @@ def read(path):
 def markdown(rows):
     """Dictionaries with the same keys as a table."""
     heads = list(rows[0])
-    lines = [heads, ["---"] * len(heads), *([row[head].replace("|", "\\|") for head in heads] for row in rows)]
+    lines = [heads, ["---"] * len(heads), *([cell(row, head) for head in heads] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(row, head):
+    """Our own rules are bold."""
+    text = row[head].replace("|", "\\|")
+    return f"**{text}**" if "(ours)" in row.get("rule", "") and text and head != "step" else text
 
 
 def accuracies(rows, regime):
@@ -66,11 +77,31 @@ def ran(out):
     return f"`{unescape(cells['command'])}`, {unescape(cells['device'])}, {cells['seconds']} s, torch {cells['torch']}."
 
 
+def renew_tables(out):
+    """Put the report's tables where pages ask for them; say which are not there."""
+    tables = json.loads((out / "tables.json").read_text(encoding="utf-8"))
+    for page in sorted(DOCS.glob("*.md")):
+
+        def renewed(place, page=page):
+            found = tables.get(place[2], {}).get(place[3])
+            if found is None:
+                print(f"{page.name}: no table {place[2]}: {place[3]} in {out}; left as it is")
+                return place[0]
+            return f"{place[1]}{markdown(found)}\n{place[4]}"
+
+        text = page.read_text(encoding="utf-8")
+        text = re.sub(r"(<!-- table ([\w-]+): (.*?) -->\n).*?(<!-- end -->)", renewed, text, flags=re.DOTALL)
+        page.write_text(text, encoding="utf-8")
+
+
 def main(out):
     """Copy what a reproduction left in ``out``."""
+    renew_tables(out)
     for stem, name in FIGURES.items():
         if (out / f"{stem}.svg").exists():
             shutil.copy(out / f"{stem}.svg", DOCS / "figures" / f"{name}.svg")
+    if not (out / "fig1.csv").exists():
+        return
     rows = read(out / "fig1.csv")
     parts = {regime: accuracies(rows, regime) for regime in dict.fromkeys(row["regime"] for row in rows)}
     parts["run"] = ran(out)

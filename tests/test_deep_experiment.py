@@ -63,7 +63,7 @@ def test_it_is_a_part_of_the_reproduction_at_every_scale():
     assert set(deep.CONFIGS) == {"quick", "paper", "full"}
     for config in deep.CONFIGS.values():
         for setting in config.settings:
-            assert set(setting.tuned_at) <= set(DELAYS)
+            assert set(setting.tuned_at) <= set(setup.MEAN_DELAY)
             assert {contender.rule for contender in config.contenders(setting)} == set(setting.rules)
 
 
@@ -95,6 +95,23 @@ def test_what_is_measured_equals_plain_simulations(ran):
         alone = lg.simulate(MLP.problem(8), rule, DELAYS[row["delay"]], STEPS, seed=row["seed"])
         assert row["loss"] == pytest.approx(alone.loss[-1].item(), rel=1e-3)
         assert row["test_loss"] == pytest.approx(alone.test_loss[-1].item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("rule", setup.RULES)
+def test_every_rule_goes_through_a_pipeline(rule, small_data, tmp_path):
+    """The first stage is 64 late, the last not at all, and the rule is told 64."""
+    setting = dataclasses.replace(MLP, updates=70, tuned_at=("0",), rules=(rule,))
+    config = Config((setting,), seeds=1, delays=("0", "pipeline"), every_step=4)
+    (contender,) = config.contenders(setting)
+    result = measure(config, setting, contender, tmp_path, device="cpu", say=print)
+    if contender.synchronous:
+        assert setting.rounds("pipeline") == 1
+        return
+    profile = setting.delays("pipeline")
+    assert profile.delays == (64, 64, 0, 0)
+    alone = lg.simulate(setting.problem(8), build_rule(rule, result.step(), lg.WholeSpace()), profile, 70)
+    if rule != "pipemare":  # which is annealed over a part of the run
+        assert result.frozen["pipeline"].item() == pytest.approx(alone.accuracy[-1].item(), abs=0.02)
 
 
 def test_an_anchor_has_as_many_gradients_and_as_many_rounds(ran):

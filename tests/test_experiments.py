@@ -1,6 +1,7 @@
 """The paper's experiments in small, and verdicts that can come out both ways."""
 
 import csv
+import threading
 from dataclasses import replace
 from functools import partial
 
@@ -108,10 +109,22 @@ def test_jobs_do_what_the_sections_read(tmp_path, monkeypatch):
     assert "3 of them done before" in said[-1]
 
 
-def test_a_job_that_fails_is_not_swallowed():
+@pytest.mark.parametrize("lane", ["processes", "gpu", "streams"])
+def test_a_job_that_fails_is_not_swallowed(lane):
     for processes in (1, 2):
+        jobs = [Job("a", 1, partial(divmod, 1, 0), lane=lane), Job("b", 1, int)]
         with pytest.raises(ZeroDivisionError):
-            run_jobs([Job("a", 1, partial(divmod, 1, 0)), Job("b", 1, int)], lambda line: None, processes=processes)
+            run_jobs(jobs, lambda line: None, processes=processes)
+
+
+def test_lanes_run_beside_each_other():
+    """A job that waits for one of another lane comes to its end."""
+    there = threading.Barrier(2, timeout=60)
+    jobs = [Job("a", 1, there.wait, lane="streams"), Job("b", 1, there.wait, lane="streams"), Job("c", 1, int)]
+    said = []
+    run_jobs(jobs, said.append, processes=1)
+    assert "3 pieces of work on 1 core(s) and a GPU" in said[0]
+    assert said[-1].startswith("100%")
 
 
 def test_sections_have_figures_verdicts_and_the_promised_columns(sweeps):

@@ -141,7 +141,7 @@ def test_the_finding_says_where_steady_stands(ran):
 def test_what_takes_hours_is_left_to_a_gpu_and_the_report_says_so(device, data, tmp_path):
     run = Run("paper", tmp_path, device)
     assert [setting.data for setting in rivals.config_for(run).settings] == data
-    assert {job.on_gpu for job in rivals.jobs(run)} == {device == "cuda"}
+    assert {job.lane for job in rivals.jobs(run)} == {"gpu" if device == "cuda" else "processes"}
     assert len(rivals.jobs(run)) == len(data) * 2 * len(CONTENDERS)
 
 

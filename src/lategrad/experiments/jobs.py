@@ -1,7 +1,9 @@
-"""The work of a reproduction in pieces, one core each; a piece leaves what it finds in files, where sections read it.
+"""The work of a reproduction in pieces; a piece leaves what it finds in files, where sections read it.
 
-Runs are independent of each other, so that two processes with one thread each are faster than two threads that wait
-for each other at every update, and do not mind if another program takes one of the cores for a while.
+Runs are independent of each other. On a CPU, two processes with one thread each are faster than two threads that wait
+for each other at every update, and do not mind if another program takes one of the cores for a while. On a GPU, a small
+model's updates are many short kernels, one after the other, which leave most of it idle: several threads with a stream
+each fill it. Work that is compiled goes to processes there, too, as threads would compile one after the other.
 """
 
 from __future__ import annotations
@@ -10,28 +12,36 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 Say = Callable[[str], None]
 
+Lane = Literal["processes", "gpu", "streams"]
+"""Where a piece is done: on a core; on the GPU by a process; on the GPU by a thread of this process, if it compiles
+nothing."""
+
+AT_ONCE = {"gpu": 5, "streams": 10}
+"""Pieces that share the GPU; each holds its own data and waiting queries there."""
+
 
 @dataclass(frozen=True)
 class Job:
-    """A piece of work that can be done by another process."""
+    """A piece of work that can be done beside others."""
 
     label: str
     seconds: float
-    """About how long it takes on one core of a usual machine."""
+    """About how long it takes alone, on one core of a usual machine or on a GPU."""
     work: Callable[[], Any]
     """Picklable; what it returns is thrown away."""
     leaves: tuple[Path, ...] = ()
     """The files that it leaves: where all of them are there, it is not expected to take any time."""
-    on_gpu: bool = False
+    lane: Lane = "processes"
 
     @property
     def expected(self) -> float:
@@ -45,50 +55,61 @@ def cores() -> int:
 
 
 def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> None:
-    """Do all of them, the longest first: those for a GPU one after the other here, the others in processes."""
-    processes = min(processes or cores(), max(1, len(jobs)))
-    progress = _Progress(jobs, processes, say)
+    """Do all of them, the longest first, in all lanes at once."""
     ordered = sorted(jobs, key=lambda job: -job.expected)
-    waiting = [job for job in ordered if not job.on_gpu]
-    if processes == 1:
-        for job in waiting:
+    width = {"processes": min(processes or cores(), max(1, len(jobs))), **AT_ONCE}
+    progress = _Progress(jobs, width, say)
+    if {job.lane for job in jobs} == {"processes"} and width["processes"] == 1:
+        for job in ordered:
             job.work()
             progress.done(job)
-        waiting = []
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
+        return
+    with ExitStack() as stack:
+        pools: dict[str, Executor] = {}
+        for lane in {job.lane for job in jobs}:
+            if lane == "streams":
+                pools[lane] = ThreadPoolExecutor(width[lane])
+            else:
+                context = multiprocessing.get_context("spawn")
+                pools[lane] = ProcessPoolExecutor(width[lane], context, initializer=_one_thread)
+            stack.enter_context(pools[lane])
         try:
-            futures: dict[Future[Any], Job] = {pool.submit(_do, job): job for job in waiting}
-            for job in ordered:
-                if job.on_gpu:
-                    job.work()
-                    progress.done(job)
+            futures: dict[Future[Any], Job] = {pools[job.lane].submit(_do, job): job for job in ordered}
             for future in as_completed(futures):
                 future.result()
                 progress.done(futures[future])
         except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
+            for pool in pools.values():
+                pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def _one_thread() -> None:
     torch.set_num_threads(1)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or every process starts as many again
 
 
 def _do(job: Job) -> None:
-    job.work()
+    if job.lane == "streams" and torch.cuda.is_available():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            job.work()
+            torch.cuda.empty_cache()  # what one stream has had, another cannot use
+    else:
+        job.work()
 
 
 class _Progress:
     """What is done, and how long the rest will take at the pace so far."""
 
-    def __init__(self, jobs: Sequence[Job], processes: int, say: Say) -> None:
+    def __init__(self, jobs: Sequence[Job], width: dict[str, int], say: Say) -> None:
         self.expected = {job.label: job.expected for job in jobs}  # what a job leaves changes that
-        on_gpu = sum(self.expected[job.label] for job in jobs if job.on_gpu)
-        on_cpu = sum(self.expected[job.label] for job in jobs if not job.on_gpu)
-        total = max(on_gpu, on_cpu / processes, *self.expected.values(), 0.0)
-        self.work, self.finished, self.begin, self.say = on_gpu + on_cpu, 0.0, time.monotonic(), say
+        in_lane = {lane: sum(self.expected[job.label] for job in jobs if job.lane == lane) for lane in width}
+        total = max([*(seconds / width[lane] for lane, seconds in in_lane.items()), *self.expected.values(), 0.0])
+        self.work, self.finished, self.begin, self.say = sum(in_lane.values()), 0.0, time.monotonic(), say
         done = sum(seconds == 0 for seconds in self.expected.values())
-        say(f"{len(jobs)} pieces of work on {processes} core(s), {done} of them done before: {_about(total)}")
+        gpu = "" if all(job.lane == "processes" for job in jobs) else " and a GPU"
+        say(f"{len(jobs)} pieces of work on {width['processes']} core(s){gpu}, {done} of them done before: "
+            f"{_about(total)}")  # fmt: skip
 
     def done(self, job: Job) -> None:
         """One more is."""

@@ -7,6 +7,7 @@ the browser to fetch anything. It can be mailed, archived, printed, or read on a
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import xml.etree.ElementTree as ET
@@ -29,7 +30,8 @@ _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about: dict[str, Any]) -> Path:
     """Write ``report.html``; beside it CSV files for each section and for all verdicts, each figure as SVG and PNG.
 
-    Tables are in the page; the CSV files hold the numbers that they were made from.
+    Tables are in the page, and all of them in ``tables.json``, by section and caption; the CSV files hold the numbers
+    that they were made from.
 
     Everything is checked before anything is written, each file appears whole or not at all, and the page comes
     last: whoever sees it sees the files that it links to. In titles, paragraphs, captions and verdicts, text
@@ -64,6 +66,8 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
     if judged:
         with replacing(out / "verdicts.csv") as part:
             write_csv(part, judged)
+    with replacing(out / "tables.json") as part:
+        part.write_text(json.dumps({section.name: section.tables for section in sections if section.tables}, indent=1))
     page = out / "report.html"
     with replacing(page) as part:
         part.write_text(page_of(sections, drawings, about), encoding="utf-8")

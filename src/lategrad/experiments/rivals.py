@@ -167,9 +167,10 @@ def jobs(run: Run) -> list[Job]:
                         * config.seeds)  # fmt: skip
                 made.append(Job(
                     f"rivals: {setting.data}, {domain[0]}, {style.TITLES[contender.rule]}",
-                    6 + runs * setting.updates * RUN_STEP,
+                    6 + runs * setting.updates * RUN_STEP if run.device == "cpu" else 30,
                     partial(measure, config, setting, domain, contender, run.out, device=run.device),
-                    (_path(run.out, setting, domain, contender),), on_gpu=run.device != "cpu",
+                    (_path(run.out, setting, domain, contender),),
+                    "processes" if run.device == "cpu" else "gpu",
                 ))  # fmt: skip
     return made
 

@@ -58,7 +58,7 @@ COLOURS = {
     "strongly-convex": "#8172b3",
     "steady": "#b8860b",
     "steady-coordinate": "#b8860b",
-    "steady-adam": "#b8860b",
+    "steady-adam": "#c7158f",
     "steady-muon": "#2f7f4f",
     "synchronous-adamw": "#000000",
     "synchronous-muon": "#000000",

@@ -20,6 +20,7 @@ worker has a memory of its own: those of a cluster, or the fewest that could hav
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ from lategrad.support.validation import require, require_device
 from lategrad.trace import Axis, Trace, describe
 
 _CHUNK = 256  # updates whose samples and slots are loaded at once
+_RECORDING = threading.Lock()
 
 Delays = DelayModel | StageDelays | int | str
 
@@ -78,7 +80,7 @@ def simulate(
         delays: a delay model, an integer for a constant delay, a specification such as
             ``"lognormal:7,0.4"``, delays by stage, or a list of those, which adds an axis of runs. By stage
             (:func:`~lategrad.delays.by_stage`) each block of the query is that of its own past version; the rule,
-            and the trace, are told the longest delay.
+            and the trace, are told the longest delay (a ticket that is no vector of entries is that of the longest).
         steps: T, the number of updates.
         seed: of samples and delays; a list adds an axis of runs.
         record_every: updates between two records of loss and accuracy (they look at all the data); by
@@ -225,8 +227,8 @@ class Simulation:
         needed += History.bytes_needed(plans, ticket_width, ticket.element_size())
         check_memory("the queries that late gradients wait for", needed, query.device)
         self.queries = History(plans, self.shape[2:], query, stage_of)
-        by_entry = stage_of is None or ticket_width in (0, width)
-        require("rule", describe(rule), by_entry, "one whose ticket has the blocks of the query, with delays by stage")
+        if stage_of is not None and ticket_width != width:  # not by entries: that of the longest delay, which is told
+            stage_of = torch.zeros(self.sequences, ticket.shape[-1], dtype=torch.int64)
         self.tickets = History(plans, ticket.shape[2:], ticket, stage_of) if ticket_width else None
 
         streams = self.shape[:-1] if not share_samples else self.shape[:1]
@@ -292,7 +294,10 @@ class Simulation:
 
 
 class _Repeated:
-    """Work on fixed buffers; a GPU records it as a graph once it has run, and replaying that costs one launch."""
+    """Work on fixed buffers; a GPU records it as a graph once it has run, and replaying that costs one launch.
+
+    Other threads may simulate beside this one; of their calls only another recording would disturb it.
+    """
 
     def __init__(self, recorded: bool, warm: int = 3) -> None:
         self.recorded, self.warm = recorded, warm  # calls before it is recorded
@@ -306,10 +311,11 @@ class _Repeated:
         work()
         self.calls += 1
         if self.recorded and self.calls == self.warm:
-            torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # records without executing
-                work()
+            with _RECORDING:
+                torch.cuda.synchronize()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # records without executing
+                    work()
             self.graph = graph
 
 

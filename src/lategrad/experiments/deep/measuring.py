@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lategrad.experiments.deep.setup import DELAYS, MEAN_DELAY, Config, Contender, Setting
+from lategrad.delays.stages import StageDelays
+from lategrad.experiments.deep.setup import MEAN_DELAY, PIPELINE, Config, Contender, Setting
 from lategrad.experiments.jobs import Say
 from lategrad.experiments.sweep import find_trace, keep_trace
 from lategrad.rules import needs_ticket
-from lategrad.simulate import simulate
+from lategrad.simulate import Delays, simulate
 from lategrad.trace import Axis, Trace, describe
 
 _HISTORY_BYTES = {"cpu": 6 * 2**30, "cuda": 48 * 2**30}
@@ -134,11 +135,14 @@ class _Runner:
 
     def _key(self, delay: str, want: Wanted) -> dict[str, object]:
         rule = describe(self.contender.build(want[0], self.setting.updates))
-        return {"setting": self.setting.describe(), "rule": rule, "delay": describe(DELAYS[delay]), "seeds": want[1],
-                "synchronous": bool(self.contender.synchronous)}  # fmt: skip
+        return {"setting": self.setting.describe(), "rule": rule, "delay": describe_delays(self.setting.delays(delay)),
+                "seeds": want[1], "synchronous": bool(self.contender.synchronous)}  # fmt: skip
 
     def _groups(self, missing: dict[str, Wanted]) -> Iterator[list[str]]:
-        """Delays to simulate together: the same steps and seeds, and no more waiting queries than there is room for."""
+        """Delays to simulate together: the same steps and seeds, and no more waiting queries than there is room for.
+
+        A pipeline goes alone, as looking up every stage's own past costs the others time.
+        """
         if self.contender.synchronous:
             yield from ([delay] for delay in missing)  # each has a minibatch of its own
             return
@@ -150,7 +154,8 @@ class _Runner:
             queries = 1 + needs_ticket(self.contender.build(steps, self.setting.updates))
             needed = 4.0 * problem.dim * queries * (2 + MEAN_DELAY[delay]) * len(steps) * len(seeds)
             room = _HISTORY_BYTES["cuda" if self.device.startswith("cuda") else "cpu"]
-            if group and (missing[delay] != missing[group[0]] or taken + needed > room):
+            alone = PIPELINE in (delay, *group)
+            if group and (alone or missing[delay] != missing[group[0]] or taken + needed > room):
                 yield group
                 group, taken = [], 0.0
             group.append(delay)
@@ -161,18 +166,14 @@ class _Runner:
     def _simulate(
         self, phase: str, delays: list[str], steps: tuple[float, ...], seeds: Sequence[int]
     ) -> dict[str, Trace]:
-        setting, updates, batch, late = (
-            self.setting,
-            self.setting.updates,
-            self.setting.batch,
-            [DELAYS[d] for d in delays],
-        )
+        setting, updates, batch = self.setting, self.setting.updates, self.setting.batch
+        late = [setting.delays(delay) for delay in delays]
         if self.contender.synchronous:
             (delay,) = delays
             updates, batch, late = setting.rounds(delay), batch * (1 + MEAN_DELAY[delay]), [0]
         rule = self.contender.build(steps, setting.updates)
         begin = time.monotonic()
-        with tensor_cores():
+        with tensor_cores:
             # On a GPU a replayed graph costs little to launch, and compiling would take longer than it saves.
             trace = simulate(setting.problem(batch), rule, late, updates, seed=list(seeds), record_every=updates,
                              device=self.device, compile=False)  # fmt: skip
@@ -199,12 +200,32 @@ def _of_one_delay(trace: Trace, position: int, name: str) -> Trace:
     )  # fmt: skip
 
 
-@contextmanager
-def tensor_cores() -> Iterator[None]:
-    """Products of float32 matrices in TF32 on a GPU that has it; nothing changes on a CPU."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def describe_delays(delays: Delays) -> object:
+    """As plain JSON values."""
+    return delays.table() if isinstance(delays, StageDelays) else describe(delays)
+
+
+class _TensorCores:
+    """Products of float32 matrices in TF32 on a GPU that has it; nothing changes on a CPU.
+
+    The precision is one for all threads: the first that asks for it changes it, the last that leaves puts it back.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.before = threading.Lock(), 0, ""
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                self.before = torch.get_float32_matmul_precision()
+                torch.set_float32_matmul_precision("high")
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                torch.set_float32_matmul_precision(self.before)
+
+
+tensor_cores = _TensorCores()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lategrad.delays import by_stage
 from lategrad.experiments.deep.models import GPT, cnn, mlp
 from lategrad.experiments.sweep import dataset, half_decades
 from lategrad.problems import LanguageProblem, ModuleProblem, Text, load_text
@@ -22,7 +24,12 @@ from lategrad.support.validation import Scalar, require, require_choice
 DELAYS: dict[str, Delays] = {"0": 0, "8": 8, "64": 64, "256": 256, "lognormal": "lognormal:3.847,0.8"}
 """By their names in tables; the first is the one that steps are frozen from. The last has mean 64, median 46, and one
 in a hundred above 300."""
-MEAN_DELAY = {"0": 0, "8": 8, "64": 64, "256": 256, "lognormal": 64}
+PIPELINE = "pipeline"
+"""One more: each stage of the model is late by its own number of updates, the first by 64, the last by none."""
+STAGES = {"mlp": 2, "cnn": 3, "gpt": 8}
+"""Of the pipeline."""
+MEAN_DELAY = {"0": 0, "8": 8, "64": 64, "256": 256, "lognormal": 64, PIPELINE: 64}
+"""Of a pipeline, the first stage's: in a round as many microbatches go through it as were on their way."""
 LATE = ("8", "64", "256")
 """The delays that targets are stated for."""
 
@@ -84,7 +91,7 @@ class Setting:
     model: str
     updates: int
     batch: int
-    tuned_at: tuple[str, ...] = tuple(DELAYS)
+    tuned_at: tuple[str, ...] = (*DELAYS, PIPELINE)
     """Delays at which all steps are run; at the others, the frozen one alone."""
     tuning_seeds: int = 1
     """Seeds that all steps are run with; steps are chosen by the first alone."""
@@ -118,11 +125,16 @@ class Setting:
             text = shakespeare()
             module: torch.nn.Module = GPT(len(text.vocabulary), layers=self.layers, width=self.width)
             return LanguageProblem(module, text, batch=batch, evaluate=self.evaluate, micro_batch=self.micro_batch)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            module = {"mlp": mlp, "cnn": cnn}[self.model]()
         data = dataset("fashion-mnist", "standardise-globally")
-        return ModuleProblem(module, data, batch=batch, evaluate=self.evaluate, micro_batch=self.micro_batch)
+        return ModuleProblem(
+            _image_module(self.model), data, batch=batch, evaluate=self.evaluate, micro_batch=self.micro_batch
+        )
+
+    def delays(self, name: str) -> Delays:
+        """What a delay's name in the tables means for this model."""
+        if name != PIPELINE:
+            return DELAYS[name]
+        return by_stage(self.problem(1), STAGES[self.model], delay=MEAN_DELAY[PIPELINE])
 
     def describe(self) -> dict[str, Any]:
         """What a run depends on."""
@@ -131,6 +143,16 @@ class Setting:
 
 
 MODELS = ("mlp", "cnn", "gpt")
+
+
+_DRAWING = threading.Lock()
+
+
+def _image_module(model: str) -> torch.nn.Module:
+    """An own copy of the model with the first parameters of seed 0; threads that simulate share nothing."""
+    with _DRAWING, torch.random.fork_rng(devices=[]):  # torch's layers draw from the one generator that all share
+        torch.default_generator.manual_seed(0)
+        return {"mlp": mlp, "cnn": cnn}[model]()
 
 
 @lru_cache(maxsize=1)
@@ -145,7 +167,7 @@ class Config:
 
     settings: tuple[Setting, ...]
     seeds: int
-    delays: tuple[str, ...] = tuple(DELAYS)
+    delays: tuple[str, ...] = (*DELAYS, PIPELINE)
     every_step: int = 1
     """Take every n-th step of the grids: 1 for half decades, 2 for decades."""
     targets: bool = True
@@ -203,7 +225,8 @@ CONFIGS = {
     "paper": Config(
         (
             *_images(20_000),
-            Setting("gpt", 5_000, 16, _SOME, rules=GPT_RULES, evaluate=1024, layers=4, width=144, micro_batch=128),
+            Setting("gpt", 5_000, 16, _SOME, rules=GPT_RULES, evaluate=1024, layers=4, width=144, micro_batch=128,
+                    only_by_name=True),
         ),
         seeds=3,
     ),

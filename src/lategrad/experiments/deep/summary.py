@@ -14,16 +14,16 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from lategrad.experiments import style
-from lategrad.experiments.deep.measuring import Result, measure
-from lategrad.experiments.deep.setup import CONFIGS, DELAYS, Config, Setting
+from lategrad.experiments.deep.measuring import Result, describe_delays, measure
+from lategrad.experiments.deep.setup import CONFIGS, Config, Setting
 from lategrad.experiments.deep.verdicts import Panel, verdicts
 from lategrad.experiments.jobs import Job, Say
 from lategrad.experiments.part import Run
 from lategrad.experiments.results import Section
-from lategrad.trace import describe
 
-SECONDS = {"quick": 35.0, "paper": 20.0, "full": 60.0}
-"""For one rule on one model, about: on one core at the quick scale, on a GPU at the others; for forecasts."""
+SECONDS = {"mlp": 25.0, "cnn": 20.0, "gpt": 100.0}
+"""For one rule on one model, about: on one core at the quick scale, on a GPU of its own at the others; for
+forecasts."""
 _NAMES = {"mlp": "MLP 784-64-10, Fashion-MNIST", "cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare"}
 
 
@@ -93,8 +93,8 @@ def plot(setting: Setting, panel: Panel, delays: Sequence[str]) -> Figure:
         ax.plot(range(constant), values[:constant], dashes, linewidth=2.6 if contender.ours else 1.2,
                 label=style.TITLES[contender.rule], **look)  # fmt: skip
         ax.plot(range(constant, len(delays)), values[constant:], linestyle="none", **look)  # no longer delay, another
-    ax.set_xticks(range(len(delays)), [f"{delay}\n{setting.rounds(delay):,} rounds" for delay in delays], fontsize=8)
-    ax.set_xlabel("delay")
+    ax.set_xticks(range(len(delays)), [f"{delay}\n{setting.rounds(delay):,}" for delay in delays], fontsize=8)
+    ax.set_xlabel("delay, and the rounds that it leaves time for")
     if setting.by_loss:
         start = math.log(84)  # of a model that knows nothing
         ax.set_ylim(top=min(ax.get_ylim()[1], start))
@@ -117,9 +117,9 @@ def jobs(run: Run) -> list[Job]:
     """A job for every rule on every model."""
     config = CONFIGS[run.scale].limited(run.models, run.rules)
     return [
-        Job(f"deep: {setting.model}, {style.TITLES[contender.rule]}", SECONDS[run.scale],
+        Job(f"deep: {setting.model}, {style.TITLES[contender.rule]}", SECONDS[setting.model],
             partial(measure, config, setting, contender, run.out, device=run.device, say=_to_stderr),
-            on_gpu=run.device != "cpu")
+            lane="processes" if run.device == "cpu" else "streams")
         for setting in config.settings for contender in config.contenders(setting)
     ]  # fmt: skip
 
@@ -187,14 +187,17 @@ def section_of(config: Config, out: Path, *, device: str, say: Say = _to_stderr)
             "; ".join(title(setting) for setting in panels) + f"; {config.seeds} seed(s), which change samples and "
             "delays, not the first parameters. Images are standardised by two numbers. Accuracy is that on the 10,000 "
             "test images, the GPT's loss that on held-out text (nats a character, over fixed windows of the last tenth "
-            "of every work). The delay `lognormal` is exp of a normal (3.847, 0.8): mean 64, median 46.",
+            "of every work). The delay `lognormal` is exp of a normal (3.847, 0.8): mean 64, median 46. In a "
+            "`pipeline` the stages of the model (2 of the MLP, 3 of the CNN, 8 of the GPT) are late by their own "
+            "number of updates, from 64 for the first evenly down to 0 for the last; rules are told 64.",
             "Frozen: the step is the one of nine half decades (five decades at the scale quick) with the smallest "
             "training loss at delay 0, by the first seed, and then left alone. Tuned: the same choice at each delay, "
             "which nobody can make beforehand. All other constants are those of papers and packages.",
             "With T updates that are tau late there is time for T/(1 + tau) rounds, one after another. The two "
             "synchronous rows are what can be had in as many rounds from as many gradients: minibatches 1 + tau times "
             "as large, no delay, the step tuned for each tau, linearly averaged output. For random delays tau is their "
-            "mean. A step marked (end) is the first or last of its grid. What diverged has accuracy 0.",
+            "mean, for the pipeline its first stage's. A step marked (end) is the first or last of its grid. What "
+            "diverged has accuracy 0.",
             "On a GPU, products of float32 matrices are made in TF32.",
         ),
         figures={f"deep-{s.model}": plot(s, p, delays) for s, p in panels.items()} | shown,
@@ -215,5 +218,6 @@ def section_of(config: Config, out: Path, *, device: str, say: Say = _to_stderr)
         verdicts=tuple(
             v for setting, panel in panels.items() for v in verdicts(setting, panel, delays, config.targets)
         ),
-        config=dataclasses.asdict(config) | {"delay_laws": {name: describe(DELAYS[name]) for name in delays}},
+        config=dataclasses.asdict(config)
+        | {"delay_laws": {s.model: {name: describe_delays(s.delays(name)) for name in delays} for s in panels}},
     )

@@ -139,7 +139,7 @@ class _Runner:
         problem = setting.synchronous() if synchronous else setting.problem()
         updates = setting.rounds if synchronous else setting.updates(clock)  # type: ignore[arg-type]
         begin = time.monotonic()
-        with tensor_cores():
+        with tensor_cores:
             trace = simulate(problem, rule, clock, updates, seed=list(seeds), device=self.device,
                              record_every=max(1, updates // records))  # fmt: skip
         self.say(f"local: {setting.name}, {contender.rule}, {phase}: {len(steps) * len(seeds)} runs of {updates:,} "

@@ -82,7 +82,8 @@ def _number(value: float) -> str:
 
 def plot(setting: Setting, panel: Panel, protocol: str = "frozen") -> Figure:
     """Loss against virtual time; synchronous training in black, ours thick."""
-    figure, (ax,) = style.panels([title(setting)], "loss on held-out data", height=4)
+    short = f"{_NAMES[setting.model]}; {setting.local_steps} local steps"
+    figure, (ax,) = style.panels([short], "loss on held-out data", height=4)
     others = colormaps["tab10"]
     drawn = 0
     for result in ranked(panel, protocol):
@@ -94,7 +95,8 @@ def plot(setting: Setting, panel: Panel, protocol: str = "frozen") -> Figure:
     if ANCHOR in panel:
         ax.axhline(final(panel[ANCHOR], protocol), color="black", linewidth=0.6, linestyle=":")
     start = next(iter(panel.values())).curves[protocol].mean[0].item()
-    ax.set_ylim(top=1.02 * start)  # what is above has diverged
+    best = min(result.curves[protocol].mean.min().item() for result in panel.values())
+    ax.set_ylim(best - 0.05 * (start - best), start + 0.02 * (start - best))  # what is above has diverged
     ax.set_xlabel("virtual time (1: synchronous training's)")
     style.legend(figure, [ax])
     return figure
@@ -148,7 +150,7 @@ def jobs(run: Run) -> list[Job]:
     return [
         Job(f"local: {setting.name}, {_TITLES[contender.rule]}", SECONDS[run.scale],
             partial(measure, config, setting, contender, run.out, device=run.device, say=_to_stderr),
-            on_gpu=run.device != "cpu")
+            lane="processes" if run.device == "cpu" else "streams")
         for setting in config.settings for contender in config.contenders
     ]  # fmt: skip
 
