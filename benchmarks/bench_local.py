@@ -4,7 +4,7 @@ A network of 10^7 parameters, H steps of AdamW a job. A job is computed as a wor
 engine does, in one process; both are measured in processor time, which other work on the machine hardly changes. The
 server keeps up with as many workers as its share goes into 1.
 
-    python benchmarks/bench_local_server.py [--steps 50] [--measured 5] [--updates 5]
+    python benchmarks/bench_local.py [--steps 50] [--measured 5] [--updates 5]
 """
 
 from __future__ import annotations
