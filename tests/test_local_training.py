@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lategrad as lg
+from helpers.examples import example
 from helpers.serving import audit
 from lategrad.cli import main
 from lategrad.problems import LocalSteps, ModuleProblem, Quadratic, SoftmaxRegression, load
@@ -50,8 +51,15 @@ def test_a_worker_keeps_its_optimizers_state_from_job_to_job():
     assert any(leaf.abs().sum() > 0 for leaf in tensors(memory))
 
 
-@pytest.mark.parametrize("engine", ["threads", "processes"])
-@pytest.mark.parametrize("rule", ["nesterov:lr=0.1", "delayed-nesterov:lr=0.3", "fed-buff:size=3", "fed-async"])
+@pytest.mark.parametrize(
+    ("engine", "rule"),
+    [
+        ("processes", "nesterov:lr=0.1"),
+        ("threads", "delayed-nesterov:lr=0.3"),
+        ("threads", "fed-buff:size=3"),
+        ("threads", "fed-async"),
+    ],
+)
 def test_a_run_learns_and_replays_bit_for_bit(engine, rule):
     problem = local()
     trace = lg.train(problem, rule, steps=60, workers=3, engine=engine)
@@ -211,6 +219,15 @@ def test_the_simulator_refuses_seconds():
         lg.simulate(local(seconds=1.0), "sgd:lr=0.1", 2, 10)
     with pytest.raises(ValueError, match="seconds must be a finite number > 0, got 0"):
         local(seconds=0)
+
+
+@pytest.mark.parametrize("how", [{}, {"wire": "int8", "seconds": 0.05}], ids=["plain", "timed, int8"])
+def test_the_example_trains_with_two_slow_workers_and_replays(how):
+    trace = example("local_training").train("delayed-nesterov", 40, **how)
+    assert trace.complete
+    assert trace.accuracy[-1] > 0.5 > trace.accuracy[0]
+    jobs = trace.worker.bincount(minlength=4)
+    assert jobs[:2].sum() > jobs[2:].sum(), "two are slow"
 
 
 # ---- The command line

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import lategrad as lg
-from lategrad.problems import Quadratic
+from lategrad.problems import LocalSteps, Quadratic
 from lategrad.serve import Settings, Training, TrainingError
 from lategrad.serve.desk import ForeignMessageError, Location
 from lategrad.serve.wire import Wire
@@ -136,6 +136,30 @@ def test_vectors_of_one_machine_travel_through_shared_memory(actor):
     status_of(actor)
     assert actor._segments.keys() == {0}  # until the deadline
     assert actor.exchange(pack_header(header._replace(member=7))) == REJOIN
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "in the call"])
+def test_gradients_travel_in_fewer_bits(actor, shared):
+    begin(actor, wire="int8")
+    header, query = unpack(actor.join(0, 0, HERE))
+    wire = Wire("int8", len(query), query.dtype)
+    message = wire.encode(query - 1)
+    segment = Segment.create(wire)
+    if shared:
+        assert actor.attach(0, HERE.node, segment.address)
+        segment.grad.copy_(message)
+    reply = actor.exchange(pack_header(header)) if shared else actor.exchange(*pack(header, message))
+    assert unpack(reply)[0].version == 1
+    assert actor.trace().config["bytes"] == {"up": len(message), "down": 2 * query.nbytes}
+
+
+def test_a_worker_says_on_ray_too_what_it_has_kept(actor):
+    begin(actor, wire="bfloat16")
+    header, query = unpack(actor.join(0, 0, HERE))
+    for previous in (-1, 0, 1):
+        made = header._replace(previous=previous)
+        header, query = unpack(actor.exchange(*pack(made, (query - 1).bfloat16())))
+    assert actor.trace().previous.tolist() == [-1, 0, 1]
 
 
 def test_a_segment_that_cannot_be_opened_is_told(actor):
@@ -294,6 +318,20 @@ def test_a_run_with_a_ray_of_its_own(tmp_path):
     longer = lg.resume(out, PROBLEM, RULE, engine="threads", steps=400)  # one format of checkpoints for all engines
     assert torch.equal(longer.delays[:300], trace.delays)
     audit(longer)
+
+
+@pytest.mark.slow
+def test_local_steps_on_ray_replay_bit_for_bit():
+    """Vectors of more than INLINE bytes: after its first job a worker shares memory with the server."""
+    problem = LocalSteps(Quadratic(dim=20_000, noise=0.1), steps=3, inner="adamw:lr=0.01")
+    rule = "delayed-nesterov:lr=0.3,period=2"
+    trace = lg.train(problem, rule, steps=30, workers=2, engine="ray", wire="int8", compile=False)
+    assert trace.complete
+    audit(trace)
+    assert trace.local_steps.tolist() == [3] * 30
+    assert trace.config["memories_lost"] == {}
+    assert trace.config["bytes"]["up"] < 0.14 * trace.config["bytes"]["down"]  # of float64
+    assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
 
 
 @pytest.fixture(scope="module")
