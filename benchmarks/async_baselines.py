@@ -90,7 +90,7 @@ def _oracle(problem: Problem) -> Oracle:
 def _hogwild_worker(worker: int, problem: Problem, lr: float, x: Tensor, made: Tensor, stop: Tensor) -> None:
     oracle, k = _oracle(problem), 0
     while not stop.item():
-        x.sub_(oracle.gradient(Job(worker, k, 0, x)), alpha=lr)
+        x.sub_(oracle.answer(Job(worker, k, 0, x)).message, alpha=lr)
         k += 1
         made[worker] = k
 
@@ -191,7 +191,7 @@ class _DataWorker:
     def compute_gradients(self, weights: np.ndarray) -> np.ndarray:
         job = Job(self.worker, self.k, 0, torch.from_numpy(weights))
         self.k += 1
-        return self.oracle.gradient(job).numpy()
+        return self.oracle.answer(job).message.numpy()
 
 
 def processor_seconds() -> float:

@@ -129,6 +129,8 @@ def test_when_a_loss_is_reached_is_read_between_two_records():
     assert falling.reaches(0.9) is None
     assert falling.reaches(5.0) == 0.0
     assert curve([4.0, math.inf, 1.0]).reaches(1.5) == 2.0
+    assert curve([4.0, 1.0, 3.0, 1.0]).reaches(2.0) == 2.5, "for good"
+    assert curve([4.0, 1.0, 3.0]).reaches(2.0) is None
     assert falling.at_gradients(5.0) == 3.0
     assert falling.at_gradients(20.0) == 1.0
 

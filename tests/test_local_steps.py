@@ -208,3 +208,10 @@ def test_an_outer_step_of_one_without_delay_is_the_worker_alone():
     outer = lg.simulate(problem, lg.SGD(lr=1.0), delays=0, steps=8)
     alone = lg.simulate(plain, lg.rivals.AdamW(lr=0.02), delays=0, steps=80)
     torch.testing.assert_close(outer.output, alone.output, rtol=1e-9, atol=1e-12)
+
+
+def test_a_shard_is_that_of_the_problem_for_every_step():
+    plain = SoftmaxRegression(load("digits"), batch=4)
+    jobs = LocalSteps(plain, steps=3).samples_of_shard(7, 2, 5, 1, 4)
+    assert torch.equal(jobs.flatten(0, 1), plain.samples_of_shard(7, 6, 15, 1, 4))
+    assert not hasattr(LocalSteps(Quadratic(), steps=3), "samples_of_shard")

@@ -17,9 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 import lategrad as lg
-from lategrad.problems import Quadratic
+from lategrad.problems import LocalSteps, Quadratic
 from lategrad.serve import Settings, Training, TrainingError
 from lategrad.serve.desk import ForeignMessageError, Location
+from lategrad.serve.wire import Wire
 
 ray = pytest.importorskip("ray")
 
@@ -119,7 +120,7 @@ def test_a_worker_that_a_restarted_server_does_not_know_joins_again(actor):
 def test_vectors_of_one_machine_travel_through_shared_memory(actor):
     begin(actor)
     header, query = unpack(actor.join(0, 0, HERE))
-    segment = Segment.create(len(query), query.dtype)
+    segment = Segment.create(Wire("float32", len(query), query.dtype))
     assert not actor.attach(0, "elsewhere", segment.address)
     assert actor.attach(0, HERE.node, segment.address)
     for version in range(3):
@@ -138,10 +139,34 @@ def test_vectors_of_one_machine_travel_through_shared_memory(actor):
     assert actor.exchange(pack_header(header._replace(member=7))) == REJOIN
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "in the call"])
+def test_gradients_travel_in_fewer_bits(actor, shared):
+    begin(actor, wire="int8")
+    header, query = unpack(actor.join(0, 0, HERE))
+    wire = Wire("int8", len(query), query.dtype)
+    message = wire.encode(query - 1)
+    segment = Segment.create(wire)
+    if shared:
+        assert actor.attach(0, HERE.node, segment.address)
+        segment.grad.copy_(message)
+    reply = actor.exchange(pack_header(header)) if shared else actor.exchange(*pack(header, message))
+    assert unpack(reply)[0].version == 1
+    assert actor.trace().config["bytes"] == {"up": len(message), "down": 2 * query.nbytes}
+
+
+def test_a_worker_says_on_ray_too_what_it_has_kept(actor):
+    begin(actor, wire="bfloat16")
+    header, query = unpack(actor.join(0, 0, HERE))
+    for previous in (-1, 0, 1):
+        made = header._replace(previous=previous)
+        header, query = unpack(actor.exchange(*pack(made, (query - 1).bfloat16())))
+    assert actor.trace().previous.tolist() == [-1, 0, 1]
+
+
 def test_a_segment_that_cannot_be_opened_is_told(actor):
     begin(actor)
     actor.join(0, 0, HERE)
-    segment = Segment.create(6, torch.float64)
+    segment = Segment.create(Wire("float32", 6, torch.float64))
     assert not actor.attach(0, HERE.node, segment.address._replace(descriptor=9999))
     assert "go through the object store" in status_of(actor).messages[0]
 
@@ -328,6 +353,20 @@ def test_a_server_on_ray_waits_for_evaluations_and_answers_meanwhile(actor, tmp_
     assert [recorded.step for recorded in status_of(actor).recorded] == [1, 2]
     assert [recorded.step for recorded in actor.status(2, {}, records_seen=2).recorded] == [2]
     assert actor.join(0, 0, HERE) != WAIT
+
+
+@pytest.mark.slow
+def test_local_steps_on_ray_replay_bit_for_bit():
+    """Vectors of more than INLINE bytes: after its first job a worker shares memory with the server."""
+    problem = LocalSteps(Quadratic(dim=20_000, noise=0.1), steps=3, inner="adamw:lr=0.01")
+    rule = "delayed-nesterov:lr=0.3,period=2"
+    trace = lg.train(problem, rule, steps=30, workers=2, engine="ray", wire="int8", compile=False)
+    assert trace.complete
+    audit(trace)
+    assert trace.local_steps.tolist() == [3] * 30
+    assert trace.config["memories_lost"] == {}
+    assert trace.config["bytes"]["up"] < 0.14 * trace.config["bytes"]["down"]  # of float64
+    assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
 
 
 @pytest.fixture(scope="module")

@@ -178,14 +178,36 @@ def test_waves_filled_up_with_jobs_of_nobody_are_the_same(monkeypatch):
     assert torch.equal(filled.output, expected.output)
 
 
+def test_a_cluster_takes_little_more_steps_one_after_another_than_its_fastest_worker():
+    speeds = [Worker(mean=mean) for mean in torch.linspace(1, 6, 16).tolist()]
+    updates = int((Cluster(speeds).draw(2000, 0).time <= 180).sum())
+    delays = Cluster(speeds).draw(updates, 0).delays
+    problem = LocalSteps(Quadratic(), steps=2)
+    workers = Workers(
+        problem, [[Cluster(speeds).draw(updates, 0)]], delays.view(-1, 1, 1), problem.start().view(1, 1, -1)
+    )
+    waves = list(workers.waves(0, updates))
+    assert sum(waves) == updates
+    assert 180 <= len(waves) <= 1.15 * 180
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40))
 def test_a_wave_needs_no_query_that_it_makes_itself(raw):
     delays = torch.tensor([min(delay, t) for t, delay in enumerate(raw)])
-    needed = (torch.arange(len(raw)) - delays).tolist()
-    for start, end in enumerate(wave_ends(delays)):
+    needed, workers = (torch.arange(len(raw)) - delays).tolist(), fewest_workers(delays)
+    for start, end in enumerate(wave_ends(delays.unsqueeze(1), workers.unsqueeze(1))):
         assert end > start
         assert all(needed[t] <= start for t in range(start, end))
-        assert end == len(raw) or needed[end] > start
+        assert len(set(workers[start:end].tolist())) == end - start
+        assert end == len(raw) or needed[end] > start or workers[end] in workers[start:end]
+
+
+def test_one_worker_has_one_job_after_another_whatever_the_record_says():
+    plain, delays = Quadratic(dim=3, noise=0.4), torch.tensor([0, 1, 2, 2, 2, 2, 2, 2])
+    recorded = Recorded(delays, worker=torch.zeros(8, dtype=torch.int64))
+    trace = lg.simulate(LocalSteps(plain, steps=5, inner="adamw:lr=0.05"), lg.SGD(lr=0.6), recorded, steps=8)
+    expected = torch.tensor(by_hand(plain, 5, recorded.draw(8, 0), outer=0.6), dtype=torch.float64)
+    torch.testing.assert_close(trace.output, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from lategrad.comparison import Contender, file_name, require_new, table, write_
 from lategrad.delays import specs as delay_specs
 from lategrad.experiments.reproduce import NAMES as PARTS
 from lategrad.experiments.reproduce import reproduce as run_reproduction
-from lategrad.problems import Dataset, Problem, Quadratic, load
+from lategrad.problems import Dataset, LocalSteps, Problem, Quadratic, load
 from lategrad.problems.data import PREPROCESSING
 from lategrad.problems.linear import MODELS
 from lategrad.registry import LEARNERS, RULES, SETS, Entry, RuleSpec, parse_set, read_rule
@@ -61,6 +61,8 @@ _REPEATED = {
 _DEFAULTS: dict[str, list[Any]] = {"rule": ["anytime-sgd"], "delay": ["constant:0"]}
 _LR = 0.1
 """The step of rules that have one, and no default of their own."""
+_INNER = "adamw:lr=0.001"
+"""The optimizer of local steps."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What the parser raises for wrong options: its own click's or the installed one's, depending on its version."""
@@ -255,6 +257,17 @@ def train(
     rule: Annotated[str, typer.Option(help=f"Server rule, {RuleHelp}")] = "anytime-sgd",
     lr: Annotated[float | None, typer.Option(help="The step of a rule that has an lr.")] = None,
     domain: Domain = "whole",
+    local_steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of its own that a worker takes before it sends where they led, such as 50."),
+    ] = None,
+    inner: Annotated[
+        str | None, typer.Option(help=f"The optimizer of these steps, a rule of `lategrad list`; by default {_INNER}.")
+    ] = None,
+    scaled: Annotated[bool, typer.Option("--scaled", help="Divide where they led by steps x the inner lr.")] = False,
+    local_seconds: Annotated[
+        float | None, typer.Option(help="Only as many of these steps for a job as fit into so many seconds.")
+    ] = None,
     **settings: Any,
 ) -> None:
     """Train for real: worker processes on this machine, whose gradients are late because computing takes time.
@@ -266,11 +279,16 @@ def train(
 
     Ctrl-C or SIGTERM leaves a checkpoint; `lategrad resume runs/night` goes on from it. `lategrad replay
     runs/night --rule sgd --lr 0.1` shows what another rule would have done with the same delays and samples.
+
+    With --local-steps the rule is the outer optimizer of workers that take steps of their own:
+
+        lategrad train --problem fashion-mnist --local-steps 50 --inner adamw:lr=0.001 --rule nesterov --workers 4
     """
     command = {
         "problem": _from_anywhere(problem),
         "model": model, "preprocess": preprocess, "batch": batch, "sampling": sampling, "l2": l2,
         "rule": _from_anywhere(rule), "lr": lr, "domain": domain,
+        "local": {"steps": local_steps, "inner": inner, "scaled": scaled, "seconds": local_seconds},
     }  # fmt: skip
     the_problem, the_rule = _problem_of(command), _rule_of(command)
     trace = run_training(the_problem, the_rule, **settings, notes={"command": command})
@@ -346,7 +364,25 @@ def _command(notes: dict[str, Any], where: Path) -> dict[str, Any]:
 
 
 def _problem_of(command: dict[str, Any]) -> Problem:
-    return _problem(*(command[name] for name in ("problem", "model", "preprocess", "batch", "sampling", "l2")))
+    problem = _problem(*(command[name] for name in ("problem", "model", "preprocess", "batch", "sampling", "l2")))
+    return _with_local_steps(problem, **command["local"]) if "local" in command else problem
+
+
+def _with_local_steps(
+    problem: Problem, steps: int | None, inner: str | None, scaled: bool, seconds: float | None
+) -> Problem:
+    """The problem of a command line, with local steps if it asks for them."""
+    if steps is None:
+        if (inner, scaled, seconds) != (None, False, None):
+            raise ValueError(
+                "--inner, --scaled and --local-seconds are for workers that take --local-steps, such as 50"
+            )
+        return problem
+    name = (inner or _INNER).partition(":")[0]
+    if name not in RULES:  # the run's folder names it, and must not name code
+        raise ValueError(f"--inner must be a rule of `lategrad list`, got {name!r}{did_you_mean(name, RULES)}; in "
+                         "Python any rule will do")  # fmt: skip
+    return LocalSteps(problem, steps, inner or _INNER, scaled, seconds)
 
 
 def _rule_of(command: dict[str, Any]) -> AnyRule[Any]:
@@ -391,7 +427,10 @@ def _finish_training(trace: Trace, out: Path | None) -> None:
     typer.echo(f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {_result(trace)}{delays}")
     if returns := trace.config.get("returns"):
         typer.echo(f"went back to a checkpoint {returns} times, because the state was not finite")
-    for what in ("refusals", "too_late", "replaced"):
+    if trace.config["settings"].get("wire", "float32") != "float32":
+        up, down = (f"{trace.config['bytes'][way] / 1e6:,.1f} MB" for way in ("up", "down"))
+        typer.echo(f"on the wire: {up} of gradients, {down} of queries")
+    for what in ("refusals", "too_late", "replaced", "memories_lost"):
         if counts := trace.config.get(what):
             typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
     if out is not None:

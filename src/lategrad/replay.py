@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import itertools
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem, as_problem
+from lategrad.problems.work import Count, Work, do_work, first_memory, remembers
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.rules.scheduled import Scheduled, has_step, with_schedule
 from lategrad.serve.identity import require_same
 from lategrad.serve.settings import FUNCTION
+from lategrad.serve.wire import Wire
 from lategrad.serve.worker import Streams
 from lategrad.simulate import simulate
+from lategrad.support.runs import map_tensors
 from lategrad.support.threads import torch_threads
 from lategrad.support.validation import require
 from lategrad.trace import Trace
@@ -27,8 +32,11 @@ _NEIGHBOURS = 256  # as many as the simulator asks for at once
 class RecordedSamples:
     """A problem whose samples are those that the workers of a recorded run drew, in the order of its updates."""
 
-    def __init__(self, problem: Problem, worker: Tensor, sequence: Tensor, streams: Streams) -> None:
-        self._problem, self._worker, self._sequence, self._streams = problem, worker, sequence, streams
+    def __init__(self, problem: Problem, trace: Trace) -> None:
+        self._problem, self._trace = problem, trace
+        settings = trace.config["settings"]
+        self._streams = Streams(settings["seed"], settings.get("data_shards"))
+        self._wire = settings.get("wire", "float32")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._problem, name)  # the rest is the problem's own
@@ -38,7 +46,8 @@ class RecordedSamples:
 
     def samples(self, seed: int, first: int, count: int) -> Tensor:
         """The samples of updates number ``first, ...`` of the run, whatever the seed."""
-        worker, sequence = self._worker[first : first + count], self._sequence[first : first + count]
+        everyone, numbers = cast(Tensor, self._trace.worker), cast(Tensor, self._trace.sequence)
+        worker, sequence = everyone[first : first + count], numbers[first : first + count]
         drawn: Tensor | None = None
         for number in worker.unique().tolist():
             mine = worker == number
@@ -58,7 +67,61 @@ class RecordedSamples:
 
     def to(self, device: torch.device | str) -> RecordedSamples:
         """The same with the problem's data on a device."""
-        return RecordedSamples(self._problem.to(device), self._worker, self._sequence, self._streams)
+        return type(self)(self._problem.to(device), self._trace)
+
+
+class _Kept(NamedTuple):
+    """What a worker keeps from job to job."""
+
+    memory: Any
+    remainder: Tensor
+    """What its last gradient left out; no entries where nothing is left out."""
+
+
+class RecordedWork(RecordedSamples):
+    """The same where workers kept something from job to job: what each of them did, and what the server got of it."""
+
+    jobs_at_once = 1  # as a worker does them: several in one product round differently
+    on_device = False  # how many steps a job has is looked up
+
+    @property
+    def steps(self) -> int:
+        """The most of a job."""
+        return self._problem.steps if remembers(self._problem) else 1
+
+    def memory(self, x: Tensor) -> _Kept:
+        """What a fresh worker has."""
+        return _Kept(first_memory(self._problem, x), torch.zeros_like(x if self._wire != "float32" else x[..., :0]))
+
+    def work(self, x: Tensor, sample: Tensor, memory: _Kept, steps: Count | None = None) -> Work:
+        """A job, and its gradient as the server got it; in the first dimension, it is one."""
+        one, kept = x[0], map_tensors(lambda leaf: leaf[0], memory)
+        work = do_work(self._problem, one, sample[0], kept.memory, None if steps is None else int(steps))
+        received, remainder = work.grad, kept.remainder
+        if self._wire != "float32":
+            _, received, remainder = Wire(self._wire, x.shape[-1], x.dtype).send(received, remainder)
+        after = _Kept(work.memory, remainder)
+        return Work(received.unsqueeze(0), map_tensors(lambda leaf: leaf.unsqueeze(0), after))
+
+
+def memory_of(trace: Trace) -> Tensor:
+    """A number for the memory that the worker of each update had, a new one wherever a worker began without any."""
+    assert trace.worker is not None
+    assert trace.sequence is not None
+    assert trace.previous is not None
+    numbers: list[int] = []
+    unused = itertools.count()
+    after: dict[tuple[int, int], int] = {}
+    jobs = zip(trace.worker.tolist(), trace.sequence.tolist(), trace.previous.tolist(), strict=True)
+    for update, (worker, sequence, previous) in enumerate(jobs, start=1):
+        number = after.pop((worker, previous), -1) if previous >= 0 else next(unused)
+        what = f"one whose update {update} builds on job {previous} of worker {worker}, which was not applied"
+        require("trace", what, number >= 0,
+                "one in which every job that changed what a worker kept is an update: of those that were refused, "
+                "dropped or lost nobody knows where they began")  # fmt: skip
+        after[worker, sequence] = number
+        numbers.append(number)
+    return torch.tensor(numbers)
 
 
 def replay(
@@ -76,6 +139,10 @@ def replay(
     of the same kind and the rule's update was not compiled; compiled, kernels may round sums differently, and the
     vectors agree to a few units in the last place, which the run then amplifies as it does any rounding. With
     another rule: what it would have done on that night's delays.
+
+    What workers keep from job to job (with local steps, or fewer bits on the wire) is computed again, worker by worker.
+    A run in which a job that changed it was not applied (refused, too late, lost with the server) cannot be replayed:
+    nothing tells where that job began.
 
     Args:
         trace: of :func:`~lategrad.train`.
@@ -98,21 +165,21 @@ def replay(
     """
     require("trace", trace.config.get("problem"), trace.sequence is not None and trace.worker is not None,
             "of a real training: a simulated one can be simulated again")  # fmt: skip
-    worker, sequence = cast(Tensor, trace.worker), cast(Tensor, trace.sequence)
-    lost = int((worker < 0).sum())
+    lost = int((cast(Tensor, trace.worker) < 0).sum())
     require("trace", f"one that has lost {lost} updates' rows", lost == 0, "whole: its log of updates was damaged")
     problem = as_problem(problem)
     require_same(problem, trace.config, "that was trained on", same_start=True)
     settings = trace.config["settings"]
     rule = _scheduled(fill_in(as_rule(rule), getattr(problem, "blocks", None)), settings.get("schedule"))
-    streams = Streams(settings["seed"], settings.get("data_shards"))
-    recorded = cast(Problem, RecordedSamples(problem, worker, sequence, streams))
+    kept = trace.previous is not None
+    recorded = cast(Problem, (RecordedWork if kept else RecordedSamples)(problem, trace))
+    arrivals = Recorded(trace.delays, trace.time, memory_of(trace) if kept else trace.worker, trace.local_steps)
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
-        return simulate(
-            recorded, rule, Recorded(trace.delays, trace.time, trace.worker), len(trace.delays),
-            record_every=record_every, device=device, progress=progress,
+        replayed = simulate(
+            recorded, rule, arrivals, len(trace.delays), record_every=record_every, device=device, progress=progress,
             compile="rule" if trace.config["compiled"] else False, clip=settings.get("clip"),
         )  # fmt: skip
+    return replace(replayed, worker=trace.worker)
 
 
 def _scheduled(rule: AnyRule[Any], schedule: str | None) -> AnyRule[Any]:

@@ -5,6 +5,7 @@ One large vector on a CPU is walked in place: fresh memory for every step would 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -16,6 +17,9 @@ from lategrad.execution.pays import STEPS_OF_AN_OPTIMIZER, compiling_pays
 from lategrad.rules.rule import AnyRule, Rule, needs_ticket
 from lategrad.support.runs import map_tensors, owned, tensors
 from lategrad.support.validation import require
+
+_MAKING = threading.Lock()
+"""Workers may be threads of one process, and torch traces one function at a time."""
 
 
 class InnerOptimizer:
@@ -93,7 +97,8 @@ class InnerOptimizer:
         """The same in one state, that of a single run without run dimensions."""
         start = self.start(x, memory)
         if self._in_place is None:
-            self._in_place = in_place(self.rule, owned(map_tensors(lambda leaf: leaf.reshape(-1), start)))
+            with _MAKING:
+                self._in_place = in_place(self.rule, owned(map_tensors(lambda leaf: leaf.reshape(-1), start)))
         step = self._in_place
         for buffer, value in zip(tensors(step.state), tensors(start), strict=True):
             buffer.copy_(value.reshape(-1))

@@ -15,7 +15,7 @@ from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, as_dtype
 from lategrad.support.runs import map_tensors, spread, tensors
-from lategrad.support.validation import require
+from lategrad.support.validation import require, require_number
 
 _PASSED_ON = ("blocks", "fingerprint", "measure", "module_at", "name", "on_device", "test_loss")
 """What else a problem may have that means the same with local steps."""
@@ -44,6 +44,9 @@ class LocalSteps:
             its iterate, and nothing else in its state may depend on where it starts.
         scaled: divide by the number of steps and by the inner ``lr``: for inner SGD this is the mean of the gradients
             along the way, so that the server's step keeps the size that it has for plain gradients.
+        seconds: in a real training, how long a job is to take: a worker takes as many steps as fit, by the speed of its
+            last job, from 1 to H; the server is told how many. By default every job has H steps. Simulated workers have
+            clocks of their own.
 
     >>> import lategrad as lg
     >>> problem = lg.problems.LocalSteps(lg.problems.Quadratic(noise=0.1), steps=20, inner="adamw:lr=0.01")
@@ -55,25 +58,41 @@ class LocalSteps:
     """
 
     def __init__(
-        self, problem: Problem, steps: int, inner: AnyRule[Any] | str = "adamw:lr=0.001", scaled: bool = False
+        self,
+        problem: Problem,
+        steps: int,
+        inner: AnyRule[Any] | str = "adamw:lr=0.001",
+        scaled: bool = False,
+        seconds: float | None = None,
     ) -> None:
         self.problem = as_problem(problem)
         require("problem", problem, not remembers(self.problem), "a plain problem: this one has local steps already")
         is_count = isinstance(steps, int) and not isinstance(steps, bool)
         require("steps", steps, is_count and steps >= 1, "an integer >= 1")
         require("scaled", scaled, isinstance(scaled, bool), "True or False")
-        self.steps, self.scaled = steps, scaled
+        if seconds is not None:
+            require_number("seconds", seconds, low=0, strict=True)
+        self.steps, self.scaled, self.seconds = steps, scaled, seconds
         self.inner = fill_in(as_rule(inner), getattr(problem, "blocks", None))
         self._inner = InnerOptimizer(self.inner, self.start())
         require("inner", inner, hasattr(self.inner, "lr") or not scaled, "a rule with an lr, to be scaled by it")
         self.dim = problem.dim
-        self.smoothness, self.strong_convexity = problem.smoothness, problem.strong_convexity
         self._of_one_sample = problem.samples(0, 0, 1).dim() - 1  # dimensions
 
     def __getattr__(self, name: str) -> Any:
         if name in _PASSED_ON:
             return getattr(self.problem, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def smoothness(self) -> float | None:
+        """The problem's."""
+        return self.problem.smoothness
+
+    @property
+    def strong_convexity(self) -> float | None:
+        """The problem's."""
+        return self.problem.strong_convexity
 
     def start(self) -> Tensor:
         """The problem's, for every run that the inner rule has a hyper-parameter for."""
@@ -84,6 +103,18 @@ class LocalSteps:
         of_steps = self.problem.samples(seed, first * self.steps, count * self.steps)
         jobs: Tensor = of_steps.unflatten(0, (count, self.steps))
         return jobs
+
+    @property
+    def samples_of_shard(self) -> Callable[[int, int, int, int, int], Tensor]:
+        """The same from a part of the data, if the problem has parts."""
+        of_problem: Callable[[int, int, int, int, int], Tensor] = self.problem.samples_of_shard  # type: ignore[attr-defined]
+
+        def of_jobs(seed: int, first: int, count: int, shard: int, shards: int) -> Tensor:
+            of_steps = of_problem(seed, first * self.steps, count * self.steps, shard, shards)
+            jobs: Tensor = of_steps.unflatten(0, (count, self.steps))
+            return jobs
+
+        return of_jobs
 
     def labels(self, samples: Tensor) -> Tensor | None:
         """The classes of all rows of a job, ``(count, H * batch)``."""
@@ -108,7 +139,8 @@ class LocalSteps:
             end, kept = self._walk_as_far(x, memory, gradient, taken)
         moved = x - end
         if self.scaled:
-            moved = moved / as_dtype(taken * self.inner.lr, moved)  # type: ignore[union-attr]
+            exactly = taken.double() if isinstance(taken, Tensor) else taken
+            moved = moved / as_dtype(exactly * self.inner.lr, moved)  # type: ignore[union-attr]
         return Work(moved, kept)
 
     def _walk_as_far(
@@ -135,10 +167,11 @@ class LocalSteps:
     def to(self, device: torch.device | str) -> LocalSteps:
         """The same with the problem's data, and the inner rule's numbers, on a device."""
         inner = map_tensors(lambda leaf: leaf.to(device), self.inner)
-        return LocalSteps(self.problem.to(device), self.steps, inner, self.scaled)
+        return LocalSteps(self.problem.to(device), self.steps, inner, self.scaled, self.seconds)
 
     def __repr__(self) -> str:
-        return f"LocalSteps({self.problem!r}, steps={self.steps}, inner={self.inner!r}, scaled={self.scaled})"
+        timed = "" if self.seconds is None else f", seconds={self.seconds:g}"
+        return f"LocalSteps({self.problem!r}, steps={self.steps}, inner={self.inner!r}, scaled={self.scaled}{timed})"
 
 
 def _where(condition: Tensor, then: Any, otherwise: Any) -> Any:

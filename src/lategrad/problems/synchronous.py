@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lategrad.problems.local_steps import LocalSteps
-from lategrad.problems.work import Work
+from lategrad.problems.work import Count, Work
 from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require
 
@@ -64,8 +64,9 @@ class Synchronous:
         one = self.problem.memory(x)
         return map_tensors(lambda leaf: leaf.unsqueeze(-2).repeat_interleave(self.workers, dim=-2), one)
 
-    def work(self, x: Tensor, sample: Tensor, memory: Any, steps: int | None = None) -> Work:
-        """A round: every worker is a stream of its own."""
+    def work(self, x: Tensor, sample: Tensor, memory: Any, steps: Count | None = None) -> Work:
+        """A round: every worker is a stream of its own, and takes the same number of steps."""
+        require("steps", steps, steps is None or isinstance(steps, int), "one number for all workers of a round")
         streams = sample.dim() - self._of_one_sample - 1
         start = x.unsqueeze(streams).expand(*x.shape[:streams], self.workers, *x.shape[streams:])
         of_workers = map_tensors(lambda leaf: leaf.movedim(-2, streams), memory)

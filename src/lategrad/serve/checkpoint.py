@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lategrad.support.files import read_regular, replacing
 
-FORMAT = "lategrad-checkpoint-2"
+FORMAT = "lategrad-checkpoint-3"
 
 
 class DamagedError(ValueError):
@@ -114,7 +114,8 @@ def read_pair(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise DamagedError(f"checkpoint {str(path)!r} is damaged: {type(error).__name__}: {error}") from None
 
 
-_PARTS = {"version": int, "log": dict, "config": dict, "records": dict, "refusals": dict, "gate": dict,
+_PARTS = {"version": int, "log": dict, "config": dict, "records": dict, "refusals": dict, "bytes": dict,
+          "memories_lost": dict, "gate": dict,
           "next_sequence": dict, "seconds": float}  # fmt: skip
 _CONFIG = {"problem": str, "contents": str, "rule": dict, "settings": dict, "compiled": bool, "replaced": dict}
 _LOG = {"updates": int, "checksum": int}

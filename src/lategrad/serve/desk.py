@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.serve.job import Job
+from lategrad.serve.job import PLAIN, Job, Made
 from lategrad.serve.server import Server
 
 FOR_EVER = math.inf
@@ -92,6 +92,7 @@ class Desk:
         out: Tensor | None = None,
         *,
         checked: bool = False,
+        made: Made = PLAIN,
     ) -> Job | None:
         """Take in the gradient of a job and answer with the next one; a late one of a member that is gone is used."""
         wanted = self._take_back(member, worker, sequence, version)
@@ -99,7 +100,7 @@ class Desk:
         if self.server.done:
             self.server.forget(worker, sequence)
         elif wanted:
-            job = self.server.exchange(worker, version, sequence, grad, out, checked=checked)
+            job = self.server.exchange(worker, version, sequence, grad, out, checked=checked, made=made)
         else:
             job = self.server.issue(worker, out)
         if (known := self._members.get(member)) is not None:

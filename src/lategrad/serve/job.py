@@ -18,6 +18,27 @@ class Job(NamedTuple):
     query: Tensor
 
 
+class Made(NamedTuple):
+    """How the gradient of a job was made, by a worker that keeps something from job to job."""
+
+    steps: int = 0
+    """Steps of its own that the worker took; 0 for a plain gradient."""
+    previous: int = -1
+    """The job that what the worker kept is from; -1 if it had nothing yet, or keeps nothing."""
+
+
+PLAIN = Made()
+"""By a worker that keeps nothing."""
+
+
+class Answer(NamedTuple):
+    """What a worker sends back for a job."""
+
+    message: Tensor
+    """The gradient, as it travels."""
+    made: Made
+
+
 def malformed(grad: Tensor, dim: int, dtype: torch.dtype) -> str | None:
     """What is wrong with the form of a gradient, if anything."""
     if grad.shape != (dim,):

@@ -32,15 +32,18 @@ from lategrad.execution import in_place
 from lategrad.execution.pays import compiling_pays
 from lategrad.gradient_norms import NormGate, clipped
 from lategrad.problems.problem import Problem
+from lategrad.problems.work import remembers
 from lategrad.rules.blocks import fill_in
-from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket
+from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket, weigh_ticket
 from lategrad.serve.checkpoint import Checkpoint
 from lategrad.serve.identity import identify, require_same
-from lategrad.serve.job import Job, is_finite, unusable
+from lategrad.serve.job import PLAIN, Job, Made, is_finite, malformed, unusable
 from lategrad.serve.records import Records
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry, measure
 from lategrad.serve.update_log import UpdateLog
+from lategrad.serve.wire import Wire
+from lategrad.serve.worker import keeps_something
 from lategrad.sets import norm
 from lategrad.staleness import StalenessGate
 from lategrad.support.runs import map_tensors, tensors
@@ -66,7 +69,7 @@ class Server:
         rule: any server rule, for one run (no hyper-parameter may have run dimensions). One that looks at the shapes
             of the problem's tensors gets them.
         settings: of which the server uses ``steps``, ``record_every``, ``compile``, ``max_refusals``, ``max_delay``,
-            ``clip``, ``max_norm_ratio`` and ``server_device``; all are part of its checkpoints and its trace.
+            ``clip``, ``max_norm_ratio``, ``wire`` and ``server_device``; all are part of its checkpoints and its trace.
         query_in_place: whether :meth:`exchange` may hand out a query that is part of the state, which the next exchange
             overwrites: for engines that have sent it off by then. Saves a pass over the vector.
 
@@ -93,6 +96,7 @@ class Server:
         query = self.rule.query(self.state)
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype, self.device = query.shape[-1], query.dtype, device
+        self.wire = Wire(settings.wire, self.dim, self.dtype)
         in_state = any(query is leaf for leaf in tensors(self.state))
         self._query_in_place = query_in_place and in_state
         self._writes_query = not self._query_in_place and device.type == "cpu"  # in the pass of the update
@@ -110,6 +114,13 @@ class Server:
         # A copy of its own: a thread may evaluate while the user's callback does.
         self.records = Records(problem.to(device), settings.record_every or max(1, self.steps // 10))
         self.refusals: Counter[str] = Counter()
+        self.traffic: Counter[str] = Counter(up=0, down=0)
+        """Bytes of the vectors that came from workers and that went to them."""
+        self._keeps = keeps_something(problem, settings.wire)
+        self.memories_lost: Counter[str] = Counter()
+        """How often each worker had to begin without what the one before it had kept."""
+        self._begun: set[int] = set()
+        self._most_steps = problem.steps if remembers(problem) else 0
         self.gate = None if settings.max_delay is None else StalenessGate(settings.max_delay)
         self._clip = settings.clip
         self._norm_gate = None if settings.max_norm_ratio is None else NormGate(settings.max_norm_ratio)
@@ -165,6 +176,7 @@ class Server:
         self._next_sequence[worker] += 1
         ticket = issue_ticket(self.rule, self.state).clone() if needs_ticket(self.rule) else self._no_ticket
         self._issued[worker, sequence] = _Issued(self.version, ticket)
+        self.traffic["down"] += query.nbytes
         return Job(worker, sequence, self.version, query)
 
     def exchange(
@@ -176,6 +188,7 @@ class Server:
         out: Tensor | None = None,
         *,
         checked: bool = False,
+        made: Made = PLAIN,
     ) -> Job | None:
         """Take a gradient in, apply or refuse it, and hand out the worker's next job as :meth:`issue` does.
 
@@ -183,12 +196,17 @@ class Server:
             worker: who sends it.
             version: of the query that it was taken at.
             sequence: of the job that it answers.
-            grad: the gradient; read before this returns, and not kept.
+            grad: the gradient, as it travels; read before this returns, and not kept.
             out: where to write the next query.
             checked: whether it has been found usable (:func:`~lategrad.serve.job.unusable`) where it was made.
+            made: how the worker made it.
         """
         with torch.no_grad():
-            objection = self._objection(worker, version, sequence, grad, checked)
+            self.traffic["up"] += grad.nbytes
+            objection = self._wrong_answer(worker, version, sequence, made)
+            if objection is None:
+                self._note_memory(worker, made)
+                grad, objection = self._received(grad, checked)
             if objection is None and self._norm_gate is not None:
                 length = norm(grad).cpu()
                 if self._norm_gate.learns_from(length):
@@ -205,9 +223,9 @@ class Server:
                 grad = clipped(grad, self._clip)
             if self._writes_query:
                 query = self._room_for_query(out)
-                self._apply(worker, sequence, grad, query)
+                self._apply(worker, sequence, grad, query, made)
             else:
-                self._apply(worker, sequence, grad.to(self.device), None)
+                self._apply(worker, sequence, grad.to(self.device), None, made)
                 query = self.rule.query(self.state)
                 if not self._query_in_place:
                     query = self._room_for_query(out).copy_(query)
@@ -217,8 +235,8 @@ class Server:
             self._record()
         return None if self.done else self._enter(worker, query)
 
-    def _objection(self, worker: int, version: int, sequence: int, grad: Tensor, checked: bool) -> str | None:
-        """Why a gradient cannot be applied, if so."""
+    def _wrong_answer(self, worker: int, version: int, sequence: int, made: Made) -> str | None:
+        """Why a gradient is none that was asked for, if so."""
         if version > self.version:
             return f"version {version} is from the future: the server is at {self.version}"
         issued = self._issued.get((worker, sequence))
@@ -227,7 +245,28 @@ class Server:
             return f"sequence number {sequence} {used}"
         if version != issued.version:
             return f"version {version} instead of {issued.version}, which job {sequence} was handed out with"
-        return None if checked else unusable(grad, self.dim, self.dtype)
+        if made.steps > self._most_steps or (self._most_steps > 0 and made.steps < 1):
+            return f"{made.steps} steps of the worker's own instead of 1 to {self._most_steps}"
+        return None
+
+    def _note_memory(self, worker: int, made: Made) -> None:
+        """Tell of a worker that began anew under a number that had kept something."""
+        if not self._keeps:
+            return
+        if made.previous < 0 and worker in self._begun:
+            self.memories_lost[f"worker {worker}"] += 1
+            warnings.warn(f"what worker {worker} had kept from job to job was lost with it: its replacement began anew",
+                          stacklevel=3)  # fmt: skip
+        self._begun.add(worker)
+
+    def _received(self, message: Tensor, checked: bool) -> tuple[Tensor, str | None]:
+        """The gradient that a message stands for, and why it cannot be applied, if so."""
+        if self.wire.exact:
+            return message, None if checked else unusable(message, self.dim, self.dtype)
+        if form := malformed(message, self.wire.message_length, self.wire.message_dtype):
+            return message, form
+        grad = self.wire.decode(message)
+        return grad, None if is_finite(grad) else "not finite"
 
     def _record(self) -> None:
         if self.is_sound():
@@ -240,13 +279,15 @@ class Server:
             self.returns_in_a_row = 0
         return not self.poisoned
 
-    def _apply(self, worker: int, sequence: int, grad: Tensor, next_query: Tensor | None) -> None:
+    def _apply(self, worker: int, sequence: int, grad: Tensor, next_query: Tensor | None, made: Made) -> None:
         """The one place where the state changes."""
         version, ticket = self._issued.pop((worker, sequence))
         delay = self.version - version
+        if 0 < made.steps < self._most_steps:
+            ticket = weigh_ticket(self.rule, ticket, ticket.new_tensor([made.steps / self._most_steps]))
         self.whole = False
         self._update(grad, delay, ticket, next_query)
-        self.log.append(worker, sequence, delay, self.seconds)
+        self.log.append(worker, sequence, delay, self.seconds, made)
         self.whole = True
 
     def refuse(self, worker: int, sequence: int, reason: str) -> None:
@@ -286,7 +327,8 @@ class Server:
     def telemetry(self) -> Telemetry:
         """How the run is doing."""
         refused = sum(self.refusals.values())
-        return measure(self.log, self.records, steps=self.steps, seconds=self.seconds, refused=refused)
+        return measure(self.log, self.records, steps=self.steps, seconds=self.seconds, refused=refused,
+                       traffic=self.traffic, memories_lost=sum(self.memories_lost.values()))  # fmt: skip
 
     def trace(self, patience: float = math.inf) -> Trace:
         """What has happened so far, with a record of the present moment; evaluations have so many seconds."""
@@ -300,11 +342,14 @@ class Server:
             delays=self.log.column("delay"),
             output=self.output().cpu().clone(),
             query=self.rule.query(self.state).cpu().clone(),
-            config={**self.config, "seconds": self.seconds, "refusals": dict(self.refusals), "too_late": self.too_late},
+            config={**self.config, "seconds": self.seconds, "refusals": dict(self.refusals), "too_late": self.too_late,
+                    "bytes": dict(self.traffic), "memories_lost": dict(self.memories_lost)},
             time=self.log.column("time"),
             worker=self.log.column("worker"),
             sequence=self.log.column("sequence"),
-        )
+            previous=self.log.column("previous") if self._keeps else None,
+            local_steps=self.log.column("steps") if self._most_steps else None,
+        )  # fmt: skip
 
     def checkpoint(self, logged: int = 0, room: Mapping[str, Tensor] | None = None) -> Checkpoint:
         """All that is needed to go on, as a copy; of the log what is new after ``logged`` updates.
@@ -320,6 +365,8 @@ class Server:
             "config": {**self.config, "replaced": dict(self.config["replaced"])},
             "records": self.records.saved(),
             "refusals": dict(self.refusals),
+            "bytes": dict(self.traffic),
+            "memories_lost": dict(self.memories_lost),
             "gate": {} if self.gate is None else self.gate.summary(),
             "next_sequence": {str(worker): k for worker, k in self._next_sequence.items()},
             "seconds": self.seconds,
@@ -341,7 +388,9 @@ class Server:
         """Give up a state that is not finite for one that was; the samples that led to it are not drawn again."""
         found_at, begin, sequences = self.version, self._begin, self._next_sequence
         returns, refusals, in_a_row = self.config["returns"] + 1, self.refusals, self.returns_in_a_row + 1
+        traffic, memories_lost, begun = self.traffic, self.memories_lost, self._begun
         self.restore(checkpoint)
+        self.traffic, self.memories_lost, self._begun = traffic, memories_lost, begun
         self._begin, self._next_sequence, self.refusals = begin, self._next_sequence | sequences, refusals
         self._poisoned_at, self.returns_in_a_row, self.config["returns"] = found_at, in_a_row, returns
         self._refused_in_a_row.clear()
@@ -369,6 +418,8 @@ class Server:
             saved["records"], {version: checkpoint.tensors[name].to(self.device) for version, name in waiting.items()}
         )
         self.refusals = Counter(saved["refusals"])
+        self.traffic, self.memories_lost = Counter(saved["bytes"]), Counter(saved["memories_lost"])
+        self._begun = set(self.log.column("worker").tolist())
         if self.gate is not None:
             for worker, counts in saved["gate"].items():
                 self.gate.applied[int(worker)], self.gate.dropped[int(worker)] = counts["applied"], counts["dropped"]

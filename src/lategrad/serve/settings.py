@@ -16,6 +16,7 @@ from lategrad.gradient_norms import require_norm_options
 from lategrad.rules.scheduled import Share, complete_schedule
 from lategrad.serve.monitor import LOGS, logs_of
 from lategrad.serve.watch import OnRecord
+from lategrad.serve.wire import WIRES
 from lategrad.serve.worker import Slowness, Streams
 from lategrad.support.validation import require, require_choice, require_device, require_number
 
@@ -84,6 +85,11 @@ class Settings:
         "jobs that a worker holds beside the one it is at, so that it need not wait for the server: faster where "
         "gradients take less than a few milliseconds, at the price of longer delays (each worker counts 1 + ahead "
         "times). Not on Ray.", 0,
+    )  # fmt: skip
+    wire: str = _option(
+        "how gradients travel: float32, as they are; or, for slow networks, bfloat16 or int8, half and a quarter of "
+        "that, where what rounding leaves out stays with the worker and goes with its next gradient. Queries travel "
+        "as they are.", "float32",
     )  # fmt: skip
     deadline: float = _option(
         "seconds after which a worker that still has not returned its gradient is taken for hung and replaced. "
@@ -158,6 +164,7 @@ class Settings:
             value = getattr(self, name)
             require(name, value, value is None or _is_count(value), "an integer >= 1, or None")
         require_choice("engine", self.engine, ENGINES)
+        require_choice("wire", self.wire, WIRES)
         low, high = self.worker_range()
         on_ray = self.engine == "ray"
         require("workers", self.workers, on_ray or low == high, "a number: only engine='ray' takes a range")

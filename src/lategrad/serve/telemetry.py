@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from lategrad.serve.records import Records
@@ -29,9 +30,24 @@ class Telemetry(NamedTuple):
     test_loss: float | None
     metrics: dict[str, float]
     """The user's own, at the last record."""
+    bytes_up: int = 0
+    """Of all vectors that came from workers, as they travelled."""
+    bytes_down: int = 0
+    """Of all vectors that went to workers."""
+    memories_lost: int = 0
+    """How often a worker had to begin without what the one before it had kept."""
 
 
-def measure(log: UpdateLog, records: Records, *, steps: int, seconds: float, refused: int) -> Telemetry:
+def measure(
+    log: UpdateLog,
+    records: Records,
+    *,
+    steps: int,
+    seconds: float,
+    refused: int,
+    traffic: Mapping[str, int],
+    memories_lost: int,
+) -> Telemetry:
     """Of a run that has been going on for so many seconds."""
     delays, times = log.column("delay", _RECENT).double(), log.column("time", _RECENT)
     spent = seconds - float(times[0]) if len(times) else 0.0
@@ -51,4 +67,7 @@ def measure(log: UpdateLog, records: Records, *, steps: int, seconds: float, ref
         record=records.steps[-1],
         test_loss=last.pop("test_loss", None),
         metrics=last,
+        bytes_up=traffic["up"],
+        bytes_down=traffic["down"],
+        memories_lost=memories_lost,
     )

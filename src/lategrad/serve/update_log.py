@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lategrad.serve.checkpoint import DamagedError
+from lategrad.serve.job import PLAIN, Made
 from lategrad.support.files import read_regular
 
-_ROW = np.dtype([("time", "<f8"), ("sequence", "<i8"), ("worker", "<i4"), ("delay", "<i4")])
+_ROW = np.dtype([("time", "<f8"), ("sequence", "<i8"), ("previous", "<i8"), ("worker", "<i4"), ("delay", "<i4"),
+                 ("steps", "<i4")])  # fmt: skip
 _UNKNOWN = -1  # the worker of an update whose row was lost
 Rows = NDArray[Any]
 
@@ -38,15 +40,15 @@ class UpdateLog:
     def __len__(self) -> int:
         return self._count
 
-    def append(self, worker: int, sequence: int, delay: int, time: float) -> None:
+    def append(self, worker: int, sequence: int, delay: int, time: float, made: Made = PLAIN) -> None:
         """Add the row of the update that was just applied."""
         if self._count == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[self._count] = (time, sequence, worker, delay)
+        self._rows[self._count] = (time, sequence, made.previous, worker, delay, made.steps)
         self._count += 1
 
     def column(self, name: str, last: int | None = None) -> Tensor:
-        """``time``, ``sequence``, ``worker`` or ``delay`` of all updates, or of the ``last`` so many."""
+        """A column, such as ``time``, ``worker`` or ``delay``, of all updates, or of the ``last`` so many."""
         first = 0 if last is None else max(0, self._count - last)
         return torch.from_numpy(self._rows[name][first : self._count].copy())
 

@@ -1,17 +1,25 @@
-"""The worker's side: take a job, draw the sample, compute the gradient, hand it back; the same in every engine."""
+"""The worker's side: take a job, draw the sample, compute the gradient, hand it back; the same in every engine.
+
+A worker may keep something from job to job: the state of its own optimizer, where the problem has local steps, and what
+rounding left out of its last gradient, where gradients travel in fewer bits. That never leaves the worker, and is gone
+with it: with every gradient it says which of its jobs what it had kept was from.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from lategrad.delays import Law
 from lategrad.problems.problem import Problem
-from lategrad.serve.job import Job
+from lategrad.problems.work import Work, do_work, first_memory, remembers
+from lategrad.serve.job import PLAIN, Answer, Job, Made, is_finite, unusable
+from lategrad.serve.wire import Wire
 from lategrad.support.seeds import Stream, derived_seed
 
 _BLOCK = 256  # samples drawn at once
@@ -28,7 +36,7 @@ class Link(Protocol):
         """Where the gradient of the last job received may be written, if it need not be in memory of its own."""
         ...
 
-    def send(self, job: Job, grad: Tensor) -> None:
+    def send(self, job: Job, answer: Answer) -> None:
         """Hand back the gradient of a job."""
         ...
 
@@ -87,36 +95,94 @@ class Slowness:
         return dict(self.one).get(worker, self.everyone)
 
 
+class Pace:
+    """How many steps of its own a worker takes for a job: all of them, or as many as fit into a time.
+
+    The time that a step takes is that of the last job, pauses counted in; the first job has one step.
+
+    >>> pace = Pace(most=100, seconds=30.0)
+    >>> pace.steps
+    1
+    >>> pace.note(0.5)
+    >>> pace.steps
+    60
+    """
+
+    def __init__(self, most: int, seconds: float | None) -> None:
+        self._most, self._seconds = most, seconds
+        self.steps = most if seconds is None else 1
+
+    def note(self, spent: float) -> None:
+        """The last job took so many seconds."""
+        if self._seconds is not None and spent > 0:
+            self.steps = min(self._most, max(1, int(self._seconds * self.steps / spent)))
+
+
 class Oracle:
-    """The gradients of one worker: its stream of samples, its problem on its device, its pauses."""
+    """The gradients of one worker: its stream of samples, its problem on its device, its pauses, and what it keeps."""
 
-    def __init__(self, problem: Problem, streams: Streams, slowness: Slowness, device: torch.device) -> None:
+    def __init__(
+        self, problem: Problem, streams: Streams, slowness: Slowness, device: torch.device, wire: str = "float32"
+    ) -> None:
         self.problem, self.streams, self.slowness, self.device = problem.to(device), streams, slowness, device
+        most = self.problem.steps if remembers(self.problem) else 1
+        self.pace = Pace(most, getattr(problem, "seconds", None))
+        self._block = max(1, _BLOCK // most)
         self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
+        self._wire = wire
+        self._keeps = keeps_something(self.problem, wire)
+        self._memory: Any = None
+        self._remainder: Tensor | None = None
+        self._previous = -1
 
-    def gradient(self, job: Job, room: Tensor | None = None) -> Tensor:
-        """The gradient of a job, where its query lies. The simulator computes it the same way, to the bit.
+    def answer(self, job: Job, room: Tensor | None = None) -> Answer:
+        """What to send back for a job; what the worker keeps changes only if that is worth sending.
 
         Args:
             job: what to do.
-            room: memory that the result may be written to; problems that have ``gradient_of_one`` do.
+            room: memory that a plain gradient may be written to; problems that have ``gradient_of_one`` do.
         """
-        sample = self._sample(job.worker, job.sequence).to(self.device)
+        if not self._keeps:
+            return Answer(self._gradient(job, room), PLAIN)
+        work = self._work(job)
+        grad = work.grad.reshape(-1).to(job.query.device)
+        if objection := unusable(grad, len(job.query), job.query.dtype):
+            raise ValueError(objection)
+        message = grad if self._wire == "float32" else self._send(grad)
+        made = Made(self.pace.steps if remembers(self.problem) else 0, self._previous)
+        self._memory, self._previous = work.memory, job.sequence
+        return Answer(message, made)
+
+    def _send(self, grad: Tensor) -> Tensor:
+        """A gradient as it travels; what rounding leaves out is kept."""
+        remainder = torch.zeros_like(grad) if self._remainder is None else self._remainder
+        sent = Wire(self._wire, len(grad), grad.dtype).send(grad, remainder)
+        if not is_finite(sent.received):
+            raise ValueError(f"its largest entry, {grad.abs().max().item():.3g}, cannot travel as {self._wire}")
+        self._remainder = sent.remainder
+        return sent.message
+
+    def _gradient(self, job: Job, room: Tensor | None) -> Tensor:
+        """The gradient of a job, where its query lies. The simulator computes it the same way, to the bit."""
         if room is not None and hasattr(self.problem, "gradient_of_one") and self.device == job.query.device:
             with torch.no_grad():
-                result: Tensor = self.problem.gradient_of_one(job.query, sample[0], room)
+                result: Tensor = self.problem.gradient_of_one(job.query, self._sample(job)[0], room)
                 return result
+        return self._work(job).grad.reshape(-1).to(job.query.device)
+
+    def _work(self, job: Job) -> Work:
         point = job.query.to(self.device).view(1, 1, -1)
         with torch.no_grad():
-            return self.problem.gradient(point, sample).reshape(-1).to(job.query.device)
+            memory = first_memory(self.problem, point) if self._memory is None else self._memory
+            return do_work(self.problem, point, self._sample(job), memory, self.pace.steps)
 
-    def _sample(self, worker: int, sequence: int) -> Tensor:
-        block = sequence // _BLOCK
-        if self._samples[:2] != (worker, block):
-            drawn = self.streams.draw(self.problem, worker, block * _BLOCK, _BLOCK)
-            self._samples = (worker, block, drawn)
-        position = sequence % _BLOCK
-        return self._samples[2][position : position + 1]
+    def _sample(self, job: Job) -> Tensor:
+        block = job.sequence // self._block
+        if self._samples[:2] != (job.worker, block):
+            drawn = self.streams.draw(self.problem, job.worker, block * self._block, self._block)
+            self._samples = (job.worker, block, drawn)
+        position = job.sequence % self._block
+        return self._samples[2][position : position + 1].to(self.device)
 
     def pause(self, job: Job) -> float:
         """How many seconds to hold a job's gradient back."""
@@ -127,14 +193,21 @@ class Oracle:
         return float(law.raw(1, seed)[0]) / 1000
 
 
+def keeps_something(problem: Problem, wire: str) -> bool:
+    """Whether workers keep something from job to job."""
+    return remembers(problem) or wire != "float32"
+
+
 def work(oracle: Oracle, link: Link, sleep: Callable[[float], object]) -> None:
     """Serve jobs until there are no more."""
     while (job := link.receive()) is not None:
+        begin = time.monotonic()
         try:
-            grad = oracle.gradient(job, link.room())
+            answer = oracle.answer(job, link.room())
         except Exception as error:  # a user's problem may raise anything; the server decides what follows
             link.fail(job, error)
             continue
         if (pause := oracle.pause(job)) > 0:
             sleep(pause)
-        link.send(job, grad)
+        oracle.pace.note(time.monotonic() - begin)
+        link.send(job, answer)

@@ -96,3 +96,21 @@ class History:
     def bytes_needed(plans: list[SlotPlan], width: int, itemsize: int) -> int:
         """Memory that the slots of these plans take."""
         return sum(plan.slots for plan in plans) * width * itemsize
+
+
+def check_memory(what: str, needed: int, device: torch.device) -> None:
+    """Require room for so many bytes; ``what`` says what they are for."""
+    if device.type == "cuda":
+        available = torch.cuda.mem_get_info(device)[0]
+    else:
+        try:
+            with open("/proc/meminfo") as file:
+                fields = dict(line.split(":") for line in file)
+        except OSError:
+            return  # not Linux: the allocation itself will tell
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    if needed > available:
+        raise MemoryError(
+            f"{what} would take {needed / 2**30:.1f} GiB and "
+            f"{available / 2**30:.1f} GiB are free: simulate fewer runs in one call, or shorter delays"
+        )

@@ -46,7 +46,7 @@ from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, weigh_ticket
 from lategrad.sets import norm
-from lategrad.simulate.history import History, SlotPlan, plan_slots
+from lategrad.simulate.history import History, SlotPlan, check_memory, plan_slots
 from lategrad.simulate.progress import progress_bar
 from lategrad.simulate.recorder import Recorder
 from lategrad.simulate.workers import Workers
@@ -177,7 +177,9 @@ def _as_model(value: Delays) -> DelayModel | StageDelays:
 
 
 def _with_local_steps(model: DelayModel | StageDelays, problem: Problem) -> DelayModel | StageDelays:
-    """A clock is told how many gradients a job takes."""
+    """A clock is told how many gradients a job takes; other models leave no time to fit steps into."""
+    timed = getattr(problem, "seconds", None) is not None and getattr(model, "local_steps", None) is None
+    require("problem", problem, not timed, "one without seconds: simulated workers have clocks of their own")
     told = isinstance(model, Cluster | Barrier) and remembers(problem)
     return model.with_local_steps(problem.steps) if told else model  # type: ignore[union-attr, attr-defined]
 
@@ -237,7 +239,8 @@ class Simulation:
         ticket = issue_ticket(rule, self.state)
         ticket_width = ticket.numel() // self.sequences
         needed = History.bytes_needed(plans, width, query.element_size())
-        _check_memory(needed + History.bytes_needed(plans, ticket_width, ticket.element_size()), query.device)
+        needed += History.bytes_needed(plans, ticket_width, ticket.element_size())
+        check_memory("the queries that late gradients wait for", needed, query.device)
         self.queries = History(plans, self.shape[2:], query, stage_of)
         if stage_of is not None and ticket_width != width:  # not by entries: that of the longest delay, which is told
             stage_of = torch.zeros(self.sequences, ticket.shape[-1], dtype=torch.int64)
@@ -443,23 +446,6 @@ def _stage_of(profiles: Sequence[StageDelays | None], seeds: int, dim: int) -> T
     whole = torch.zeros(dim, dtype=torch.int64)
     of_models = [whole if profile is None else profile.of_entries() for profile in profiles]
     return torch.stack(of_models).repeat(seeds, 1)
-
-
-def _check_memory(needed: int, device: torch.device) -> None:
-    if device.type == "cuda":
-        available = torch.cuda.mem_get_info(device)[0]
-    else:
-        try:
-            with open("/proc/meminfo") as file:
-                fields = dict(line.split(":") for line in file)
-        except OSError:
-            return  # not Linux: the allocation itself will tell
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    if needed > available:
-        raise MemoryError(
-            f"the queries that late gradients wait for would take {needed / 2**30:.1f} GiB and "
-            f"{available / 2**30:.1f} GiB are free: simulate fewer runs in one call, or shorter delays"
-        )
 
 
 def _own_seeds(seeds: tuple[int, ...], runs: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 Jobs of several steps take long, one after another. But the job of update t needs no more than its query, and several
 updates in a row often have queries that were all handed out before the first of them: those are a *wave*, and their
-jobs are done at once. No worker has two jobs in a wave, as it fetches the second query after the first job has arrived.
+jobs are done at once. No worker has two jobs in a wave: the second begins with what the first has left.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from torch import Tensor
 from lategrad.delays import Arrivals
 from lategrad.delays.senders import fewest_workers
 from lategrad.problems.work import WorkingProblem
-from lategrad.simulate.history import History
+from lategrad.simulate.history import History, check_memory
 from lategrad.support.runs import map_tensors, tensors
 
 _MOST = 8  # jobs done at once: their vectors and activations are in memory together, and a GPU fills shorter waves up
 
 
-def wave_ends(delays: Tensor) -> list[int]:
-    """For every update (from 0) the end of the wave that starts there: the first update whose query is not there yet.
+def wave_ends(delays: Tensor, workers: Tensor) -> list[int]:
+    """For every update (from 0) the end of the wave that starts there: the first update whose query, or whose worker's
+    memory, is not there yet.
 
     Args:
-        delays: ``(updates, *sequences)``.
+        delays: ``(updates, sequences)``.
+        workers: who sends each gradient, likewise.
 
-    >>> wave_ends(torch.tensor([0, 1, 2, 2, 2, 2, 2]))  # three updates at a time
+    >>> delays = torch.tensor([0, 1, 2, 2, 2, 2, 2]).unsqueeze(1)
+    >>> wave_ends(delays, torch.tensor([0, 1, 2, 0, 1, 2, 0]).unsqueeze(1))  # three updates at a time
     [3, 4, 5, 6, 7, 7, 7]
     """
-    needed = (torch.arange(len(delays)) - delays.reshape(len(delays), -1).amin(1)).tolist()  # the newest query of each
+    newest = torch.arange(len(delays)) - delays.amin(1)  # of the queries that each update needs
+    needed = torch.maximum(newest, torch.stack([_after_last(column) for column in workers.unbind(1)]).amax(0)).tolist()
     ends = [len(delays)] * len(delays)
     end = 0
     for start in range(len(delays)):
@@ -42,6 +46,16 @@ def wave_ends(delays: Tensor) -> list[int]:
     return ends
 
 
+def _after_last(workers: Tensor) -> Tensor:
+    """For every update how many there are up to its worker's last one before; 0 where there is none."""
+    last: dict[int, int] = {}
+    after = []
+    for t, worker in enumerate(workers.tolist(), start=1):
+        after.append(last.get(worker, 0))
+        last[worker] = t
+    return torch.tensor(after)
+
+
 class Workers:
     """Does the jobs of all runs, a wave at a time; the workers of each sequence of arrivals have their own memories.
 
@@ -49,7 +63,7 @@ class Workers:
     (:func:`~lategrad.delays.senders.fewest_workers`): at a constant delay tau, tau + 1 workers in turn.
 
     Args:
-        problem: whose workers remember.
+        problem: whose workers remember; with ``jobs_at_once`` it says how many jobs may be done at once.
         arrivals: for every seed and every delay model.
         delays: all of them, ``(updates, seeds, delays)``.
         query: of all runs, ``(seeds, delays, *runs, dim)``.
@@ -72,13 +86,15 @@ class Workers:
 
         self._first = problem.memory(query)
         self._bin = int(counts.sum())  # a place that nobody reads, for jobs that only fill up a wave
+        needed = sum(leaf[0, 0].numel() * leaf.element_size() for leaf in tensors(self._first)) * (self._bin + 1)
+        check_memory("what workers remember", needed, query.device)
         self._memory = [
             torch.cat([leaf.flatten(0, 1).repeat_interleave(counts.to(leaf.device), dim=0), leaf[:1, 0]])
             for leaf in tensors(self._first)
         ]
-        self._ends = wave_ends(delays)
+        self._ends = wave_ends(delays.flatten(1), rows)
         longest = max(end - start for start, end in enumerate(self._ends))
-        self._width = min(_MOST, longest)
+        self._width = min(getattr(problem, "jobs_at_once", _MOST), longest)
         self._done = self._width
         self._places = torch.arange(self._width, device=query.device)
         self._length, self._next = (torch.zeros(1, dtype=torch.int64, device=query.device) for _ in range(2))
@@ -130,7 +146,7 @@ class Workers:
 
     def weight(self, job: Tensor) -> Tensor | None:
         """The share of its steps that each run's worker took, ``(seeds, delays, 1, ...)``; None where all took all."""
-        return _as_deep(job[..., 1] / self._problem.steps, self._grads[0]) if self._counted else None
+        return _as_deep(job[..., 1].double() / self._problem.steps, self._grads[0]) if self._counted else None
 
 
 def _as_deep(values: Tensor, like: Tensor) -> Tensor:

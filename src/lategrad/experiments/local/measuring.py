@@ -45,13 +45,13 @@ class Curve:
         return _between(self.gradients.double(), self.mean, count)
 
     def reaches(self, loss: float) -> float | None:
-        """The virtual second at which the mean loss is down to this; None if it never is."""
-        below = (self.mean <= loss).nonzero()
-        if not len(below):
-            return None
-        i = int(below[0])
-        if i == 0:
+        """The virtual second after which the mean loss is never above this again; None if it is at the end."""
+        above = (self.mean > loss).nonzero()
+        if not len(above):
             return 0.0
+        i = int(above[-1]) + 1
+        if i == len(self.mean):
+            return None
         before, after = self.mean[i - 1].item(), self.mean[i].item()
         share = (before - loss) / (before - after) if before < torch.inf else 1.0
         return (self.seconds[i - 1] + share * (self.seconds[i] - self.seconds[i - 1])).item()

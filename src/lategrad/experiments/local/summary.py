@@ -19,13 +19,15 @@ from lategrad.experiments.local.setup import ANCHOR, CONFIGS, Config, Setting
 from lategrad.experiments.part import Run
 from lategrad.experiments.results import Section, Verdict
 
-SECONDS = {"quick": 40.0, "paper": 12.0, "full": 40.0}
+SECONDS = {"quick": 15.0, "paper": 15.0, "full": 45.0}
 """For one rule in one setting, about: on one core at the quick scale, on a GPU at the others; for forecasts."""
 _NAMES = {"cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare"}
 OURS = "steady-muon"
 """The one of ours that targets are stated for."""
 SHARE = 0.5
 """Of synchronous training's virtual time, in which ours is to be where that is at its end."""
+
+_TITLES = {**style.TITLES, "sgd": "SGD"}  # whose average is not shown here
 
 Panel = dict[str, Result]
 """Results in one setting by the name of the rule."""
@@ -48,21 +50,21 @@ def ranked(panel: Panel, protocol: str) -> list[Result]:
 
 
 def share_of_time(setting: Setting, panel: Panel, result: Result, protocol: str) -> float | None:
-    """In what share of its virtual time a rule is where synchronous training is at its end; None if never."""
+    """The share of the virtual time after which a rule stays below synchronous training's last loss; None if none."""
     reached = result.curves[protocol].reaches(final(panel[ANCHOR], protocol))
     return None if reached is None else reached / setting.seconds
 
 
 def table(setting: Setting, panel: Panel, protocol: str) -> list[dict[str, str]]:
     """A row for each rule: its loss when as many gradients had arrived as synchronous training uses, that at the end of
-    the time, and in what share of the time it was where synchronous training ends."""
+    the time, and after what share of the time it stayed below synchronous training's last."""
     rows = []
     used = setting.rounds * setting.local_steps * setting.workers
     for result in ranked(panel, protocol):
         curve = result.curves[protocol]
         spread = (curve.losses[-1].max() - curve.losses[-1].min()).item()
         row = {
-            "outer rule": style.TITLES[result.contender.rule],
+            "outer rule": _TITLES[result.contender.rule],
             "equal gradients": _number(curve.at_gradients(used)),
             "equal time": _number(final(result, protocol)),
             "spread": _number(spread) if curve.losses.shape[1] > 1 else "",
@@ -89,7 +91,7 @@ def plot(setting: Setting, panel: Panel, protocol: str = "frozen") -> Figure:
         colour = style.COLOURS.get(rule) or others(drawn)
         drawn += rule not in style.COLOURS
         ax.plot(curve.seconds / setting.seconds, curve.mean, "--" if result.contender.synchronous else "-",
-                color=colour, linewidth=2.6 if result.contender.ours else 1.2, label=style.TITLES[rule])  # fmt: skip
+                color=colour, linewidth=2.6 if result.contender.ours else 1.2, label=_TITLES[rule])  # fmt: skip
     if ANCHOR in panel:
         ax.axhline(final(panel[ANCHOR], protocol), color="black", linewidth=0.6, linestyle=":")
     start = next(iter(panel.values())).curves[protocol].mean[0].item()
@@ -108,8 +110,8 @@ def verdicts(setting: Setting, panel: Panel, protocol: str = "frozen") -> list[V
     if ANCHOR in panel:
         share = share_of_time(setting, panel, ours, protocol)
         found.append(Verdict(
-            f"{setting.name}: {style.TITLES[OURS]} is soon where synchronous DiLoCo ends",
-            f"its loss in at most {SHARE} of its virtual time, the outer step frozen from one worker",
+            f"{setting.name}: {_TITLES[OURS]} is soon where synchronous DiLoCo ends",
+            f"below its last loss for good after at most {SHARE} of its virtual time, the outer step frozen",
             "never in that time" if share is None else f"in {share:.2f} of it",
             share is not None and share <= SHARE,
             figure=f"local-{setting.name}",
@@ -119,9 +121,9 @@ def verdicts(setting: Setting, panel: Panel, protocol: str = "frozen") -> list[V
         best = min(rivals, key=lambda rival: final(rival, protocol))
         lead = final(best, protocol) - final(ours, protocol)
         found.append(Verdict(
-            f"{setting.name}: {style.TITLES[OURS]} is ahead of every other asynchronous outer rule",
+            f"{setting.name}: {_TITLES[OURS]} is ahead of every other asynchronous outer rule",
             "the smallest held-out loss at the end, all outer steps frozen from one worker",
-            f"{final(ours, protocol):.3f}; {style.TITLES[best.contender.rule]} {final(best, protocol):.3f}",
+            f"{final(ours, protocol):.3f}; {_TITLES[best.contender.rule]} {final(best, protocol):.3f}",
             lead > 0,
             figure=f"local-{setting.name}",
         ))  # fmt: skip
@@ -146,7 +148,7 @@ def jobs(run: Run) -> list[Job]:
     """A job for every rule in every setting."""
     config = CONFIGS[run.scale].limited(run.models, run.rules)
     return [
-        Job(f"local: {setting.name}, {style.TITLES[contender.rule]}", SECONDS[run.scale],
+        Job(f"local: {setting.name}, {_TITLES[contender.rule]}", SECONDS[run.scale],
             partial(measure, config, setting, contender, run.out, device=run.device, say=_to_stderr),
             lane="processes" if run.device == "cpu" else "streams")
         for setting in config.settings for contender in config.contenders
@@ -188,7 +190,7 @@ def section_of(config: Config, out: Path, *, device: str, say: Say = _to_stderr)
             "constants are the authors'. A step marked (end) is the first or last of its grid.",
             "Equal gradients: the loss on held-out data when as many gradients had arrived as synchronous training "
             "uses in all; equal time: at the end. The last but one column is the share of the virtual time after which "
-            "a rule is where synchronous training ends.",
+            "a rule's loss stays below the one that synchronous training ends with.",
         ),
         figures={f"local-{s.name}": plot(s, panel) for s, panel in panels.items()},
         captions={f"local-{s.name}": f"{title(s)}: outer steps frozen from one worker." for s in panels},

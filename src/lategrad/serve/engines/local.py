@@ -136,7 +136,7 @@ class LocalEngine:
         jobs: list[Job | None]
         if isinstance(event, Arrived):
             jobs = [desk.deliver(member, worker, event.version, event.sequence, event.grad, event.query,
-                                 checked=event.checked)]  # fmt: skip
+                                 checked=event.checked, made=event.made)]  # fmt: skip
         elif isinstance(event, Failed):
             jobs = [desk.fail(member, worker, event.sequence, event.reason, event.query)]
         elif desk.has_joined(member):
@@ -243,4 +243,4 @@ def _transport(problem: Problem, settings: Settings, server: Server) -> Transpor
     if settings.engine == "threads":
         return Threads(problem, settings)
     require_main_guard()
-    return Processes(problem, settings, server.dim, server.dtype)
+    return Processes(problem, settings, server.wire)

@@ -1,11 +1,11 @@
 """Workers as processes of this machine; vectors travel through shared memory, a few bytes through a socket.
 
-Each worker has a segment of its own with two vectors for each job that it may hold: the server writes the query
-and the worker reads it, the worker writes the gradient and the server reads it. Whose turn it is follows from
-messages on a socket pair: the gradient's message is sent after the gradient is written, so that a worker that dies
-while it writes has sent nothing, and no torn gradient can be applied. A replacement gets a new segment. Segments have
-no name (they are unlinked as soon as they are made), so that nothing is left behind however a process ends, and
-nobody else can open them. Nothing listens on a network.
+Each worker has memory of its own with two vectors for each job that it may hold: the server writes the query
+and the worker reads it, the worker writes the gradient, as it travels, and the server reads it. Whose turn it is
+follows from messages on a socket pair: the gradient's message is sent after the gradient is written, so that a worker
+that dies while it writes has sent nothing, and no torn gradient can be applied. A replacement gets new memory. It has
+no name (it is unlinked as soon as it is made), so that nothing is left behind however a process ends, and nobody else
+can open it. Nothing listens on a network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing  # shared tensors travel by reference
@@ -32,35 +32,59 @@ from torch import Tensor
 
 from lategrad.problems.problem import Problem
 from lategrad.serve.engines.transport import Arrived, Event, Failed, Garbled, Lost, Ready
-from lategrad.serve.job import Job, unusable
+from lategrad.serve.job import PLAIN, Answer, Job, Made, unusable
 from lategrad.serve.packing import Packed
 from lategrad.serve.settings import Settings
+from lategrad.serve.wire import Wire
 from lategrad.serve.worker import Oracle, Slowness, Streams, work
 
 fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone
-_MESSAGE = struct.Struct("<BBqq")  # kind, slot, sequence, version; text may follow
+_MESSAGE = struct.Struct("<BBqqqq")  # kind, slot, sequence, version, steps, previous job; text may follow
 _READY, _ARRIVED, _FAILED, _JOB, _END = range(5)
 _LARGEST = 16_384  # bytes of a message; longer texts are cut
-_QUERY, _GRAD = 0, 1
 _LAST_MOMENT = 1.0  # seconds that a worker whose socket is closed has to end by itself; the server waits for it
 
 
-def _pack(kind: int, slot: int = 0, sequence: int = 0, version: int = 0, text: str = "") -> bytes:
-    return (_MESSAGE.pack(kind, slot, sequence, version) + text.encode())[:_LARGEST]
+class _Message(NamedTuple):
+    kind: int
+    slot: int
+    sequence: int
+    version: int
+    made: Made
+    text: str
 
 
-def _unpack(message: bytes) -> tuple[int, int, int, int, str]:
-    kind, slot, sequence, version = _MESSAGE.unpack_from(message)
-    return kind, slot, sequence, version, message[_MESSAGE.size :].decode(errors="replace")
+def _pack(kind: int, slot: int = 0, sequence: int = 0, version: int = 0, text: str = "", made: Made = PLAIN) -> bytes:
+    return (_MESSAGE.pack(kind, slot, sequence, version, *made) + text.encode())[:_LARGEST]
+
+
+def _unpack(message: bytes) -> _Message:
+    kind, slot, sequence, version, *made = _MESSAGE.unpack_from(message)
+    text = message[_MESSAGE.size :].decode(errors="replace")
+    return _Message(kind, slot, sequence, version, Made(*made), text)
+
+
+class _Segment(NamedTuple):
+    """Memory that a worker and the server share, a place for each job that the worker may hold."""
+
+    queries: Tensor
+    grads: Tensor
+    """As they travel."""
+
+    @classmethod
+    def create(cls, jobs: int, wire: Wire) -> _Segment:
+        queries = torch.empty(jobs, wire.dim, dtype=wire.dtype)
+        grads = torch.empty(jobs, wire.message_length, dtype=wire.message_dtype)
+        return cls(queries.share_memory_(), grads.share_memory_())
 
 
 class _ProcessHandle:
     """The server's end of one worker process."""
 
-    def __init__(self, member: int, worker: int, process: Any, channel: socket.socket, segment: Tensor) -> None:
+    def __init__(self, member: int, worker: int, process: Any, channel: socket.socket, segment: _Segment) -> None:
         self.member, self.worker = member, worker
         self.process, self.channel, self.pid = process, channel, process.pid
-        self.queries, self.grads = segment[_QUERY].unbind(), segment[_GRAD].unbind()
+        self.queries, self.grads = segment.queries.unbind(), segment.grads.unbind()
         self._slots = {query.data_ptr(): slot for slot, query in enumerate(self.queries)}
         self._job_in: dict[int, int] = {}  # slot to sequence number
 
@@ -90,13 +114,13 @@ class _ProcessHandle:
             return None
         if len(message) < _MESSAGE.size or flags & socket.MSG_TRUNC:
             return Garbled(self, f"its message of {len(message)} bytes is no message of a worker")
-        kind, slot, sequence, version, text = _unpack(message)
+        kind, slot, sequence, version, made, text = _unpack(message)
         if kind == _READY and not text:
             return Ready(self, self.queries)
         if self._job_in.get(slot) != sequence:
             return Garbled(self, f"its message is about job {sequence} in place {slot}, where that job is not")
         if kind == _ARRIVED and not text:
-            return Arrived(self, version, sequence, self.grads[slot], self.queries[slot], checked=True)
+            return Arrived(self, version, sequence, self.grads[slot], self.queries[slot], True, made)
         if kind == _FAILED:
             return Failed(self, sequence, text, self.queries[slot])
         return Garbled(self, f"its message of kind {kind} and {len(message)} bytes is none of a worker")
@@ -120,18 +144,18 @@ class Processes:
     milliseconds and is safe with threads; the problem is pickled once, and its tensors are shared by all.
     """
 
-    def __init__(self, problem: Problem, settings: Settings, dim: int, dtype: torch.dtype) -> None:
+    def __init__(self, problem: Problem, settings: Settings, wire: Wire) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__, fork_server])
-        self._parts = (_packed(problem), settings.streams, settings.slowness(), torch.device(settings.device))
-        self._form = (2, 1 + settings.ahead, dim), dtype
+        device = torch.device(settings.device)
+        self._parts = (_packed(problem), settings.streams, settings.slowness(), device, settings.wire)
+        self._form = 1 + settings.ahead, wire
         self._selector = selectors.DefaultSelector()
         self._handles: set[_ProcessHandle] = set()
 
     def start(self, member: int, worker: int) -> _ProcessHandle:
         """Fork a worker with a new segment."""
-        shape, dtype = self._form
-        segment = torch.empty(shape, dtype=dtype).share_memory_()
+        segment = _Segment.create(*self._form)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         process = self._context.Process(
             target=_run, args=(worker, theirs, segment, *self._parts), name=f"lategrad-worker-{worker}", daemon=True
@@ -176,28 +200,29 @@ def _packed(problem: Problem) -> Packed:
 class _ProcessLink:
     """The worker's end."""
 
-    def __init__(self, worker: int, channel: socket.socket, segment: Tensor) -> None:
+    def __init__(self, worker: int, channel: socket.socket, segment: _Segment) -> None:
         self.worker, self.channel, self.slot = worker, channel, 0
-        self.queries, self.grads = segment[_QUERY].unbind(), segment[_GRAD].unbind()
+        self.queries, self.grads = segment.queries.unbind(), segment.grads.unbind()
 
     def receive(self) -> Job | None:
         message = self.channel.recv(_LARGEST)
         if not message:
             return None
-        kind, self.slot, sequence, version, _ = _unpack(message)
-        return Job(self.worker, sequence, version, self.queries[self.slot]) if kind == _JOB else None
+        job = _unpack(message)
+        self.slot = job.slot
+        return Job(self.worker, job.sequence, job.version, self.queries[self.slot]) if job.kind == _JOB else None
 
     def room(self) -> Tensor:
         return self.grads[self.slot]  # the server has read what it held: a new job came for this slot
 
-    def send(self, job: Job, grad: Tensor) -> None:
-        target = self.grads[self.slot]
+    def send(self, job: Job, answer: Answer) -> None:
+        grad, target = answer.message, self.grads[self.slot]
         if objection := unusable(grad, len(target), target.dtype):
             self._fail(job, objection)
             return
         if grad.data_ptr() != target.data_ptr():
             target.copy_(grad)
-        self.channel.send(_pack(_ARRIVED, self.slot, job.sequence, job.version))
+        self.channel.send(_pack(_ARRIVED, self.slot, job.sequence, job.version, made=answer.made))
 
     def fail(self, job: Job, error: Exception) -> None:
         self._fail(job, f"{type(error).__name__}: {error}")
@@ -209,11 +234,12 @@ class _ProcessLink:
 def _run(
     worker: int,
     channel: socket.socket,
-    segment: Tensor,
+    segment: _Segment,
     problem: Packed,
     streams: Streams,
     slowness: Slowness,
     device: torch.device,
+    wire: str,
 ) -> None:
     """The life of a worker process."""
     for ours in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -222,7 +248,7 @@ def _run(
     torch.set_num_threads(1)  # the workers are the parallelism
     threading.Thread(target=_end_with_server, args=(channel.dup(),), daemon=True).start()
     try:
-        oracle = Oracle(problem.unpack(), streams, slowness, device)
+        oracle = Oracle(problem.unpack(), streams, slowness, device, wire)
         channel.send(_pack(_READY))
         work(oracle, _ProcessLink(worker, channel, segment), time.sleep)
     except (BrokenPipeError, ConnectionResetError):

@@ -40,10 +40,11 @@ from lategrad.serve.engines.ray_messages import (
     pack_header,
     unpack,
 )
-from lategrad.serve.job import Job, malformed
+from lategrad.serve.job import PLAIN, Answer, Job, Made, malformed
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry
+from lategrad.serve.wire import Wire
 from lategrad.serve.worker import Oracle, work
 from lategrad.trace import Trace
 
@@ -190,7 +191,7 @@ class ServerActor:
                 return REJOIN
             grad = self._segments[member].grad
         out = self._room_for_query(member)
-        job = self._desk.deliver(member, header.worker, header.version, header.sequence, grad, out)
+        job = self._desk.deliver(member, header.worker, header.version, header.sequence, grad, out, made=header.made)
         return self._reply(member, job)
 
     def fail(self, header: Header, reason: str) -> Reply:
@@ -274,9 +275,9 @@ class ServerActor:
 class RayLink:
     """The worker's end: what it sends is a call, what it receives is the reply."""
 
-    def __init__(self, server: Any, member: int, worker: int, patience: float) -> None:
+    def __init__(self, server: Any, member: int, worker: int, patience: float, wire: str) -> None:
         self._server, self._member, self._worker = server, member, worker
-        self._patience = patience
+        self._patience, self._wire = patience, wire
         self._location, self._start = here(), 0
         self._segment: Segment | None = None
         self._reply = self._join()
@@ -318,18 +319,19 @@ class RayLink:
 
     def _share(self, query: Tensor) -> None:
         """Offer a segment to a server that has just started, or that is new to this worker."""
-        segment = self._segment or Segment.create(len(query), query.dtype)
+        segment = self._segment or Segment.create(Wire(self._wire, len(query), query.dtype))
         answer = self._server.attach.remote(self._member, self._location.node, segment.address)
         attached = ray.get(answer, timeout=self._patience)
         self._segment = segment if attached else None
 
-    def _header(self, job: Job) -> Header:
-        return Header(self._start, self._member, job.worker, job.sequence, job.version)
+    def _header(self, job: Job, made: Made = PLAIN) -> Header:
+        return Header(self._start, self._member, job.worker, job.sequence, job.version, *made)
 
-    def send(self, job: Job, grad: Tensor) -> None:
+    def send(self, job: Job, answer: Answer) -> None:
         """Call the server with the gradient of a job."""
-        header = self._header(job)
-        if form := malformed(grad, len(job.query), job.query.dtype):
+        grad, header = answer.message, self._header(job, answer.made)
+        wire = Wire(self._wire, len(job.query), job.query.dtype)
+        if form := malformed(grad, wire.message_length, wire.message_dtype):
             self._fail(job, form)
         elif self._segment is not None:
             self._segment.grad.copy_(grad)
@@ -350,9 +352,10 @@ class WorkerActor:
 
     def __init__(self, server: Any, member: int, worker: int, problem: Problem, settings: Settings) -> None:
         torch.set_num_threads(1)  # the workers are the parallelism
-        self._oracle = Oracle(problem, settings.streams, settings.slowness(), torch.device(settings.device))
+        device = torch.device(settings.device)
+        self._oracle = Oracle(problem, settings.streams, settings.slowness(), device, settings.wire)
         patience = settings.deadline / 2  # it helps itself before it is taken for hung
-        self._whom = (server, member, worker, patience)
+        self._whom = (server, member, worker, patience, settings.wire)
 
     def run(self) -> None:
         """Work until there is no more work."""

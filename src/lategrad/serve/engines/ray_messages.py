@@ -21,8 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_HEADER = struct.Struct("<6q")  # the five numbers of a Header, and the vector's dtype
+from lategrad.serve.job import Made
+from lategrad.serve.wire import Wire
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8)
+_HEADER = struct.Struct("<8q")  # the seven numbers of a Header, and the vector's dtype
+_ALIGNMENT = 64
 INLINE = 65_536
 """Bytes of a vector that travels inside the call; Ray itself keeps up to 100 KiB of a call out of the object store."""
 
@@ -44,6 +48,20 @@ class Header(NamedTuple):
     worker: int
     sequence: int
     version: int
+    steps: int = 0
+    """Of the worker's own, and the job before; see :class:`~lategrad.serve.job.Made`."""
+    previous: int = -1
+
+    @property
+    def made(self) -> Made:
+        """How the worker made its vector."""
+        return Made(self.steps, self.previous)
+
+
+def _size(form: tuple[int, int]) -> int:
+    """Bytes of a vector, with room to align the next one."""
+    length, dtype = form
+    return -(-length * _DTYPES[dtype].itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
 def pack(header: Header, vector: Tensor) -> Parts:
@@ -51,7 +69,7 @@ def pack(header: Header, vector: Tensor) -> Parts:
 
     >>> header = Header(server_start=7, member=0, worker=0, sequence=1, version=2)
     >>> unpack(*pack(header, torch.tensor([1.0, 2.0])))
-    (Header(server_start=7, member=0, worker=0, sequence=1, version=2), tensor([1., 2.]))
+    (Header(server_start=7, member=0, worker=0, sequence=1, version=2, steps=0, previous=-1), tensor([1., 2.]))
     """
     head = _HEADER.pack(*header, _DTYPES.index(vector.dtype))
     array = vector.contiguous().view(torch.uint8).numpy()
@@ -80,37 +98,44 @@ class SegmentAddress(NamedTuple):
 
     pid: int
     descriptor: int
-    dim: int
-    dtype: int
+    query: tuple[int, int]
+    """Length and dtype."""
+    grad: tuple[int, int]
+    """Of a gradient as it travels, likewise."""
 
 
 class Segment:
-    """A gradient and a query in memory that a worker and the server share.
+    """A gradient, as it travels, and a query in memory that a worker and the server share.
 
-    >>> mine = Segment.create(3, torch.float32)
+    >>> mine = Segment.create(Wire("float32", 3, torch.float32))
     >>> theirs = Segment.attach(mine.address)
     >>> _ = mine.grad.copy_(torch.tensor([1.0, 2.0, 3.0]))
     >>> theirs.grad
     tensor([1., 2., 3.])
     """
 
-    def __init__(self, descriptor: int, dim: int, dtype: torch.dtype) -> None:
-        memory = mmap.mmap(descriptor, 2 * dim * dtype.itemsize)
-        self.grad, self.query = torch.frombuffer(memory, dtype=dtype).view(2, dim).unbind()
-        self.address = SegmentAddress(os.getpid(), descriptor, dim, _DTYPES.index(dtype))
+    def __init__(self, address: SegmentAddress) -> None:
+        self.address = address
+        memory = mmap.mmap(address.descriptor, _size(address.query) + _size(address.grad))
+        self.query, self.grad = (
+            torch.frombuffer(memory, dtype=_DTYPES[dtype], count=length, offset=offset)
+            for (length, dtype), offset in ((address.query, 0), (address.grad, _size(address.query)))
+        )
 
     @classmethod
-    def create(cls, dim: int, dtype: torch.dtype) -> Segment:
+    def create(cls, wire: Wire) -> Segment:
         """A new one, which lives as long as someone has it."""
+        query = wire.dim, _DTYPES.index(wire.dtype)
+        grad = wire.message_length, _DTYPES.index(wire.message_dtype)
         descriptor = os.memfd_create("lategrad-segment")
-        os.ftruncate(descriptor, 2 * dim * dtype.itemsize)
-        return cls(descriptor, dim, dtype)
+        os.ftruncate(descriptor, _size(query) + _size(grad))
+        return cls(SegmentAddress(os.getpid(), descriptor, query, grad))
 
     @classmethod
     def attach(cls, address: SegmentAddress) -> Segment:
         """That of another process of this user; ``OSError`` if the system does not allow it."""
         descriptor = os.open(f"/proc/{address.pid}/fd/{address.descriptor}", os.O_RDWR)
         try:
-            return cls(descriptor, address.dim, _DTYPES[address.dtype])
+            return cls(address._replace(pid=os.getpid(), descriptor=descriptor))
         finally:
             os.close(descriptor)

@@ -8,11 +8,10 @@ import time
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from lategrad.problems.problem import Problem
 from lategrad.serve.engines.transport import Arrived, Event, Failed, Lost, Ready
-from lategrad.serve.job import Job
+from lategrad.serve.job import Answer, Job
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import Oracle, work
 
@@ -41,8 +40,8 @@ class _ThreadHandle:
     def receive(self) -> Job | None:
         return self._inbox.get()
 
-    def deliver(self, job: Job, grad: Tensor) -> None:
-        self._events.put(Arrived(self, job.version, job.sequence, grad, None, checked=False))
+    def deliver(self, job: Job, answer: Answer) -> None:
+        self._events.put(Arrived(self, job.version, job.sequence, answer.message, None, False, answer.made))
 
     def fail(self, job: Job, error: Exception) -> None:
         self._events.put(Failed(self, job.sequence, f"{type(error).__name__}: {error}", None))
@@ -63,7 +62,8 @@ class Threads:
 
     def __init__(self, problem: Problem, settings: Settings) -> None:
         self._jobs = 1 + settings.ahead
-        self._parts = (problem, settings.streams, settings.slowness(), torch.device(settings.device))
+        device = torch.device(settings.device)
+        self._parts = (problem, settings.streams, settings.slowness(), device, settings.wire)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._all: list[tuple[_ThreadHandle, threading.Thread]] = []
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from lategrad.serve.job import Job
+from lategrad.serve.job import Job, Made
 
 
 class WorkerHandle(Protocol):
@@ -49,6 +49,8 @@ class Arrived(NamedTuple):
     """Where the query of its next job is to be written; None for fresh memory."""
     checked: bool
     """Whether the worker has found it usable; the worker's own core is the better place for that."""
+    made: Made
+    """How the worker made it."""
 
 
 class Failed(NamedTuple):

@@ -1,0 +1,91 @@
+"""What the server costs where workers take local steps: its share of a worker's time.
+
+A network of 10^7 parameters, H steps of AdamW a job. A job is computed as a worker does, and given to a server as an
+engine does, in one process; both are measured in processor time, which other work on the machine hardly changes. The
+server keeps up with as many workers as its share goes into 1.
+
+    python benchmarks/bench_local.py [--steps 50] [--measured 5] [--updates 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from torch import nn
+
+from lategrad.problems import Dataset, LocalSteps, ModuleProblem
+from lategrad.registry import parse_rule
+from lategrad.serve import Settings
+from lategrad.serve.job import Job, Made
+from lategrad.serve.server import Server
+from lategrad.serve.worker import Oracle, Slowness
+from timing import verdict
+
+RULES = ("nesterov", "delayed-nesterov", "fed-buff", "steady-adam", "steady-muon")
+TARGET = 0.02
+
+
+def problem_of(steps: int) -> LocalSteps:
+    """A network of 10^7 parameters on noise: what is learned does not matter here."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2048, 784, generator=generator), torch.randint(0, 10, (2048,), generator=generator)
+    width = 2048
+    layers = [nn.Linear(784, width), *(nn.Linear(width, width) for _ in range(2)), nn.Linear(width, 10)]
+    network = nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
+    data = Dataset("noise", x, y, x[:256], y[:256], 10)
+    return LocalSteps(ModuleProblem(network, data, batch=32, evaluate=256), steps, inner="adamw:lr=0.001")
+
+
+def job_seconds(problem: LocalSteps, wire: str, measured: int) -> tuple[float, torch.Tensor]:
+    """A worker's processor time for a whole job, from so many of its steps; and what it sends."""
+    fewer = LocalSteps(problem.problem, measured, inner=problem.inner)
+    oracle = Oracle(fewer, 0, Slowness(), torch.device("cpu"), wire)
+    query = problem.start()
+    oracle.answer(Job(0, 0, 0, query))  # a warm-up
+    begin = time.process_time()
+    answer = oracle.answer(Job(0, 1, 0, query))
+    return (time.process_time() - begin) * problem.steps / measured, answer.message
+
+
+def update_seconds(problem: LocalSteps, rule: str, wire: str, message: torch.Tensor, updates: int) -> float:
+    """The server's processor time for an update, the next query written."""
+    shaped = rule == "steady-muon"
+    settings = Settings(steps=10**9, wire=wire, compile=not shaped, record_every=10**9)
+    server = Server(problem, parse_rule(f"{rule}:lr=0.1"), settings)
+    room = torch.empty(server.dim)
+    job = server.issue(0, room)
+    times = []
+    for k in range(updates + 2):
+        assert job is not None
+        begin = time.process_time()
+        made = Made(problem.steps, k - 1)
+        job = server.exchange(0, job.version, job.sequence, message, room, checked=True, made=made)
+        times.append(time.process_time() - begin)
+    return statistics.median(times[2:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--measured", type=int, default=5, help="steps of a job that are computed, and multiplied")
+    parser.add_argument("--updates", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    problem = problem_of(options.steps)
+    print(f"{problem.dim:,} parameters, {options.steps} steps of AdamW a job")
+    for wire, rules in (("float32", RULES), ("bfloat16", ("nesterov",)), ("int8", ("nesterov",))):
+        job, message = job_seconds(problem, wire, options.measured)
+        print(f"{wire}: a job takes a worker {job:.2f} s, {message.nbytes / 1e6:.1f} MB are sent")
+        for rule in rules:
+            update = update_seconds(problem, rule, wire, message, options.updates)
+            share = update / job
+            verdict(f"{rule}: {1e3 * update:.0f} ms an update, {share:.2%} of a worker's time (at most {TARGET:.0%})",
+                    share <= TARGET)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
