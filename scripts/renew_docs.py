@@ -5,8 +5,8 @@
     scripts/renew_docs.py out
 
 Figures are copied to docs/figures. In every page what stands between ``<!-- table SECTION: CAPTION -->`` and
-``<!-- end -->`` is replaced by that table of the report, if it is in ``out``; in docs/reproduction.md also ``<!-- run -->``
-by what was run, ``<!-- REGIME -->`` by Figure 1's accuracies, ``<!-- verdicts -->`` by all verdicts.
+``<!-- end -->`` is replaced by that table of the report, if it is in ``out``; in docs/reproduction.md also
+``<!-- run -->`` by what was run, ``<!-- REGIME -->`` by Figure 1's accuracies, ``<!-- verdicts -->`` by all verdicts.
 """
 
 import csv
