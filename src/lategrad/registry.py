@@ -24,7 +24,7 @@ from lategrad.learners import (
     OptimisticFTRL,
     OptimisticOGD,
 )
-from lategrad.rules import SGD, AnyRule, Anytime, Steady, SteadyAdam, SteadyMuon, StronglyConvexOGD, rivals
+from lategrad.rules import SGD, AnyRule, Anytime, Steady, SteadyAdam, SteadyMuon, SteadyShort, StronglyConvexOGD, rivals
 from lategrad.sets import Ball, Box, ConvexSet, L1Ball, Simplex, WholeSpace
 from lategrad.support.options import Option, load_object, options_of, own_target, parse_options, split_options
 from lategrad.support.validation import Scalar, did_you_mean, require
@@ -95,6 +95,7 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "sgd-linear": _entry("SGD with a constant step, linearly weighted average", SGD, average="linear"),
     "steady": _entry("our own: anytime averaging for long delays", Steady),
     "steady-coordinate": _entry("our own, with a step for every coordinate", Steady, per_coordinate=True),
+    "steady-short": _entry("our own, for runs that are short against the delay", SteadyShort),
     "steady-adam": _entry("our own, for deep models: Adam's steps, averaged and braked", SteadyAdam),
     "steady-muon": _entry("our own, for deep models: orthogonalised steps that look ahead", SteadyMuon),
     "anytime-dog": _anytime("dog", "Algorithm 1 with DoG (experimental)"),
