@@ -1,8 +1,8 @@
 """Runs that are short against the delay: every rule, step frozen, after 1,500 updates and more.
 
-The step is the one of the smallest training loss at delay 0 after as many updates; a second number, where a rule has one,
-is granted in hindsight. `--parts` has Steady with one part changed at a time instead of the rivals. The last row is
-no rule but an anchor: descent with exact gradients, one for each round, with the step that is best there.
+The step is the one of the smallest training loss at delay 0 after as many updates; a second number, where a rule has
+one, is granted in hindsight. `--parts` has Steady with one part changed at a time instead of the rivals. The last row
+is no rule but an anchor: descent with exact gradients, one for each round, with the step that is best there.
 
     python benchmarks/short_runs.py digits --seeds 1 2
     python benchmarks/short_runs.py digits --seeds 0 --parts
@@ -149,7 +149,8 @@ def main() -> None:
             torch.save(measure(problem, contender, args.updates, args.seeds), path)
         found[TITLES.get(contender.rule, contender.rule)] = torch.load(path)
     for i, T in enumerate(args.updates):
-        print(f"\n**{args.data}, {T:,} updates**\n\n| rule | 0 | " + " | ".join(map(str, DELAYS)) + " |\n|" + "---|" * 5)
+        columns = " | ".join(map(str, [0, *DELAYS]))
+        print(f"\n**{args.data}, {T:,} updates**\n\n| rule | {columns} |\n|" + "---|" * 5)
         for title, accuracy in sorted(found.items(), key=lambda row: -row[1][i, 1:].mean().item()):
             print(f"| {title} | " + " | ".join(map(three_digits, accuracy[i].tolist())) + " |")
         rounds = [math.ceil(T / (1 + tau)) for tau in DELAYS]

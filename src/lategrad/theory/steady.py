@@ -125,8 +125,8 @@ def steady_short_in_constant_delay(
     r"""A bound on :math:`E[f(x_T) - f^*]` of SteadyShort for :math:`\tau_t = \min(\tau, t - 1)` and
     :math:`T \ge 2 (\tau + 3)`.
 
-    With :math:`N = \tau + 3`, the first time that is averaged, and the rest as in :func:`steady_in_constant_delay`, it is
-    :math:`2 / (T(T+1) - N(N-1))` times
+    With :math:`N = \tau + 3`, the first time that is averaged, and the rest as in :func:`steady_in_constant_delay`, it
+    is :math:`2 / (T(T+1) - N(N-1))` times
 
     .. math::
 
