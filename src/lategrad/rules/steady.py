@@ -19,11 +19,13 @@ from lategrad.support.validation import Scalar, require, require_number
 _STEPS, _WIDTHS = 2.0, 0.1  # how far the iterate may go during a delay: 2 lr, and a tenth of the set
 
 
-def reach(lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor) -> Tensor:
+def reach(
+    lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor, *, steps: float = _STEPS, widths: float = _WIDTHS
+) -> Tensor:
     """m: how far a delay's worth of steps may carry the iterate."""
     diameter = domain.diameter_in(w.shape[-1])
-    width = _WIDTHS * (diameter.to(t.device) if isinstance(diameter, Tensor) else diameter) + 0 * t
-    return torch.minimum(_STEPS * lr + 0 * t, width)
+    width = widths * (diameter.to(t.device) if isinstance(diameter, Tensor) else diameter) + 0 * t
+    return torch.minimum(steps * lr + 0 * t, width)
 
 
 class SteadyState(NamedTuple):

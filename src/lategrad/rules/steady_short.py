@@ -55,8 +55,8 @@ class SteadyShort:
         \mathrm{lr}_t = \min\Big(\mathrm{lr},\; \min\big(2\,\mathrm{lr}, \tfrac{D}{10}\big)
             \max\Big(\frac{\sqrt t}{1 + \tau_t}, \frac{3}{\sqrt t}\Big)\Big).
 
-    :math:`x_t` is the average, with weights t, of the iterates after the first that has heard from elsewhere than the
-    start; before there is one it is :math:`w_t`. Query :math:`q_t = x_t + \theta_t (w_t - x_t)`,
+    :math:`x_t` is the average, with weights t, of the iterates that have heard from elsewhere than the start; before
+    there is one it is :math:`w_t`. Query :math:`q_t = x_t + \theta_t (w_t - x_t)`,
     :math:`\theta_t = \min(1, c/\sqrt t)`, output :math:`x_t`, as for :class:`~lategrad.Steady`, from which it differs
     in three ways: one step along the mean of the gradients of the start, not a noisy one along the first few of them;
     the weight t, not s; and longer steps in the first three rounds.
@@ -103,10 +103,8 @@ class SteadyShort:
 
     def _first_step(self, w: Tensor, t: Tensor) -> Tensor:
         r""":math:`r_t \sqrt{S_t}`."""
-        diameter = self.domain.diameter_in(w.shape[-1])
-        width = _FIRST_WIDTHS * (diameter.to(t.device) if isinstance(diameter, Tensor) else diameter) + 0 * t
-        lr = self.lr + 0 * t
-        return torch.minimum(lr, torch.minimum(_FIRST_STEPS * lr, width) / t.clamp_min(1).sqrt())
+        far = reach(self.lr, self.domain, w, t, steps=_FIRST_STEPS, widths=_FIRST_WIDTHS)
+        return torch.minimum(self.lr + 0 * t, far / t.clamp_min(1).sqrt())
 
     def update(self, state: SteadyShortState, grad: Tensor, delay: Delay) -> SteadyShortState:
         """One projected step, in the first round one from the start; the new iterate joins the average."""
