@@ -1,129 +1,162 @@
-"""Where runs are short against the delay: Steady, and the changes to it that docs/steady.md reports on.
+"""Runs that are short against the delay: every rule, step frozen, after 1,500 updates and more.
 
-Digits, choosing on a validation part of the training rows (the test part is not looked at), and Fashion-MNIST with
-`--fashion`. About five minutes on one core, ten more with Fashion-MNIST.
+The step is the one of the smallest training loss at delay 0 after as many updates; a second number, where a rule has
+one, is granted in hindsight. `--parts` has Steady with one part changed at a time instead of the rivals. The last row
+is no rule but an anchor: descent with exact gradients, one for each round, with the step that is best there.
 
-    python benchmarks/short_runs.py --fashion
+    python benchmarks/short_runs.py digits --seeds 1 2
+    python benchmarks/short_runs.py digits --seeds 0 --parts
+    python benchmarks/short_runs.py letters --seeds 100 --rules steady-short steady ada-delay
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import lategrad as lg
-from lategrad.learners.learner import safe_ratio
-from lategrad.problems import SoftmaxRegression, load
-from lategrad.rules.rule import average_in, first_query
+from lategrad.experiments import rivals
+from lategrad.experiments.style import TITLES, three_digits
+from lategrad.learners.learner import safe_ratio, squared_norm
+from lategrad.problems import SoftmaxRegression
+from lategrad.registry import build_rule
+from lategrad.rules.rule import average_in
+from lategrad.rules.steady import SteadyState
 from lategrad.simulate import simulate
-from lategrad.support.runs import per_run
 
-DELAYS = [0, 100, 250, 500, 1000]
-
-
-class AgreeingState(NamedTuple):
-    """State of `Agreeing`; w, x and t as Steady's."""
-
-    w: Tensor
-    x: Tensor
-    recent: Tensor
-    """About the mean of the last 1 + tau weighted gradients."""
-    squares: Tensor
-    t: Tensor
+DELAYS = [100, 300, 1000]
+SETTINGS = {"digits": rivals.Setting("digits", 20_000, 16), "letters": rivals.UNSEEN[0]}
+STEADY = next(contender for contender in rivals.CONTENDERS if contender.rule == "steady")
+SGD = next(contender for contender in rivals.CONTENDERS if contender.rule == "sgd-linear")
+CONTENDERS = (
+    dataclasses.replace(STEADY, rule="steady-short"),
+    *rivals.CONTENDERS,
+    dataclasses.replace(SGD, rule="sgd"),
+)
 
 
 @dataclass(frozen=True, eq=False)
-class Agreeing:
-    """Steady with weights t and a normaliser that counts how much late gradients agree with those they missed.
+class Changed(lg.Steady):
+    """Steady with other weights of the gradients, other weights in S, or without the shortened step."""
 
-    With `first` > 0 the gradients of the first query are one step of length first * lr along their mean.
-    """
+    weight_of_query: bool = True
+    """Gradients weighed by their query's time s, as Steady does; else by t."""
+    squares_of_query: bool = False
+    """The same in S; Steady has t."""
+    shortened: bool = True
 
-    lr: Tensor
-    first: float = 0.0
-    c: float = 30.0
-    domain: lg.sets.ConvexSet = lg.WholeSpace()
-
-    def init(self, x0: Tensor) -> AgreeingState:
-        """As Steady."""
-        w = first_query(self, x0)
-        return AgreeingState(w, w.clone(), 0 * w.double(), per_run(w, 0), per_run(w, 0))
-
-    def query(self, state: AgreeingState) -> Tensor:
-        """As Steady's."""
-        theta = (self.c / (state.t + 1).sqrt()).clamp_max(1)
-        return torch.lerp(state.x, state.w, theta.to(state.x.dtype))
-
-    def update(self, state: AgreeingState, grad: Tensor, delay: Tensor) -> AgreeingState:
-        """One step on t g; the normaliser grows with what the gradient shares with those it missed."""
+    def update(self, state: SteadyState, grad: Tensor, delay: Tensor) -> SteadyState:
+        """As Steady, but for what was changed."""
         t = state.t + 1
-        weighted = t * grad.double()
-        missed = delay * state.recent
-        agreement = (weighted * missed).sum(-1, keepdim=True).clamp_min(0)
-        squares = state.squares + weighted.square().sum(-1, keepdim=True) + agreement
-        eta = safe_ratio(1.0, squares.sqrt())
-        move = eta * weighted
-        if self.first:
-            before = torch.where(state.squares > 0, safe_ratio(1.0, state.squares.sqrt()), eta)
-            together = self.first * (eta * weighted - (before - eta) * missed)
-            move = torch.where(delay == t - 1, together, move)
-        w = self.domain.project(state.w - (self.lr * move).to(state.w.dtype))
-        recent = state.recent + (weighted - state.recent) / (1 + delay)
-        return AgreeingState(w, average_in(state.x, w, 2 / (t + 2)), recent, squares, t)
-
-    def output(self, state: AgreeingState) -> Tensor:
-        """As Steady's."""
-        return state.x
+        s = (t - delay).clamp_min(1)
+        lr = self._step(state.w, t, delay) if self.shortened else self.lr
+        squares = state.squares + (s if self.squares_of_query else t) ** 2 * squared_norm(grad)
+        step = safe_ratio(lr * (s if self.weight_of_query else t), squares.sqrt())
+        w = self.domain.project(state.w - (step * grad).to(state.w.dtype))
+        return SteadyState(w=w, x=average_in(state.x, w, 2 / (t + 2)), squares=squares, t=t)
 
 
-RULES = {
-    "Steady": lg.Steady,
-    "agreement counted": Agreeing,
-    "and a first step of 10 lr": lambda lr: Agreeing(lr, first=10.0),
-    "and a first step of 4 lr": lambda lr: Agreeing(lr, first=4.0),
+PARTS = {
+    "Steady": {},
+    "gradients weighed by t": {"weight_of_query": False},
+    "S weighed by s": {"squares_of_query": True},
+    "no shortened step": {"shortened": False},
+    "weighed by t, no shortened step": {"weight_of_query": False, "shortened": False},
+    "query is the iterate": {"c": 1e9},
+    "query is the average": {"c": 0.0},
 }
 
 
-def validation() -> SoftmaxRegression:
-    """Digits without the test part: the last fifth of the training rows is what accuracies are measured on."""
-    from sklearn.model_selection import train_test_split
-
-    digits = load("digits", "standardise-globally")
-    parts = train_test_split(
-        digits.x_train.numpy(), digits.y_train.numpy(), test_size=287, random_state=1, stratify=digits.y_train.numpy()
-    )
-    x_train, x_held, y_train, y_held = map(torch.from_numpy, parts)
-    held = digits._replace(x_train=x_train, y_train=y_train, x_test=x_held, y_test=y_held)
-    return SoftmaxRegression(held, batch=16)
+def build(contender: rivals.Contender, steps: Tensor) -> object:
+    """The rule with these steps, ``(knobs or 1, n, 1)``, and all values of its second number."""
+    if contender.rule in PARTS:
+        return Changed(steps, **PARTS[contender.rule])
+    rule = build_rule(contender.rule, steps, lg.WholeSpace())
+    if not contender.knob:
+        return rule
+    values = torch.tensor(contender.values, dtype=torch.float64).view(-1, 1, 1)
+    return dataclasses.replace(rule, **{contender.knob: values})
 
 
-def steps(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64).unsqueeze(-1)
+def at(trace: lg.Trace, updates: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Loss and accuracy after so many updates, means over seeds; what diverged has accuracy 0."""
+    records = [trace.steps.tolist().index(T) for T in updates]
+    loss = torch.nan_to_num(trace.loss[records], nan=torch.inf)
+    accuracy = torch.where(loss.isfinite(), trace.accuracy[records], 0.0)
+    return loss.mean(1), accuracy.mean(1)
+
+
+def measure(problem: SoftmaxRegression, contender: rivals.Contender, updates: list[int], seeds: list[int]) -> Tensor:
+    """Accuracies, (updates, 1 + delays), with the step of the smallest training loss at delay 0 after as many."""
+    last, every = max(updates), math.gcd(*updates)
+    grid = torch.tensor(contender.steps, dtype=torch.float64)
+    trace = simulate(problem, build(contender, grid.view(1, -1, 1)), [0], last, seed=seeds, record_every=every)
+    loss, undelayed = at(trace, updates)  # (updates, 1, knobs, steps)
+    chosen = loss.squeeze(1).argmin(-1)  # (updates, knobs)
+    rule = build(contender, grid[chosen.T].unsqueeze(-1))  # every run has the steps of all horizons
+    _, late = at(simulate(problem, rule, DELAYS, last, seed=seeds, record_every=every), updates)
+    rows = []
+    for i in range(len(updates)):
+        knob = int(late[i, :, :, i].mean(0).argmax())
+        rows.append(torch.cat([undelayed[i, :, knob, chosen[i, knob]], late[i, :, knob, i]]))
+    return torch.stack(rows)
+
+
+def descent(problem: SoftmaxRegression, rounds: int, step: float, momentum: bool) -> Tensor:
+    """Where gradient descent, or Nesterov's method, is after so many exact gradients."""
+    x = before = problem.start().double()
+    for k in range(1, rounds + 1):
+        y = x + momentum * (k - 1) / (k + 2) * (x - before)
+        before, x = x, y - step * problem.value_and_gradient(y)[1]
+    return x.float()
+
+
+def anchor(problem: SoftmaxRegression, rounds: int, steps: Sequence[float]) -> float:
+    """Accuracy of descent with exact gradients, momentum and step chosen by the training loss at the end."""
+    ends = torch.stack([descent(problem, rounds, step, momentum) for step in steps for momentum in (False, True)])
+    return problem.accuracy(ends)[problem.loss(ends).squeeze(-1).argmin()].item()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fashion", action="store_true")
+    parser.add_argument("data", choices=sorted(SETTINGS))
+    parser.add_argument("--updates", type=int, nargs="+", default=[1500, 5000])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--rules", nargs="+", help="these only, in this order")
+    parser.add_argument("--out", type=Path, default=Path("out/short"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    digits = validation()
-    fashion = SoftmaxRegression(load("fashion-mnist", "standardise-globally"), batch=64) if args.fashion else None
-    for name, build in RULES.items():
-        trace = simulate(
-            digits, build(steps(0.01, 0.1, 1.0, 10.0, 100.0)), DELAYS, 5000, seed=[100, 101], record_every=500
-        )
-        for updates in (1500, 5000):
-            at = trace.steps.tolist().index(updates)
-            loss, accuracy = trace.loss[at].mean(0), trace.accuracy[at].mean(0)
-            best = loss[0].argmin()  # the step of the smallest training loss at delay 0
-            print(f"{name}: digits, {updates} updates: " + " / ".join(f"{a:.3f}" for a in accuracy[:, best]))
-        if fashion is not None:
-            trace = simulate(fashion, build(1.0), [0, 500, 1000], 15_000, seed=7, record_every=15_000)
-            print(f"{name}: Fashion-MNIST, 15,000 updates: " + " / ".join(f"{a:.3f}" for a in trace.accuracy[-1]))
+    args.out.mkdir(parents=True, exist_ok=True)
+    setting = SETTINGS[args.data]
+    problem = rivals.Config((setting,), 1).problem(setting)
+    contenders = [dataclasses.replace(STEADY, rule=name) for name in PARTS] if args.parts else list(CONTENDERS)
+    if args.rules:
+        named = {contender.rule: contender for contender in contenders}
+        contenders = [named[rule] for rule in args.rules]
+    found: dict[str, Tensor] = {}
+    for contender in contenders:
+        words = (args.data, contender.rule, *args.updates, "seeds", *args.seeds)
+        path = args.out / ("-".join(map(str, words)).replace(" ", "_") + ".pt")
+        if not path.exists():
+            torch.save(measure(problem, contender, args.updates, args.seeds), path)
+        found[TITLES.get(contender.rule, contender.rule)] = torch.load(path)
+    for i, T in enumerate(args.updates):
+        columns = " | ".join(map(str, [0, *DELAYS]))
+        print(f"\n**{args.data}, {T:,} updates**\n\n| rule | {columns} |\n|" + "---|" * 5)
+        for title, accuracy in sorted(found.items(), key=lambda row: -row[1][i, 1:].mean().item()):
+            print(f"| {title} | " + " | ".join(map(three_digits, accuracy[i].tolist())) + " |")
+        rounds = [math.ceil(T / (1 + tau)) for tau in DELAYS]
+        best = [anchor(problem, k, STEADY.steps) for k in rounds]
+        print("| exact gradients, " + ", ".join(map(str, rounds)) + " rounds | | "
+              + " | ".join(map(three_digits, best)) + " |")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -144,6 +144,7 @@ RULES = {
         {"alpha": 0.02, "weight": lambda tau: 1.0},
     ),
     "steady": (lambda d: lg.Steady(0.7, d, c=4.0), plain.steady, {"lr": 0.7, "c": 4.0}),
+    "steady-short": (lambda d: lg.SteadyShort(0.7, d, c=4.0), plain.steady_short, {"lr": 0.7, "c": 4.0}),
     "steady-coordinate": (
         lambda d: lg.Steady(0.7, d, c=4.0, per_coordinate=True),
         plain.steady,
@@ -254,7 +255,7 @@ def test_sgd_equals_its_transcription(domain, average):
 def test_rules_with_a_past_equal_their_transcriptions(name, domain):
     build, transcription, arguments = RULES[name]
     the_set, project = DOMAINS[domain]
-    if transcription is plain.steady:
+    if transcription in (plain.steady, plain.steady_short):
         arguments = arguments | {"diameter": the_set.diameter}
     delays = random_delays(STEPS, 40)
     queries, outputs, grads, _ = late_gradients(build(the_set), start(), delays)

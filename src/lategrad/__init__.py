@@ -17,6 +17,7 @@ from lategrad.rules import (
     Steady,
     SteadyAdam,
     SteadyMuon,
+    SteadyShort,
     StronglyConvexOGD,
     rivals,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "Steady",
     "SteadyAdam",
     "SteadyMuon",
+    "SteadyShort",
     "StronglyConvexOGD",
     "Tolerance",
     "Trace",

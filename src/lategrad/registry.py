@@ -35,6 +35,7 @@ from lategrad.rules import (
     Steady,
     SteadyAdam,
     SteadyMuon,
+    SteadyShort,
     StronglyConvexOGD,
     rivals,
 )
@@ -109,6 +110,7 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "centred-clipping": _entry("SGD along a momentum that no single worker can move far", CentredClipping, radius=1.0),
     "steady": _entry("our own: anytime averaging for long delays", Steady),
     "steady-coordinate": _entry("our own, with a step for every coordinate", Steady, per_coordinate=True),
+    "steady-short": _entry("our own, for runs that are short against the delay", SteadyShort),
     "steady-adam": _entry("our own, for deep models: Adam's steps, averaged and braked", SteadyAdam),
     "steady-muon": _entry("our own, for deep models: orthogonalised steps that look ahead", SteadyMuon),
     "anytime-dog": _anytime("dog", "Algorithm 1 with DoG (experimental)"),

@@ -345,6 +345,37 @@ def steady(x0, grads, delays, *, lr, c, project, diameter=math.inf, per_coordina
     return [weighted_average([e, 1 - e], pair) for e, *pair in zip(share, w, x, strict=True)], x
 
 
+def steady_short(x0, grads, delays, *, lr, c, project, diameter=math.inf):
+    """First round: w = P(x1 - r sum i g_i), r = min(lr, min(30 lr, D/2)/sqrt(t))/sqrt(S), as a recursion; then
+    w = P(w - lr_t t/sqrt(S) g); the average begins after the first gradient from elsewhere, and is w before."""
+
+    def first_step(t):
+        return min(lr, min(30 * lr, diameter / 2) / math.sqrt(t))
+
+    start = project(x0)
+    w, S, averaged, weights = [start], 0.0, [], []
+    queries, outputs = [start], [start]
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
+        before, S = S, S + t**2 * length(g) ** 2
+        if not averaged and tau == t - 1:
+            kept = first_step(t) / first_step(t - 1) * math.sqrt(before / S) if t > 1 else 0.0
+            base = add(start, add(w[-1], start, -1.0), kept)
+            w.append(project(add(base, g, -first_step(t) * t / math.sqrt(S))))
+            queries.append(w[-1])
+            outputs.append(w[-1])
+            continue
+        share = max(math.sqrt(t) / (1 + tau), 3 / math.sqrt(t))
+        step = min(lr, min(2 * lr, diameter / 10) * share)
+        w.append(project(add(w[-1], g, -step * t / math.sqrt(S))))
+        averaged.append(w[-1])
+        weights.append(t + 1)
+        x = weighted_average(weights, averaged)
+        theta = min(1.0, c / math.sqrt(t + 1))
+        queries.append(weighted_average([theta, 1 - theta], [w[-1], x]))
+        outputs.append(x)
+    return queries, outputs
+
+
 # ---- rules for deep models
 
 

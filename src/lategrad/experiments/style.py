@@ -16,6 +16,7 @@ TITLES = {
     "strongly-convex": "strongly convex OGD (Algorithm 4)",
     "steady": "Steady (ours)",
     "steady-coordinate": "Steady per coordinate (ours)",
+    "steady-short": "SteadyShort (ours)",
     "adaptive-revision": "AdaptiveRevision",
     "async-adagrad": "AsyncAdaGrad",
     "ada-delay": "AdaDelay",

@@ -22,6 +22,7 @@ from lategrad.rules.sgd import SGD
 from lategrad.rules.steady import Steady
 from lategrad.rules.steady_adam import SteadyAdam
 from lategrad.rules.steady_muon import SteadyMuon
+from lategrad.rules.steady_short import SteadyShort
 from lategrad.rules.strongly_convex import StronglyConvexOGD
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Steady",
     "SteadyAdam",
     "SteadyMuon",
+    "SteadyShort",
     "StronglyConvexOGD",
     "TicketRule",
     "WeighingRule",

@@ -19,6 +19,15 @@ from lategrad.support.validation import Scalar, require, require_number
 _STEPS, _WIDTHS = 2.0, 0.1  # how far the iterate may go during a delay: 2 lr, and a tenth of the set
 
 
+def reach(
+    lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor, *, steps: float = _STEPS, widths: float = _WIDTHS
+) -> Tensor:
+    """m: how far a delay's worth of steps may carry the iterate."""
+    diameter = domain.diameter_in(w.shape[-1])
+    width = widths * (diameter.to(t.device) if isinstance(diameter, Tensor) else diameter) + 0 * t
+    return torch.minimum(steps * lr + 0 * t, width)
+
+
 class SteadyState(NamedTuple):
     """State of :class:`Steady`."""
 
@@ -68,7 +77,7 @@ class Steady:
     gives the rate of Theorem 1 in a constant delay, up to the root of a logarithm; delays that vary are free up to
     :math:`T^{3/8}` (:mod:`lategrad.theory`). The same holds per coordinate on a cube. Only measured: that it does
     better than Algorithm 1 under long delays, that lr hardly matters, and the constants 2, 1/10 and c. It is not
-    for runs of few rounds: where T is a few times :math:`\tau`, others are better.
+    for runs of few rounds: where T is a few times :math:`\tau`, take :class:`~lategrad.SteadyShort`.
 
     Args:
         lr: about the distance to travel.
@@ -117,11 +126,7 @@ class Steady:
 
     def _step(self, w: Tensor, t: Tensor, delay: Delay) -> Tensor:
         r""":math:`\mathrm{lr}_t`: lr, or less where the delay is long against :math:`\sqrt t`."""
-        lr = self.lr + 0 * t
-        diameter = self.domain.diameter_in(w.shape[-1])
-        width = _WIDTHS * (diameter.to(t.device) if isinstance(diameter, Tensor) else diameter) + 0 * t
-        reach = torch.minimum(_STEPS * lr, width)
-        return torch.minimum(lr, reach * t.sqrt() / (1 + delay))
+        return torch.minimum(self.lr + 0 * t, reach(self.lr, self.domain, w, t) * t.sqrt() / (1 + delay))
 
     def update(self, state: SteadyState, grad: Tensor, delay: Delay) -> SteadyState:
         """One projected step; the new iterate joins the average."""

@@ -24,6 +24,7 @@ from lategrad.theory.steady import (
     steady_reach,
     steady_regret,
     steady_regret_in_constant_delay,
+    steady_short_in_constant_delay,
     steady_shortening,
 )
 from lategrad.theory.strongly_convex import (
@@ -53,6 +54,7 @@ __all__ = [
     "steady_reach",
     "steady_regret",
     "steady_regret_in_constant_delay",
+    "steady_short_in_constant_delay",
     "steady_shortening",
     "strongly_convex_displacement",
     "strongly_convex_regret",

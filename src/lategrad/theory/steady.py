@@ -117,3 +117,30 @@ def steady_in_random_delays(
     late = 2 * mu * D * (G + 2 * L * D) / (T + 1) + 4 * c * L * D**2 * mu / (math.sqrt(T) * (T + 1))
     leaning = math.sqrt(2) * c * L * D * lr * math.sqrt(mu * in_flight * activity) / T
     return noise + late + leaning + 2 * G * D * shortening / (T * (T + 1))
+
+
+def steady_short_in_constant_delay(
+    T: int, *, L: float, D: float, G: float, sigma: float, lr: float, c: float, tau: int, activity: float
+) -> float:
+    r"""A bound on :math:`E[f(x_T) - f^*]` of SteadyShort for :math:`\tau_t = \min(\tau, t - 1)` and
+    :math:`T \ge 2 (\tau + 3)`.
+
+    With :math:`N = \tau + 3`, the first time that is averaged, and the rest as in :func:`steady_in_constant_delay`, it
+    is :math:`2 / (T(T+1) - N(N-1))` times
+
+    .. math::
+
+        \Big(\frac{D^2}{2\,\mathrm{lr}} + \mathrm{lr}\Big) \tilde G (T+1) \sqrt{T/3}
+        + \frac{D^2 \tilde G (1 + \tau)(T+2)}{\sqrt3\, m}
+        + L D \Big(\tfrac32 N^2 D + \tfrac83 \tau D\, T + 4 c \tau D \sqrt T
+        + c\, \mathrm{lr}\, \tau \sqrt{A\, T(T+1)/2}\Big)
+    """
+    first = tau + 3
+    if 2 * first > T:
+        raise ValueError(f"T must be at least 2 (tau + 3) = {2 * first}, got {T}")
+    gradient = math.hypot(G, sigma)
+    squares = gradient**2 * (T + 1) ** 2 * T / 3
+    regret = steady_regret_in_constant_delay(T, D=D, lr=lr, squares=squares, gradient=gradient, tau=tau)
+    moved = 1.5 * first**2 * D + 8 / 3 * tau * D * T + 4 * c * tau * D * math.sqrt(T)
+    leaning = c * lr * tau * math.sqrt(activity * T * (T + 1) / 2)
+    return 2 * (regret + L * D * (moved + leaning)) / (T * (T + 1) - first * (first - 1))
