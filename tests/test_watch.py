@@ -165,7 +165,6 @@ def half_life(t):
         ("linear:total=30", {"shape": "linear", "total": 30}),
         (half_life, {"shape": half_life}),
     ],
-    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_run_takes_a_schedule_keeps_it_when_it_goes_on_and_replays_with_it(schedule, same, tmp_path):
     problem, rule = Quadratic(), lg.Anytime(lg.OGD(0.5))
@@ -202,7 +201,6 @@ def test_a_schedule_that_is_a_function_is_asked_for_again(tmp_path):
         (lambda t: math.cos(t), "with torch's functions"),
         (3, "schedule must be 'constant', 'linear', 'cosine' or a function"),
     ],
-    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_schedule_of_a_run_that_makes_no_sense_is_refused(schedule, message):
     with pytest.raises(ValueError, match=re.escape(message)):
