@@ -21,7 +21,7 @@ from lategrad.registry import parse_rule
 from lategrad.serve import Settings
 from lategrad.serve.job import Job, Made
 from lategrad.serve.server import Server
-from lategrad.serve.worker import Oracle, Slowness
+from lategrad.serve.worker import Oracle, Slowness, Streams
 from timing import verdict
 
 RULES = ("nesterov", "delayed-nesterov", "fed-buff", "steady-adam", "steady-muon")
@@ -42,7 +42,7 @@ def problem_of(steps: int) -> LocalSteps:
 def job_seconds(problem: LocalSteps, wire: str, measured: int) -> tuple[float, torch.Tensor]:
     """A worker's processor time for a whole job, from so many of its steps; and what it sends."""
     fewer = LocalSteps(problem.problem, measured, inner=problem.inner)
-    oracle = Oracle(fewer, 0, Slowness(), torch.device("cpu"), wire)
+    oracle = Oracle(fewer, Streams(0), Slowness(), torch.device("cpu"), wire)
     query = problem.start()
     oracle.answer(Job(0, 0, 0, query))  # a warm-up
     begin = time.process_time()

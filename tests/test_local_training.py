@@ -19,7 +19,7 @@ from lategrad.rules.rule import first_query
 from lategrad.serve import Settings, Training
 from lategrad.serve.job import Job, Made
 from lategrad.serve.server import Server
-from lategrad.serve.worker import Oracle, Pace, Slowness, stream_seed
+from lategrad.serve.worker import Oracle, Pace, Slowness, Streams, stream_seed
 from lategrad.support.runs import tensors
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def network():
 
 def test_a_worker_keeps_its_optimizers_state_from_job_to_job():
     """The real worker does what the pure functions say, three jobs in a row."""
-    problem, oracle = local(), Oracle(local(), 0, Slowness(), CPU)
+    problem, oracle = local(), Oracle(local(), Streams(0), Slowness(), CPU)
     x = problem.start()
     memory = first_memory(problem, x.view(1, 1, -1))
     for k in range(3):

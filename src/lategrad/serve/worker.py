@@ -125,8 +125,9 @@ class Oracle:
         self, problem: Problem, streams: Streams, slowness: Slowness, device: torch.device, wire: str = "float32"
     ) -> None:
         self.problem, self.streams, self.slowness, self.device = problem.to(device), streams, slowness, device
-        most = self.problem.steps if remembers(self.problem) else 1
-        self.pace = Pace(most, getattr(problem, "seconds", None))
+        local = remembers(self.problem)
+        most = self.problem.steps if local else 1
+        self.pace = Pace(most, getattr(problem, "seconds", None) if local else None)
         self._block = max(1, _BLOCK // most)
         self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
         self._wire = wire
