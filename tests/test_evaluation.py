@@ -157,9 +157,12 @@ def test_an_interrupted_run_does_not_wait_for_long_evaluations_and_makes_up_for_
     run = subprocess.Popen([sys.executable, script, tmp_path], start_new_session=True, text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                            env={**os.environ, "PYTHONPATH": paths})  # fmt: skip
-    assert run.stdout.readline() == "at update 20\n"
-    run.send_signal(signal.SIGINT)
-    output, errors = run.communicate(timeout=60)  # the evaluations take for ever
+    try:
+        assert run.stdout.readline() == "at update 20\n"
+        run.send_signal(signal.SIGINT)
+        output, errors = run.communicate(timeout=60)  # the evaluations take for ever
+    finally:
+        run.kill()
     assert run.returncode == 0, errors
     assert output.strip() == "[0]"
     assert "the trace has no record after 10 and 20" in errors
