@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional, get_type_hints
 
 import typer
 
-from lategrad.serve.settings import Settings, options
+from lategrad.serve.settings import FIXED, Settings, options
 
 _ELSEWHERE = ("notes", "on_record")  # which the command line writes itself, or cannot
 _STEPS = 2000  # in Python there is no default: nobody should get another number of updates than he thinks
@@ -42,7 +42,7 @@ def _parameters(left_out: Sequence[str], *, only_changes: bool) -> Options:
 
 
 TRAIN_OPTIONS = _parameters((), only_changes=False)
-RESUME_OPTIONS = _parameters(("seed", "out"), only_changes=True)
+RESUME_OPTIONS = _parameters(FIXED, only_changes=True)
 """What may be changed when a run goes on."""
 
 

@@ -22,6 +22,8 @@ ENGINES = ("processes", "threads", "ray")
 _MOST_AHEAD = 100
 MOST_WORKERS = 1000
 """A number beyond is a slip of the pen."""
+FIXED = ("seed", "out", "wire")
+"""Options that a run keeps when it is resumed."""
 _NOT_SAVED = ("out", "progress", "on_record")
 """Options of a call, not of the run: a run that is resumed elsewhere has others."""
 

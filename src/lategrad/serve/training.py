@@ -24,7 +24,7 @@ from lategrad.serve.desk import Location
 from lategrad.serve.engines.engine import Engine, TrainingError
 from lategrad.serve.engines.local import LocalEngine
 from lategrad.serve.monitor import Monitors
-from lategrad.serve.settings import Settings, documentation, options
+from lategrad.serve.settings import FIXED, Settings, documentation, options
 from lategrad.serve.supervisor import Supervisor
 from lategrad.serve.watch import Watch
 from lategrad.support.validation import require
@@ -84,9 +84,9 @@ def resume(out: str | Path, problem: Problem, rule: AnyRule[Any] | str, **change
         problem: the same problem; another one is refused.
         rule: the same rule; another one is refused.
         changes: arguments of :func:`train` that shall be others from now on, such as ``steps`` or ``workers``;
-            the seed stays, as the samples follow from it.
+            the seed stays, as the samples follow from it, and the wire, so that a replay knows how to round.
     """
-    changeable = sorted({option.name for option in options()} - {"seed", "out"})
+    changeable = sorted({option.name for option in options()} - set(FIXED))
     unknown = sorted(set(changes) - set(changeable))
     require("changes", unknown, not unknown, f"among {', '.join(changeable)}")
     return resume_from(Path(out), lambda _: (as_problem(problem), as_rule(rule)), changes)
