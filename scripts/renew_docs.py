@@ -5,8 +5,8 @@
     scripts/renew_docs.py out
 
 Figures are copied to docs/figures. In every page what stands between ``<!-- table SECTION: CAPTION -->`` and
-``<!-- end -->`` is replaced by that table of the report, if it is in ``out``; in docs/reproduction.md also ``<!-- run -->``
-by what was run, ``<!-- REGIME -->`` by Figure 1's accuracies, ``<!-- verdicts -->`` by all verdicts.
+``<!-- end -->`` is replaced by that table of the report, if it is in ``out``; in docs/reproduction.md also
+``<!-- run -->`` by what was run, ``<!-- REGIME -->`` by Figure 1's accuracies, ``<!-- verdicts -->`` by all verdicts.
 """
 
 import csv
@@ -31,6 +31,10 @@ FIGURES = {
     "deep-mlp": "deep-mlp",
     "deep-cnn": "deep-cnn",
     "deep-gpt": "deep-gpt",
+    "local-gpt-20": "local-gpt-20",
+    "local-gpt-100": "local-gpt-100",
+    "local-cnn-20": "local-cnn-20",
+    "local-cnn-100": "local-cnn-100",
 }
 
 

@@ -75,7 +75,7 @@ def test_delayed_nesterov_has_the_period_that_its_authors_take():
 def test_the_section_has_a_row_for_every_rule_and_a_file_for_the_report(ran):
     out, section, said = ran
     assert {len(rows) for rows in section.tables.values()} == {3}
-    assert [rows[0]["outer rule"] for rows in section.tables.values()] == ["synchronous DiLoCo"] * 2
+    assert [rows[0]["rule"] for rows in section.tables.values()] == ["synchronous DiLoCo"] * 2
     assert all(rows[0]["time to synchronous loss"] == "1.00" for rows in section.tables.values())
     assert len(said) == 3 * 3 - 1, "one worker, all workers, and what is shown; the anchor has no run with one"
     write_report([section], out, {"command": "test"})

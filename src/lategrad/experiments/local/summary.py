@@ -64,7 +64,7 @@ def table(setting: Setting, panel: Panel, protocol: str) -> list[dict[str, str]]
         curve = result.curves[protocol]
         spread = (curve.losses[-1].max() - curve.losses[-1].min()).item()
         row = {
-            "outer rule": _TITLES[result.contender.rule],
+            "rule": _TITLES[result.contender.rule],
             "equal gradients": _number(curve.at_gradients(used)),
             "equal time": _number(final(result, protocol)),
             "spread": _number(spread) if curve.losses.shape[1] > 1 else "",
