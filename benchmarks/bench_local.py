@@ -21,6 +21,7 @@ from lategrad.registry import parse_rule
 from lategrad.serve import Settings
 from lategrad.serve.job import Job, Made
 from lategrad.serve.server import Server
+from lategrad.serve.wire import Wire
 from lategrad.serve.worker import Oracle, Slowness, Streams
 from timing import verdict
 
@@ -39,15 +40,24 @@ def problem_of(steps: int) -> LocalSteps:
     return LocalSteps(ModuleProblem(network, data, batch=32, evaluate=256), steps, inner="adamw:lr=0.001")
 
 
-def job_seconds(problem: LocalSteps, wire: str, measured: int) -> tuple[float, torch.Tensor]:
-    """A worker's processor time for a whole job, from so many of its steps; and what it sends."""
+def job_seconds(problem: LocalSteps, measured: int) -> tuple[float, torch.Tensor]:
+    """A worker's processor time for a whole job, from so many of its steps; and its pseudo-gradient."""
     fewer = LocalSteps(problem.problem, measured, inner=problem.inner)
-    oracle = Oracle(fewer, Streams(0), Slowness(), torch.device("cpu"), wire)
+    oracle = Oracle(fewer, Streams(0), Slowness(), torch.device("cpu"))
     query = problem.start()
     oracle.answer(Job(0, 0, 0, query))  # a warm-up
     begin = time.process_time()
     answer = oracle.answer(Job(0, 1, 0, query))
     return (time.process_time() - begin) * problem.steps / measured, answer.message
+
+
+def send_seconds(wire: Wire, grad: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """What a worker needs to write a pseudo-gradient as it travels; and that."""
+    if wire.exact:
+        return 0.0, grad
+    begin = time.process_time()
+    message = wire.send(grad, torch.zeros_like(grad)).message
+    return time.process_time() - begin, message
 
 
 def update_seconds(problem: LocalSteps, rule: str, wire: str, message: torch.Tensor, updates: int) -> float:
@@ -77,8 +87,10 @@ def main() -> None:
     torch.manual_seed(0)
     problem = problem_of(options.steps)
     print(f"{problem.dim:,} parameters, {options.steps} steps of AdamW a job")
-    for wire, rules in (("float32", RULES), ("bfloat16", ("nesterov",)), ("int8", ("nesterov",))):
-        job, message = job_seconds(problem, wire, options.measured)
+    steps, grad = job_seconds(problem, options.measured)
+    for wire, rules in (("bfloat16", ("nesterov",)), ("int8", ("nesterov",)), ("float32", RULES)):
+        send, message = send_seconds(Wire(wire, problem.dim, grad.dtype), grad)
+        job = steps + send
         print(f"{wire}: a job takes a worker {job:.2f} s, {message.nbytes / 1e6:.1f} MB are sent")
         for rule in rules:
             update = update_seconds(problem, rule, wire, message, options.updates)

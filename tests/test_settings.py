@@ -38,7 +38,7 @@ def test_every_option_is_documented():
 def test_every_option_is_one_of_the_command_line():
     train, resume = _options_of("train"), _options_of("resume")
     assert set(NAMES) - set(train) == {"notes", "on_record"}
-    assert set(NAMES) - set(resume) == {"notes", "on_record", "seed", "data_shards", "out"}
+    assert set(NAMES) - set(resume) == {"notes", "on_record", "seed", "data_shards", "out", "wire"}
     assert str(train["workers"].default) == str(Settings(steps=1).workers)
     assert train["keep"].default == Settings(steps=1).keep
     assert all(resume[name].default is None for name in NAMES if name in resume)

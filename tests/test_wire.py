@@ -167,3 +167,14 @@ def test_a_replay_whose_remainders_are_unknown_is_refused():
     assert trace.config["too_late"]
     with pytest.raises(ValueError, match=r"builds on job \d+ of worker \d, which was not applied"):
         lg.replay(trace, problem, lg.SGD(0.05))
+
+
+def test_a_resumed_run_keeps_its_wire(tmp_path):
+    problem, rule = Quadratic(noise=0.1), lg.SGD(0.05)
+    lg.train(problem, rule, steps=20, workers=2, engine="threads", wire="int8", out=tmp_path)
+    with pytest.raises(ValueError, match="changes must be among"):
+        lg.resume(tmp_path, problem, rule, steps=40, wire="float32")
+    with pytest.warns(UserWarning, match="was lost"):
+        trace = lg.resume(tmp_path, problem, rule, steps=40)
+    assert trace.config["settings"]["wire"] == "int8"
+    assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)

@@ -96,7 +96,8 @@ def resume(out: str | Path, problem: Problem, rule: AnyRule[Any] | str, **change
         problem: the same problem; another one is refused.
         rule: the same rule; another one is refused.
         changes: arguments of :func:`train` that shall be others from now on, such as ``steps`` or ``workers``;
-            the seed and the shards of the data stay, as the samples follow from them.
+            the seed and the shards of the data stay, as the samples follow from them, and the wire, so that a replay
+            knows how to round.
     """
     changeable = sorted({option.name for option in options()} - set(KEPT))
     unknown = sorted(set(changes) - set(changeable))

@@ -125,9 +125,10 @@ class Oracle:
         self, problem: Problem, streams: Streams, slowness: Slowness, device: torch.device, wire: str = "float32"
     ) -> None:
         self.problem, self.streams, self.slowness, self.device = problem.to(device), streams, slowness, device
-        local = remembers(self.problem)
-        most = self.problem.steps if local else 1
-        self.pace = Pace(most, getattr(problem, "seconds", None) if local else None)
+        most, seconds = 1, None
+        if remembers(self.problem):
+            most, seconds = self.problem.steps, getattr(self.problem, "seconds", None)
+        self.pace = Pace(most, seconds)
         self._block = max(1, _BLOCK // most)
         self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
         self._wire = wire

@@ -178,14 +178,11 @@ def _as_model(value: Delays) -> DelayModel | StageDelays:
 
 def _with_local_steps(model: DelayModel | StageDelays, problem: Problem) -> DelayModel | StageDelays:
     """A clock is told how many gradients a job takes; other models leave no time to fit steps into."""
-    timed = (
-        remembers(problem)
-        and getattr(problem, "seconds", None) is not None
-        and getattr(model, "local_steps", None) is None
-    )
+    if not remembers(problem):
+        return model
+    timed = getattr(problem, "seconds", None) is not None and getattr(model, "local_steps", None) is None
     require("problem", problem, not timed, "one without seconds: simulated workers have clocks of their own")
-    told = isinstance(model, Cluster | Barrier) and remembers(problem)
-    return model.with_local_steps(problem.steps) if told else model  # type: ignore[union-attr, attr-defined]
+    return model.with_local_steps(problem.steps) if isinstance(model, Cluster | Barrier) else model
 
 
 def _label(value: Delays) -> int | str:
