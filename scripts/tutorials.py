@@ -78,7 +78,7 @@ class Block:
     @property
     def within(self) -> float:
         """By how much its numbers may differ, whatever their digits."""
-        found = re.search(r"# within ([\d.]+)", self.code)
+        found = re.search(r"^#.*\bwithin (\d*\.\d+)", self.code, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
     @property
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("what", choices=("run", "renew"))
     parser.add_argument("pages", nargs="*", type=Path, help="by default all")
     parser.add_argument("--slow", action="store_true", help="also the blocks that begin with `# slow:`")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     for page in [page.resolve() for page in options.pages] or PAGES:
         print(page.relative_to(ROOT), flush=True)
         if options.what == "renew":
