@@ -214,7 +214,7 @@ def notebook(page: Path) -> str:
             cells.append(("markdown", f"{block.before.strip()}\n\n{fenced}"))
             continue
         cells.append(("markdown", block.before))
-        magic = f"%%writefile {block.file}\n" if block.file else "%%bash\n" if block.language == "sh" else ""
+        magic = f"%%writefile {block.file}\n" if block.file else "%%bash -e\n" if block.language == "sh" else ""
         cells.append(("code", magic + block.code))
     cells.append(("markdown", rest))
     cells = [(kind, text.strip()) for kind, text in cells if text.strip()]
