@@ -28,8 +28,8 @@ _NOT_SAVED = ("out", "progress", "on_record")
 """Options of a call, not of the run: a run that is resumed elsewhere has others."""
 
 KEPT = ("seed", "data_shards", "wire", "out")
-"""Options that stay as they were when a run is resumed: samples and gradients follow from them, or they say which run it
-is."""
+"""Options that stay as they were when a run is resumed: samples and gradients follow from them, or they say which run
+it is."""
 
 FUNCTION = "function "
 """Before the name of a function, in what is saved of a schedule that is one."""
