@@ -179,7 +179,7 @@ class Server:
             sequence: of the job that it answers.
             grad: the gradient; read before this returns, and not kept.
             out: where to write the next query.
-            checked: whether it has been found usable (:func:`~lategrad.serve.job.unusable`) where it was made.
+            checked: whether it has been found usable (``lategrad.serve.job.unusable``) where it was made.
         """
         with torch.no_grad():
             objection = self._objection(worker, version, sequence, grad, checked) or self._too_long(grad)

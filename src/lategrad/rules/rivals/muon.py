@@ -43,7 +43,7 @@ class Muon:
         M \leftarrow \mu M + (1 - \mu) G, \qquad N = \mu M + (1 - \mu) G, \qquad
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \cdot 0.2 \sqrt{\max(r, c)}\; \mathrm{orth}(N)
 
-    where orth makes all singular values about 1 (:func:`lategrad.rules.orthogonal.orthogonalise`; torch does it in
+    where orth makes all singular values about 1 (``lategrad.rules.orthogonal``; torch does it in
     bfloat16, we in the dtype of x). The factor gives the step the size that AdamW's has. Convolutions are matrices
     with a row for every channel that they give. Everything else takes the step of :class:`AdamW` with its constants.
     Without blocks the vector is one piece without matrices, and the rule is AdamW. Needs no delays; its theory has
