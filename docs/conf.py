@@ -35,7 +35,6 @@ nitpick_ignore = [("py:obj", "lategrad.rules.rule.State")]  # a type variable
 
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.strikethrough"]
 
 autodoc_member_order = "bysource"
 autodoc_mock_imports = list(FOREIGN)

@@ -71,7 +71,9 @@ def autodoc(name: Name) -> str:
 def costs_of(name: Name, rules: Mapping[str, AnyRule[Any]]) -> dict[str, Cost]:
     """The cost of a rule under each of its names."""
     if not rules:
-        _LOG.warning("no way to measure %s: name it in lategrad.registry.RULES, or in EXAMPLES of %s", name.full, __file__)
+        _LOG.warning(
+            "no way to measure %s: add it to lategrad.registry.RULES, or to EXAMPLES of %s", name.full, __file__
+        )
     return {label: cost(rule) for label, rule in rules.items()}
 
 
@@ -83,7 +85,8 @@ def rule_page(name: Name, rules: Mapping[str, AnyRule[Any]], costs: Mapping[str,
         page += f"- {f'``{label}``' if label in RULES else 'As in the example'}: {measured.sentence()}\n"
     state = type(next(iter(rules.values())).init(START))
     if state.__module__.startswith("lategrad"):
-        page += "\n" + heading("State", "-") + f".. autoclass:: {state.__module__}::{state.__qualname__}\n   :members:\n"
+        page += "\n" + heading("State", "-")
+        page += f".. autoclass:: {state.__module__}::{state.__qualname__}\n   :members:\n"
     return page
 
 
@@ -126,8 +129,8 @@ def pages() -> dict[str, str]:
     index = heading("Reference") + f"Every public name of lategrad {lg.__version__}, from its docstring.\n\n"
     index += ".. toctree::\n   :maxdepth: 1\n\n   rules/index\n"
     overview = heading("All server rules") + (
-        "What each rule must know beside its own step size and set, what is proved about it when gradients are late, and "
-        "what it costs: the vectors of its state and of its tickets, and the passes over them for one update, all "
+        "What each rule must know beside its own step size and set, what is proved about it when gradients are late, "
+        "and what it costs: the vectors of its state and of its tickets, and the passes over them for one update, all "
         "measured when this page was built (float32 parameters, no constraint).\n\n"
     )
     for title, group in (("The paper's rules, and ours", ours), ("Rivals", rivals)):

@@ -28,7 +28,7 @@ class SGDMomentum:
 
     .. math:: v_t = \gamma\, v_{t-1} + g, \qquad x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, v_t)
 
-    Needs no delays; late gradients act like more momentum. The projection is ours and outside its theory.
+    Late gradients act like more momentum. The projection is ours and outside its theory.
 
     Args:
         lr: the step.
@@ -42,6 +42,10 @@ class SGDMomentum:
     ...     state = rule.update(state, torch.tensor([1.0]), delay=torch.tensor(0))
     >>> rule.output(state)  # -1, then -1.9 more
     tensor([-2.9000])
+
+    Must know: nothing.
+
+    Guarantee: none that we know of for late gradients.
 
     Reference: B. T. Polyak, Some methods of speeding up the convergence of iteration methods, 1964.
     """
