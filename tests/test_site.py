@@ -5,7 +5,10 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import zlib
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +16,7 @@ import pytest
 import torch
 
 import lategrad as lg
+from helpers.browser import chromium, in_browser
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -57,16 +61,21 @@ def test_the_site_builds_without_a_warning_and_has_every_public_name(tmp_path):
         assert not loaded, f"{page.name} loads something from the network"
 
 
-@pytest.mark.parametrize(
-    ("link", "complaint"),
-    [("[the page](index.md#here)", ""), ("[a page](nowhere.md)", "nowhere.md"), ("[a place](#nowhere)", "nowhere"),
-     ("{py:class}`Nowhere`", "Nowhere"), ("![a picture](nowhere.png)", "nowhere.png")],
-)  # fmt: skip
-def test_what_leads_nowhere_ends_the_build(tmp_path, link, complaint):
-    (tmp_path / "index.md").write_text(f"# Page\n\n## Here\n\n{link}\n")
+FAULTS = {
+    "nowhere.md": "[a page](nowhere.md)",
+    "no-such-place": "[a place](#no-such-place)",
+    "Nowhere": "{py:class}`Nowhere`",
+    "nowhere.png": "![a picture](nowhere.png)",
+}
+
+
+@pytest.mark.parametrize("faults", [{}, FAULTS])
+def test_what_leads_nowhere_ends_the_build(tmp_path, faults):
+    (tmp_path / "index.md").write_text("# Page\n\n## Here\n\n[here](#here)\n\n" + "\n\n".join(faults.values()))
     built = build(tmp_path, tmp_path / "site", "-c", DOCS, "-D", "extensions=myst_parser")
-    assert (built.returncode == 0) == (complaint == "")
-    assert complaint in built.stderr
+    assert (built.returncode == 0) == (not faults), built.stderr
+    for fault in faults:
+        assert fault in built.stderr
 
 
 def test_a_public_name_without_a_docstring_is_found():
@@ -154,3 +163,114 @@ def test_the_picture_of_delays_is_what_the_library_computes():
             queries, outputs = make_delay_picture.path(rule["name"], [rule["lr"]], content["delays"][place])
             assert make_delay_picture.same(rule["queries"][place], make_delay_picture.rounded(queries))
             assert make_delay_picture.same(rule["outputs"][place], make_delay_picture.rounded(outputs))
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The address of the site, served."""
+    folder = tmp_path_factory.mktemp("site")
+    built = build(DOCS, folder)
+    assert built.returncode == 0, built.stderr
+    handler = partial(QuietHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        """Nobody reads it."""
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("browser")) as tab:
+        yield tab
+
+
+LOOKED_AT = [
+    "index.html",
+    "why.html",
+    "theory.html",
+    "rivals.html",
+    "reference/rules/index.html",
+    "reference/rules/Steady.html",
+    "reference/rules/SteadyMuon.html",
+    "reference/lategrad.optim.html",
+]
+TYPESET = "typeof MathJax === 'undefined' || MathJax.startup.promise.then(() => true)"
+MEASURE = """({
+  width: document.documentElement.scrollWidth,
+  broken: [...document.images].filter(image => image.complete && !image.naturalWidth).map(image => image.src),
+  wrong: [...document.querySelectorAll('mjx-merror')].map(error => error.textContent),
+  raw: [...document.querySelectorAll('.math')].filter(math => !math.querySelector('mjx-container')).length,
+  background: getComputedStyle(document.body).backgroundColor,
+})"""
+
+
+@pytest.mark.slow
+@in_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_fit_a_screen_and_a_telephone_in_light_and_dark(site, tab, tmp_path, width, scheme):
+    for page in LOOKED_AT:
+        tab.open(f"{site}/{page}", width, phone=width < 500, scheme=scheme)
+        tab.wait_for(TYPESET)
+        seen = tab.evaluate(MEASURE)
+        assert tab.complaints() == [], page
+        assert all(url.startswith(site) for url in tab.requests()), page
+        assert seen["width"] <= width, f"{page} scrolls sideways"
+        assert seen["broken"] == seen["wrong"] == [], page
+        assert seen["raw"] == 0, f"{page} has mathematics that is not set"
+        level = sum(map(int, re.findall(r"\d+", seen["background"])[:3])) / 3
+        assert (level < 60) == (scheme == "dark")
+        image = tab.screenshot(tmp_path / f"{page.replace('/', '_')}-{width}-{scheme}.png")
+        assert len(image) > 10_000
+
+
+@pytest.mark.slow
+@in_browser
+def test_all_mathematics_of_the_reference_is_understood(site, tab):
+    for path in sorted((DOCS / "reference").rglob("*.rst")):
+        tab.open(f"{site}/reference/{path.relative_to(DOCS / 'reference').with_suffix('.html')}", 1280)
+        tab.wait_for(TYPESET)
+        seen = tab.evaluate(MEASURE)
+        assert seen["wrong"] == [], path.name
+        assert seen["raw"] == 0, path.name
+
+
+@pytest.mark.slow
+@in_browser
+@pytest.mark.parametrize(("words", "page"), [("Steady", "steady"), ("SteadyMuon", "reference/rules/SteadyMuon")])
+def test_the_search_finds_pages_and_rules(site, tab, words, page):
+    tab.open(f"{site}/search.html?q={words}", 1280)
+    tab.wait_for("document.querySelectorAll('#search-results li a').length > 0")
+    tab.wait_for(f"[...document.querySelectorAll('#search-results li a')].some(a => a.href.includes('{page}'))")
+    assert all(url.startswith(site) for url in tab.requests())
+
+
+@pytest.mark.slow
+@in_browser
+def test_the_picture_of_delays_moves_with_its_sliders_and_plays(site, tab):
+    content = make_delay_picture.from_script(make_delay_picture.FILE.read_text(encoding="utf-8"))
+    set_slider = """(name, value) => {
+      const slider = document.querySelector(`#delay-picture [name=${name}]`);
+      slider.value = value; slider.dispatchEvent(new Event("input"));
+      return [...document.querySelectorAll("[data-loss]")].map(cell => Number(cell.textContent));
+    }"""
+    tab.open(f"{site}/why.html", 1280)
+    assert tab.evaluate("document.querySelector('#delay-picture').hidden") is False
+    for place in (0, len(content["delays"]) - 1):
+        shown = tab.evaluate(f"({set_slider})('delay', {place})")
+        assert shown == pytest.approx([rule["losses"][place][-1] for rule in content["rules"]], rel=0.05)
+    tab.evaluate(f"({set_slider})('time', 10)")
+    points = "document.querySelector('.rule.steady .trail').getAttribute('points').split(' ').length"
+    assert tab.evaluate(points) == 11
+    tab.evaluate("document.querySelector('#delay-picture button').click()")
+    tab.wait_for(f"{points} > 15")

@@ -101,7 +101,7 @@ def rules_table(names: list[Name], costs: Mapping[str, Mapping[str, Cost]]) -> s
         vectors = sorted({one.vectors + one.ticket for one in measured})
         passes = sorted({one.passes for one in measured if one.passes is not None})
         rows.append([f":doc:`{name.name} </reference/rules/{name.name}>`", given.get("Must know", ""),
-                     given.get("Guarantee", ""), _range(vectors), _range(passes) or "matrix products"])  # fmt: skip
+                     given.get("Guarantee", ""), _range(vectors), _range(passes) or "by torch"])  # fmt: skip
     for row in rows:
         table += "".join(f"   {'*' if i == 0 else ' '} - {cell}\n" for i, cell in enumerate(row))
     return table + "\n"
@@ -131,7 +131,8 @@ def pages() -> dict[str, str]:
     overview = heading("All server rules") + (
         "What each rule must know beside its own step size and set, what is proved about it when gradients are late, "
         "and what it costs: the vectors of its state and of its tickets, and the passes over them for one update, all "
-        "measured when this page was built (float32 parameters, no constraint).\n\n"
+        "measured when this page was built (float32 parameters, no constraint). Where torch compiles the update and not "
+        "the library, passes are torch's affair; rules that step along matrices make matrix products besides.\n\n"
     )
     for title, group in (("The paper's rules, and ours", ours), ("Rivals", rivals)):
         overview += heading(title, "-") + rules_table(group, costs)

@@ -44,6 +44,8 @@ class Cost:
             parts.append(f"{count(self.ticket)} that travels with each query")
         if self.passes is not None:
             parts.append(f"{self.passes} pass{'es' * (self.passes > 1)} over them for an update")
+        else:
+            parts.append("passes as torch compiles them")
         if self.products:
             parts.append(f"{self.products} products of square matrices for each square matrix")
         return "; ".join(parts) + "."

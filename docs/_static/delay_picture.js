@@ -8,7 +8,7 @@
 
   const SVG = "http://www.w3.org/2000/svg";
   const PLANE = { width: 420, height: 420, reach: data.radius * 1.08 };
-  const CURVE = { width: 420, height: 240, left: 46, right: 8, top: 10, bottom: 34, low: 1e-4, high: 10 };
+  const CURVE = { width: 420, height: 240, left: 46, right: 16, top: 10, bottom: 34, low: 1e-4, high: 10 };
 
   const element = (name, attributes = {}, parent = null, text = "") => {
     const made = document.createElementNS(SVG, name);

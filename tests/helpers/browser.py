@@ -58,13 +58,13 @@ class Tab:
         message, _, self.pending = self.pending.partition(b"\0")
         return json.loads(message)
 
-    def open(self, path, width, *, phone=False, scheme="light", media="screen"):
-        """Load a page of that width, in CSS pixels."""
+    def open(self, page, width, *, phone=False, scheme="light", media="screen"):
+        """Load a page, by its path or its address, at that width in CSS pixels."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=phone)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", media=media, features=features)
         self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self.read())
 

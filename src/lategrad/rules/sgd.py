@@ -47,7 +47,7 @@ class SGD:
     Must know: nothing while it runs; for the guarantee, the smoothness and the largest delay.
 
     Guarantee: with lr of order :math:`1/(L\tau)` for a delay :math:`\tau`, the rates of SGD for T that is large
-    against :math:`\tau`, by the paper named below; none where the delay outgrows lr.
+    against :math:`\tau`, in its reference; none where the delay outgrows lr.
 
     Reference: S. Stich and S. Karimireddy, The error-feedback framework, 2020 (delayed SGD).
     """
