@@ -48,6 +48,7 @@ copybutton_prompt_is_regexp = True
 html_theme = "furo"
 html_title = f"lategrad {release}"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False

@@ -131,8 +131,8 @@ def pages() -> dict[str, str]:
     overview = heading("All server rules") + (
         "What each rule must know beside its own step size and set, what is proved about it when gradients are late, "
         "and what it costs: the vectors of its state and of its tickets, and the passes over them for one update, all "
-        "measured when this page was built (float32 parameters, no constraint). Where torch compiles the update and not "
-        "the library, passes are torch's affair; rules that step along matrices make matrix products besides.\n\n"
+        "measured when this page was built (float32 parameters, no constraint). Where torch compiles the update, and "
+        "not the library, passes are torch's affair; rules that step along matrices make matrix products besides.\n\n"
     )
     for title, group in (("The paper's rules, and ours", ours), ("Rivals", rivals)):
         overview += heading(title, "-") + rules_table(group, costs)
