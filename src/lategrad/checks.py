@@ -232,7 +232,8 @@ def _check_sweeps(rule: AnyRule[Any], dim: int, seed: int) -> None:
         except (AssertionError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             message = (f"rule {type(rule).__name__} cannot be swept over {name}: {reason} (a sweep makes it a tensor "
-                       f"of shape (*runs, 1): compute with torch, and branch on nothing)")  # fmt: skip
+                       f"of shape (*runs, 1): compute with torch, in float64, with as_number(delay) of lategrad.rules "
+                       f"for the delay, and branch on nothing)")  # fmt: skip
             if option.sweeps:
                 raise AssertionError(message) from None
             warnings.warn(message, stacklevel=3)
