@@ -93,7 +93,7 @@ def test_a_public_name_without_a_docstring_is_found():
             return self
 
     def name(value):
-        return public_names.Name("lategrad", value.__name__, value)
+        return public_names.Name("lategrad", value.__name__, value, page="lategrad")
 
     Bare.update.__module__ = Described.update.__module__ = Described.bare.__module__ = "lategrad.somewhere"
     assert list(public_names.undocumented(name(Bare))) == ["lategrad.Bare", "lategrad.Bare.update"]

@@ -16,7 +16,7 @@ FOREIGN = ("lightning", "transformers", "accelerate")
 """Libraries that integrations import and that need not be installed to describe them."""
 
 MODULES = {
-    "lategrad": "The library",
+    "lategrad": "Traces, staleness, texts",
     "lategrad.rules": "Server rules: the contract",
     "lategrad.rules.rivals": "Rivals",
     "lategrad.learners": "Online learners",
@@ -48,6 +48,8 @@ class Name:
     """The module of :data:`MODULES` that it belongs to."""
     name: str
     value: Any
+    page: str
+    """The module whose page shows it: the one that it is from, where that is public, too."""
 
     @property
     def full(self) -> str:
@@ -76,7 +78,11 @@ def public_names() -> list[Name]:
         for name in exported.__all__:
             value = getattr(exported, name)
             if not isinstance(value, ModuleType):
-                found.setdefault(id(value), Name(module, name, value))
+                known = found.get(id(value))
+                if known is None:
+                    found[id(value)] = Name(module, name, value, page=module)
+                elif known.page == "lategrad":
+                    found[id(value)] = dataclasses.replace(known, page=module)
     return list(found.values())
 
 

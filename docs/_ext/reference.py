@@ -139,7 +139,7 @@ def pages() -> dict[str, str]:
         overview += ".. toctree::\n   :hidden:\n\n" + "".join(f"   {name.name}\n" for name in group) + "\n"
     written["rules/index.rst"] = overview
     for module, title in MODULES.items():
-        own = [name for name in names if name.module == module and not name.is_rule]
+        own = [name for name in names if name.page == module and not name.is_rule]
         if own:
             text = inspect.cleandoc(import_module(module).__doc__ or "")
             shadowed = inspect.isroutine(getattr(lg, module.rpartition(".")[2], None))  # by a function of that name
@@ -171,8 +171,11 @@ def _with_links(text: str) -> str:
 def show_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Headings of rules stand out, and pages named as files are links."""
     emphasise(lines)
-    lines[:] = [_with_links(line) for line in lines]
+    lines[:] = [_LETTER.sub(r"\1\\.\2", _with_links(line)) for line in lines]
 
+
+_LETTER = re.compile(r"^(:[^:]+: \w)\.( |$)")
+"""``:param domain: K.``, of which docutils would make a list that begins with the letter K."""
 
 _SET_ASIDE: dict[str, list[str]] = {}
 
