@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup data reproduce test test-all lint bench clean
+.PHONY: help setup data reproduce test test-all lint docs docs-serve package bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,8 +40,17 @@ test-all: lint data ## test, and the slow tests: real data, a real browser, Ligh
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations,wandb]'
 	$(PYTEST)
 
+docs: $(STAMP) ## the documentation site in site/; a warning is an error
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs site
+
+docs-serve: docs ## the same, served at http://localhost:8000 (PORT=...)
+	$(BIN)/python -m http.server --directory site $(or $(PORT),8000)
+
+package: $(STAMP) ## wheel and source distribution in dist/
+	$(BIN)/python -m build --quiet
+
 bench: data ## benchmarks: ratios measured side by side
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build site docs/reference

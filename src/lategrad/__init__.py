@@ -32,7 +32,7 @@ from lategrad.trace import Trace
 if TYPE_CHECKING:
     from lategrad import optim
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "FTRL",

@@ -250,8 +250,10 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
 
     Attributes:
         classes_: the labels.
-        coef_, intercept_: the model: a row for each class, or one row for the second of two.
-        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+        coef_: the model: a row for each class, or one row for the second of two.
+        intercept_: a number for each row of ``coef_``.
+        n_features_in_: as everywhere in scikit-learn.
+        feature_names_in_: as everywhere in scikit-learn.
         n_iter_: updates made.
         trace_: after ``fit``, what happened: ``trace_.loss``, ``trace_.delays``, ``trace_.plot(path)``.
     """

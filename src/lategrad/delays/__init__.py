@@ -1,4 +1,4 @@
-"""Delay models: how late each gradient is when the server applies it; see :mod:`lategrad.delays.model`."""
+"""Delay models: how late each gradient is when the server applies it; see :class:`DelayModel`."""
 
 from lategrad.delays import clocks
 from lategrad.delays.composed import ByClass, FromFunction, Recorded, Regimes

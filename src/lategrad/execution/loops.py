@@ -98,6 +98,11 @@ class Loops:
             self._arguments = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_longlong(a)
                                for a in self._arguments]  # fmt: skip
 
+    @property
+    def passes(self) -> int:
+        """How often one call goes over the vectors."""
+        return sum(self._source.stages)
+
     @cached_property
     def _launch(self) -> Callable[[], None]:
         """Compiled when it is first needed."""

@@ -65,6 +65,11 @@ class Anytime:
     >>> rule.output(state)
     tensor([0.9998, 0.0000, 0.0000])
 
+    Must know: nothing of the delays, the smoothness or the noise; some learners want a diameter.
+
+    Guarantee: on convex, L-smooth objectives and a set of diameter D, for any delays: their mean costs :math:`O(L D^2
+    \mu_\tau / T)` beside the learner's regret (Theorems 1 and 2).
+
     Reference: R. Aviv, I. Hakimi, A. Schuster and K. Levy, Learning under delayed feedback: implicitly
     adapting to gradient delays, 2021, Algorithms 1 and 2.
     """

@@ -47,6 +47,11 @@ class CentredClipping:
     >>> rule.output(state)
     tensor([-0.5000])
 
+    Must know: the radius r.
+
+    Guarantee: a gradient moves the momentum by at most :math:`(1 - \beta) r`, whatever it is; the rates of the
+    published method are for rounds without delay.
+
     Reference: S. Karimireddy, L. He and M. Jaggi, Learning from history for Byzantine robust optimization, 2021.
     """
 

@@ -132,7 +132,7 @@ def first_query(rule: _Server[State], x0: Tensor) -> Tensor:
 def first_state(rule: _Server[State], x0: Tensor) -> State:
     """The state before any update, with memory of its own, as every host starts with it.
 
-    Raises a ValueError for a state that hosts cannot keep (:func:`~lategrad.support.runs.require_state`), and for
+    Raises a ValueError for a state that hosts cannot keep (``lategrad.support.runs.require_state``), and for
     one that has not a row for every run of the rule.
     """
     name = type(rule).__name__

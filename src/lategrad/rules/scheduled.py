@@ -60,6 +60,12 @@ class Scheduled:
     ...     steps.append((rule.query(state) - before).item())
     >>> steps
     [0.5, 1.0, 0.5, 0.0, 0.0]
+
+    Must know: what its rule must know; where the step decays, the number of updates.
+
+    Guarantee: none of its own.
+
+    Reference: it wraps any rule, and follows no paper.
     """
 
     rule: AnyRule[Any]

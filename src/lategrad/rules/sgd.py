@@ -44,6 +44,11 @@ class SGD:
     >>> rule.query(state), rule.output(state)  # x_3 = 1, and the average of x_1 = 0 and x_2 = 0.5
     (tensor([1.]), tensor([0.2500]))
 
+    Must know: nothing while it runs; for the guarantee, the smoothness and the largest delay.
+
+    Guarantee: with lr of order :math:`1/(L\tau)` for a delay :math:`\tau`, the rates of SGD for T that is large
+    against :math:`\tau`, in its reference; none where the delay outgrows lr.
+
     Reference: S. Stich and S. Karimireddy, The error-feedback framework, 2020 (delayed SGD).
     """
 

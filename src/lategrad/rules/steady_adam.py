@@ -74,6 +74,12 @@ class SteadyAdam:
     ...     queries.append(rule.query(state))
     >>> bool((rule.output(state) - torch.tensor([3.0, 0.0])).norm() < 0.05)
     True
+
+    Must know: the delay of every gradient.
+
+    Guarantee: none; it is measured.
+
+    Reference: this rule is ours; measurements in docs/deep.md.
     """
 
     lr: Scalar = 0.003

@@ -61,6 +61,11 @@ class StronglyConvexOGD:
     >>> rule.output(state)
     tensor([0.4987, 0.0000])
 
+    Must know: the strong convexity H; nothing of the smoothness, the noise or the delays.
+
+    Guarantee: on H-strongly convex, smooth objectives an excess loss of :math:`O((\sigma_\tau^2 + \mu_\tau^2)/T^2 +
+    \sigma^2/T)` (Theorem 4).
+
     Reference: R. Aviv, I. Hakimi, A. Schuster and K. Levy, Learning under delayed feedback: implicitly
     adapting to gradient delays, 2021, Algorithms 3 and 4.
     """

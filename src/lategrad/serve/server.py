@@ -198,7 +198,7 @@ class Server:
             sequence: of the job that it answers.
             grad: the gradient, as it travels; read before this returns, and not kept.
             out: where to write the next query.
-            checked: whether it has been found usable (:func:`~lategrad.serve.job.unusable`) where it was made.
+            checked: whether it has been found usable (``lategrad.serve.job.unusable``) where it was made.
             made: how the worker made it.
         """
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The delayed oracle: any rule under any delays, many runs at once; see :mod:`lategrad.simulate.oracle`."""
+"""The delayed oracle: any rule under any delays, many runs at once; see docs/simulate.md."""
 
 from lategrad.simulate.oracle import Delays, Simulation, simulate
 

@@ -96,7 +96,7 @@ def simulate(
         share_samples: runs with the same seed see the same samples, which makes them comparable and fast;
             False gives every run samples of its own.
         compile: through ``torch.compile``, gradient and update as one, or the rule's update alone ("rule", as a
-            real server does it); by default where it pays (:mod:`lategrad.execution.pays`). The steps of workers that
+            real server does it); by default where it pays (``lategrad.execution.pays``). The steps of workers that
             remember are not compiled.
         progress: show a progress bar; by default on a terminal.
         save_to: keep the trace in this file, up to date with every record, so that a killed run is not

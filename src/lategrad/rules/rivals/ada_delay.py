@@ -35,8 +35,7 @@ class AdaDelay:
         x_{t+1,j} = \Pi_K\Big(x_{t,j} - \frac{g_j}{L + (c_j/R) \sqrt{t + \tau_t}}\Big), \qquad
         c_j^2 = \frac1t \sum_{s \le t} \frac{s}{s + \tau_s}\, g_{s,j}^2
 
-    Needs the smoothness L and the delay of every gradient. Its theory is for a bounded K and one step for
-    all coordinates; the form above is the one of its experiments. The scale R is ours (the paper: 1), the
+    The form above is the one of its experiments. The scale R is ours (the paper: 1), the
     number to tune; the algorithm is written from memory of the paper.
 
     Args:
@@ -49,6 +48,11 @@ class AdaDelay:
     >>> state = rule.init(torch.zeros(1))
     >>> rule.output(rule.update(state, torch.tensor([2.0]), delay=torch.tensor(0)))  # 2 / (1 + 2 sqrt(1))
     tensor([-0.6667])
+
+    Must know: the smoothness L and the delay of every gradient.
+
+    Guarantee: in its paper, on convex, smooth objectives and a bounded K, with one step for all coordinates; none for
+    the form above.
 
     Reference: S. Sra, A. W. Yu, M. Li and A. Smola, AdaDelay: delay adaptive distributed stochastic convex
     optimization, 2015.

@@ -36,7 +36,7 @@ class AdamW:
         x_{t+1} = \Pi_K\Big((1 - \mathrm{lr}\,\lambda) x_t
             - \mathrm{lr}\, \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}\Big)
 
-    Needs no delays; its theory has none. The projection is ours and outside its theory.
+    The projection is ours and outside its theory.
 
     Args:
         lr: the step.
@@ -50,6 +50,10 @@ class AdamW:
     >>> state = rule.init(torch.zeros(2))
     >>> rule.output(rule.update(state, torch.tensor([5.0, -0.2]), delay=torch.tensor(0)))  # whatever its size
     tensor([-0.1000,  0.1000])
+
+    Must know: nothing.
+
+    Guarantee: none under delay.
 
     Reference: I. Loshchilov and F. Hutter, Decoupled weight decay regularization, 2019.
     """

@@ -46,7 +46,7 @@ class AdaptiveRevision:
         \bar g \leftarrow \bar g + g
 
     The revision in the third step takes back a part of the steps that were made, too long, while g was on its
-    way. Needs no smoothness and no bound on the delays; lr is tuned. Reported by its authors to beat AdaGrad
+    way. lr is tuned. Reported by its authors to beat AdaGrad
     at delays of 1000 and more. It has a regret bound, so that the average of the queries is the output in
     theory; the authors run the last iterate. The algorithm is written from memory of the paper. The
     projection is ours and outside its theory.
@@ -66,6 +66,11 @@ class AdaptiveRevision:
     tensor([-0.7071])
     >>> rule.output(rule.update(state, torch.tensor([1.0]), torch.tensor(1), ticket))  # z' = 5: -2/sqrt(5)
     tensor([-0.8944])
+
+    Must know: the gradient sum of the moment at which the query was handed out, its ticket; nothing of the
+    smoothness, and no bound on the delays.
+
+    Guarantee: in its paper, a bound on the regret for every coordinate and any delays, without a projection.
 
     Reference: H. B. McMahan and M. Streeter, Delay-tolerant algorithms for asynchronous distributed online
     learning, 2014.

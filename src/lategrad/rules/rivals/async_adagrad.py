@@ -34,10 +34,10 @@ class AsyncAdaGrad:
     .. math:: z \leftarrow z + g^2, \qquad x \leftarrow \Pi_K(x - \mathrm{lr}\, g / \sqrt{z})
 
     The descent form that McMahan and Streeter compare with (Duchi et al. average in the dual):
-    :class:`AdaptiveRevision` with :math:`b = 0`, without the revision and without the products of gradients
-    that missed each other, which are all that delays change there. Needs no smoothness and no bound on the
-    delays; lr is tuned. The start z = 1 is that of AdaptiveRevision. The projection is coordinate by
-    coordinate in theory (WholeSpace, Box and their products); others are outside it.
+    :class:`AdaptiveRevision` with :math:`b = 0`, without the revision and without the products of gradients that
+    missed each other, which are all that delays change there. lr is tuned. The start z = 1 is that of
+    AdaptiveRevision. The projection is coordinate by coordinate in theory (WholeSpace, Box and their products);
+    others are outside it.
 
     Args:
         lr: the step of a coordinate whose gradients are small.
@@ -50,6 +50,10 @@ class AsyncAdaGrad:
     >>> state = rule.init(torch.zeros(2))
     >>> rule.output(rule.update(state, torch.tensor([3.0, 0.1]), torch.tensor(0)))
     tensor([-0.9487, -0.0995])
+
+    Must know: nothing.
+
+    Guarantee: of the form that averages in the dual, where delays are bounded and data is sparse; none for this form.
 
     References: J. Duchi, M. Jordan and H. B. McMahan, Estimation, optimization, and parallelism when data is
     sparse, 2013; H. B. McMahan and M. Streeter, Delay-tolerant algorithms for asynchronous distributed online

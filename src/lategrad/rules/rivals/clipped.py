@@ -24,7 +24,7 @@ class ClippedSGD:
     r"""Clipped asynchronous SGD, :math:`x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, \min(1, c/\|g\|)\, g)`.
 
     However late a gradient is, the iterate has moved by at most :math:`\mathrm{lr}\, c\, \tau` since its
-    query. Needs no delays; in theory lr and c depend on smoothness and noise, here they are tuned and the
+    query. In theory lr and c depend on smoothness and noise, here they are tuned and the
     default c = 1 is ours. The projection is ours and outside its theory.
 
     Args:
@@ -37,6 +37,11 @@ class ClippedSGD:
     >>> state = rule.init(torch.zeros(2))
     >>> rule.query(rule.update(state, torch.tensor([3.0, 4.0]), delay=torch.tensor(0)))
     tensor([-0.6000, -0.8000])
+
+    Must know: nothing of the delays; for the guarantee, smoothness and noise.
+
+    Guarantee: the query of a gradient is at most :math:`\mathrm{lr}\, c\, \tau` away, on any input; rates in its
+    paper, without a projection.
 
     Reference: S. Erickson and M. Johansson, Clipping makes distributed and federated asynchronous SGD robust
     to stragglers, 2026.

@@ -29,10 +29,10 @@ class DANASlim:
     .. math:: v_i \leftarrow \gamma v_i + g, \qquad x_{t+1} = \Pi_K\big(x_t - \mathrm{lr}\,(\gamma v_i + g)\big)
 
     with i the worker that sends g. A worker that has handed in its gradient is given the next query: its momentum
-    travels with the query, as the ticket. At a constant delay :math:`\tau` that is exactly
-    :math:`\tau + 1` workers in turn, each from rest; without delay it is SGD with Nesterov momentum. Where delays are
-    random, a query that several gradients are computed at lends its momentum to all of them. The delay itself is not
-    used. The projection is ours and outside its theory.
+    travels with the query, as the ticket. At a constant delay :math:`\tau` that is exactly :math:`\tau + 1` workers
+    in turn, each from rest; without delay it is SGD with Nesterov momentum. Where delays are random, a query that
+    several gradients are computed at lends its momentum to all of them. The projection is ours and outside its
+    theory.
 
     Args:
         lr: the step.
@@ -46,6 +46,10 @@ class DANASlim:
     >>> state = rule.update(state, torch.tensor([1.0]), torch.tensor(0), at_rest)
     >>> rule.output(rule.update(state, torch.tensor([1.0]), torch.tensor(1), at_rest))  # 1.9 each
     tensor([-3.8000])
+
+    Must know: the momentum of the worker that sends the gradient, its ticket; not the delay.
+
+    Guarantee: none that we know of under delay.
 
     Reference: I. Hakimi, S. Barkai, M. Gabel and A. Schuster, Taming momentum in a distributed asynchronous
     environment, 2019.

@@ -26,9 +26,8 @@ class DCASGD:
 
     .. math:: x_{t+1} = \Pi_K\big(x_t - \mathrm{lr}\,(g + \lambda\, g \odot g \odot (x_t - x_{t-\tau_t}))\big)
 
-    The squared gradient stands in for the diagonal of the Hessian, a fair guess for log-likelihoods near
-    their optimum. A query carries itself. Needs no smoothness and no bound on the delays; lr and
-    :math:`\lambda` are tuned. The projection is ours and outside its theory.
+    The squared gradient stands in for the diagonal of the Hessian, a fair guess for log-likelihoods near their
+    optimum. A query carries itself. lr and :math:`\lambda` are tuned. The projection is ours and outside its theory.
 
     Args:
         lr: the step.
@@ -42,6 +41,10 @@ class DCASGD:
     >>> state = rule.update(state, torch.tensor([2.0]), torch.tensor(0), ticket)  # x_2 = -1
     >>> rule.query(rule.update(state, torch.tensor([2.0]), torch.tensor(1), ticket))  # 2 becomes 2 - 0.1 * 4
     tensor([-1.8000])
+
+    Must know: the query that the gradient was taken at, its ticket; no bound on the delays.
+
+    Guarantee: in its paper, on smooth objectives and bounded delays, without a projection.
 
     Reference: S. Zheng et al., Asynchronous stochastic gradient descent with delay compensation, 2017.
     """
@@ -94,8 +97,7 @@ class AdaptiveDCASGD:
         \lambda_t = \lambda_0 / \sqrt{m_t + 10^{-7}}, \qquad
         m_t = 0.95\, m_{t-1} + 0.05\, g \odot g, \quad m_0 = 0
 
-    A query carries itself. Needs no smoothness and no bound on the delays; lr and :math:`\lambda_0` are
-    tuned. The projection is ours and outside its theory.
+    A query carries itself. lr and :math:`\lambda_0` are tuned. The projection is ours and outside its theory.
 
     Args:
         lr: the step.
@@ -110,6 +112,10 @@ class AdaptiveDCASGD:
     >>> state = rule.update(state, torch.tensor([0.1]), torch.tensor(0), ticket)  # x_2 = -0.05
     >>> rule.query(rule.update(state, torch.tensor([0.1]), torch.tensor(1), ticket))
     tensor([-0.0840])
+
+    Must know: the query that the gradient was taken at, its ticket; no bound on the delays.
+
+    Guarantee: none that we know of for the adaptive :math:`\lambda`.
 
     Reference: S. Zheng et al., Asynchronous stochastic gradient descent with delay compensation, 2017.
     """

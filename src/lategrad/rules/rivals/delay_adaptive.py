@@ -32,7 +32,7 @@ class DelayAdaptive:
     .. math:: x_{t+1} = \Pi_K\Big(x_t - \mathrm{lr}\, \frac{M}{\max(M, \tau_t)}\, g\Big)
 
     With M workers that are never idle the delays average to M - 1, so that most steps have full length and
-    only stragglers are cut. Needs M and the delay of every gradient; in theory lr is of order 1/(LM), here
+    only stragglers are cut. In theory lr is of order 1/(LM), here
     it is tuned. Without M it is taken to be one more than the mean delay so far, which is ours. The
     projection is ours and outside its theory.
 
@@ -48,6 +48,11 @@ class DelayAdaptive:
     ...     state = rule.update(state, torch.tensor([1.0]), delay=torch.tensor(tau))
     >>> rule.query(state)  # 1 + 1 + 1 + 2/3
     tensor([-3.6667])
+
+    Must know: the delay of every gradient, and the number of workers M.
+
+    Guarantee: in its papers, on smooth objectives and with lr of order 1/(LM): rates that depend on the number of
+    workers and not on the largest delay, without a projection.
 
     References: K. Mishchenko, F. Bach, M. Even and B. Woodworth, Asynchronous SGD beats minibatch SGD under
     arbitrary delays, 2022; A. Koloskova, S. Stich and M. Jaggi, Sharper convergence guarantees for

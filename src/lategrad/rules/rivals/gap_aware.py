@@ -37,7 +37,7 @@ class GapAware:
         x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, v_t)
 
     :math:`C_t` is the mean size of an update so far: a gap of n average updates divides the gradient by n + 1, while
-    weights that stayed where they were take it as it is. A query carries itself; the delay is not used. Written from
+    weights that stayed where they were take it as it is. A query carries itself. Written from
     memory of the paper; that C is the plain mean over all updates is ours. The projection is ours and outside its
     theory.
 
@@ -53,6 +53,10 @@ class GapAware:
     >>> state = rule.update(state, torch.tensor([1.0]), torch.tensor(0), ticket)
     >>> rule.output(rule.update(state, torch.tensor([1.0]), torch.tensor(1), ticket))  # one update away: half of it
     tensor([-1.5000])
+
+    Must know: the query that the gradient was taken at, its ticket; not the delay.
+
+    Guarantee: none that we know of for this form.
 
     Reference: S. Barkai, I. Hakimi and A. Schuster, Gap aware mitigation of gradient staleness, 2020.
     """

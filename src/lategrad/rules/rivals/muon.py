@@ -43,11 +43,10 @@ class Muon:
         M \leftarrow \mu M + (1 - \mu) G, \qquad N = \mu M + (1 - \mu) G, \qquad
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \cdot 0.2 \sqrt{\max(r, c)}\; \mathrm{orth}(N)
 
-    where orth makes all singular values about 1 (:func:`lategrad.rules.orthogonal.orthogonalise`; torch does it in
-    bfloat16, we in the dtype of x). The factor gives the step the size that AdamW's has. Convolutions are matrices
-    with a row for every channel that they give. Everything else takes the step of :class:`AdamW` with its constants.
-    Without blocks the vector is one piece without matrices, and the rule is AdamW. Needs no delays; its theory has
-    none. The projection is ours and outside its theory.
+    where orth makes all singular values about 1 (``lategrad.rules.orthogonal``; torch does it in bfloat16, we in the
+    dtype of x). The factor gives the step the size that AdamW's has. Convolutions are matrices with a row for every
+    channel that they give. Everything else takes the step of :class:`AdamW` with its constants. Without blocks the
+    vector is one piece without matrices, and the rule is AdamW. The projection is ours and outside its theory.
 
     Args:
         lr: the step.
@@ -64,6 +63,10 @@ class Muon:
     >>> step = rule.output(rule.update(state, torch.arange(12.0), delay=torch.tensor(0))).view(3, 4)
     >>> (torch.linalg.svdvals(step) / (0.2 * 2)).round(decimals=1)  # of the gradient: 22, 1.5 and 0
     tensor([0.8000, 0.7000, 0.0000])
+
+    Must know: which entries are matrices.
+
+    Guarantee: none under delay.
 
     Reference: K. Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024.
     """

@@ -38,7 +38,7 @@ class NAdam:
             + \frac{\mu_{t+1}\, m_t}{1 - \mu_1 \cdots \mu_{t+1}}\Big)\Big)
 
     with Adam's m and v. For asynchronous pipelines its authors raise :math:`\beta_1` to 0.99: the look-ahead along
-    a long memory then stands in for where the weights will be. Needs no delays. The projection is ours and outside
+    a long memory then stands in for where the weights will be. The projection is ours and outside
     its theory.
 
     Args:
@@ -53,6 +53,10 @@ class NAdam:
     >>> state = rule.init(torch.zeros(2))
     >>> rule.output(rule.update(state, torch.tensor([5.0, -0.2]), delay=torch.tensor(0)))
     tensor([-0.1007,  0.1007])
+
+    Must know: nothing.
+
+    Guarantee: none for this form; its authors prove a rate for Nesterov's method under a fixed delay.
 
     References: T. Dozat, Incorporating Nesterov momentum into Adam, 2016; T. Ajanthan et al., Nesterov method for
     asynchronous pipeline parallel optimization, 2025.

@@ -29,8 +29,7 @@ class PickySGD:
         x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g) \text{ if } \|x_t - x_{t-\tau_t}\| \le \epsilon / (2\beta),
         \text{ else } x_t
 
-    A query carries itself. Needs the smoothness :math:`\beta` and the accuracy :math:`\epsilon` (a norm of
-    the gradient) that one wants, through the distance they give. Its theory speaks of one of the iterates;
+    A query carries itself. Its theory speaks of one of the iterates;
     the output here is the last one. Written from memory of the paper; the default distance is ours. The
     projection is ours and outside its theory.
 
@@ -47,6 +46,12 @@ class PickySGD:
     ...     state = rule.update(state, torch.tensor([1.0]), torch.tensor(tau), ticket)
     >>> rule.query(state)  # from -2 on they were taken too far away
     tensor([-2.])
+
+    Must know: the query that the gradient was taken at, its ticket; the smoothness :math:`\beta` and the accuracy
+    :math:`\epsilon` wanted, through the distance.
+
+    Guarantee: in its paper, on smooth objectives: a gradient of norm :math:`\epsilon` after a number of updates that
+    grows with the mean delay and not with the largest, without a projection.
 
     Reference: A. Cohen, A. Daniely, Y. Drori, T. Koren and M. Schain, Asynchronous stochastic optimization
     robust to arbitrary delays, 2021.

@@ -47,6 +47,10 @@ class PipeMare:
     >>> rule.output(rule.update(state, torch.tensor([5.0]), delay=torch.tensor(4)))
     tensor([-0.0250])
 
+    Must know: the delay of every gradient.
+
+    Guarantee: none beyond its authors' analysis of the stability of quadratics.
+
     Reference: B. Yang, J. Zhang, J. Li, C. Ré, C. Aberger and C. De Sa, PipeMare: asynchronous pipeline parallel DNN
     training, 2021.
     """

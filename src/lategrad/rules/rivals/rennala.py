@@ -33,7 +33,7 @@ class Rennala:
 
     .. math:: x \leftarrow \Pi_K\Big(x - \frac{\mathrm{lr}}{B} \sum_{i=1}^{B} g_i\Big), \qquad g_i \text{ taken at } x
 
-    Gradients taken at an older x are thrown away; the delay of a gradient tells. Needs B; in theory B is
+    Gradients taken at an older x are thrown away; the delay of a gradient tells. In theory B is
     of order :math:`\sigma^2/\epsilon`, at least 1, for the noise :math:`\sigma^2` and the squared gradient
     norm :math:`\epsilon` wanted, and lr of order 1/L; here lr is tuned and the default B = 10 is ours. The
     projection is ours and outside its theory.
@@ -53,6 +53,11 @@ class Rennala:
     -2.0
     -2.0
     -2.0
+
+    Must know: the delay of every gradient, and B.
+
+    Guarantee: in its paper, on smooth objectives: the best possible time where each worker's speed stays, without a
+    projection.
 
     Reference: A. Tyurin and P. Richtárik, Optimal time complexities of parallel stochastic optimization
     methods under a fixed computation model, 2023.

@@ -36,7 +36,7 @@ class Ringmaster:
     and ``delay`` is not used. (With the server's own count a constant delay of R or more would throw away
     everything for ever.)
 
-    Needs R; in theory R is :math:`\sigma^2/\epsilon`, rounded up and at least 1, for the noise
+    In theory R is :math:`\sigma^2/\epsilon`, rounded up and at least 1, for the noise
     :math:`\sigma^2` and the squared gradient norm :math:`\epsilon` wanted, and lr is of order 1/(LR); here
     lr is tuned and the default R = 10 is ours. The projection is ours and outside its theory.
 
@@ -53,6 +53,11 @@ class Ringmaster:
     ...     state = rule.update(state, torch.tensor([1.0]), torch.tensor(tau), ticket)
     >>> rule.query(state)
     tensor([-3.])
+
+    Must know: the steps made when the query was handed out, its ticket, and R; not the delay.
+
+    Guarantee: in its paper, on smooth objectives: the best possible time, also where speeds change, without a
+    projection.
 
     Reference: A. Maranjyan, A. Tyurin and P. Richtárik, Ringmaster ASGD: the first asynchronous SGD with
     optimal time complexity, 2025, the variant that stops no computation.

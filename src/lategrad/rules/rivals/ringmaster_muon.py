@@ -58,6 +58,10 @@ class RingmasterMuon:
     >>> rule.query(state)
     tensor([-0.6000])
 
+    Must know: the steps made when the query was handed out, its ticket, R, and which entries are matrices.
+
+    Guarantee: in its paper; none that we know of for this form, with a projection.
+
     Reference: Ringmaster LMO: asynchronous linear minimization oracle momentum method, arXiv 2605.18174, 2026.
     """
 

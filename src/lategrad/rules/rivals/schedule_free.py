@@ -34,9 +34,9 @@ class ScheduleFree:
         y_t = (1 - b) z_t + b\, x_t, \qquad z_{t+1} = \Pi_K(z_t - \mathrm{lr}\, g), \qquad
         x_{t+1} = x_t + (z_{t+1} - x_t)/t
 
-    As in the authors' code the first update sets :math:`x_2 = z_2`, so that the start is not in the average;
-    with the start in it, this is ``Anytime(OGD(lr, schedule="constant"), power=0, interpolation=b)``. Needs
-    no delays; its theory has none. The projection is ours and outside its theory. No warm-up.
+    As in the authors' code the first update sets :math:`x_2 = z_2`, so that the start is not in the average; with the
+    start in it, this is ``Anytime(OGD(lr, schedule="constant"), power=0, interpolation=b)``. The projection is ours
+    and outside its theory. No warm-up.
 
     Args:
         lr: the step of z.
@@ -50,6 +50,10 @@ class ScheduleFree:
     ...     state = rule.update(state, torch.tensor([1.0]), delay=torch.tensor(0))
     >>> rule.output(state), rule.query(state)  # z_3 = -2, x_3 = -1.5
     (tensor([-1.5000]), tensor([-1.5500]))
+
+    Must know: nothing.
+
+    Guarantee: none under delay.
 
     Reference: A. Defazio, X. Yang, H. Mehta, K. Mishchenko, A. Khaled and A. Cutkosky, The road less
     scheduled, 2024.

@@ -38,7 +38,7 @@ class ScheduleFreeAdamW:
         z_{t+1} = \Pi_K\Big(z_t - \mathrm{lr}\Big(\frac{g}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}
             + \lambda y_t\Big)\Big), \qquad x_{t+1} = x_t + (z_{t+1} - x_t)/t
 
-    The authors' weights (the square of lr) are all equal without a warm-up, which is left out here. Needs no delays.
+    The authors' weights (the square of lr) are all equal without a warm-up, which is left out here.
     The projection is ours and outside its theory.
 
     Args:
@@ -54,6 +54,10 @@ class ScheduleFreeAdamW:
     ...     state = rule.update(state, torch.tensor([3.0]), delay=torch.tensor(0))
     >>> rule.output(state), rule.query(state)  # z_3 = -2, x_3 = -1.5
     (tensor([-1.5000]), tensor([-1.5500]))
+
+    Must know: nothing.
+
+    Guarantee: none under delay.
 
     Reference: A. Defazio, X. Yang, H. Mehta, K. Mishchenko, A. Khaled and A. Cutkosky, The road less scheduled, 2024.
     """

@@ -29,8 +29,8 @@ class SGDMomentum:
     .. math:: v_t = \gamma\, v_{t-1} + g, \qquad x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, v_t)
 
     With ``nesterov`` the step is :math:`g + \gamma v_t` instead of :math:`v_t`; on pseudo-gradients that is DiLoCo's
-    outer optimizer, with a step of 0.7. Needs no delays; late gradients act like more momentum. The projection is ours
-    and outside its theory.
+    outer optimizer, with a step of 0.7. Late gradients act like more momentum. The projection is ours and outside its
+    theory.
 
     Args:
         lr: the step.
@@ -45,6 +45,10 @@ class SGDMomentum:
     ...     state = rule.update(state, torch.tensor([1.0]), delay=torch.tensor(0))
     >>> rule.output(state)  # -1, then -1.9 more
     tensor([-2.9000])
+
+    Must know: nothing.
+
+    Guarantee: none that we know of for late gradients.
 
     References: B. T. Polyak, Some methods of speeding up the convergence of iteration methods, 1964; I. Sutskever,
     J. Martens, G. Dahl and G. Hinton, On the importance of initialization and momentum in deep learning, 2013;

@@ -23,7 +23,7 @@ class StalenessAwareState(NamedTuple):
 class StalenessAware:
     r"""Staleness-aware SGD, :math:`x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g / \max(1, \tau_t))`.
 
-    Needs the delay of every gradient; lr is tuned. Written from memory of the paper. The projection is ours
+    lr is tuned. Written from memory of the paper. The projection is ours
     and outside its theory.
 
     Args:
@@ -37,6 +37,10 @@ class StalenessAware:
     ...     state = rule.update(state, torch.tensor([1.0]), delay=torch.tensor(tau))
     >>> rule.query(rule.update(state, torch.tensor([1.0]), delay=torch.tensor(2)))  # 1 + 1 + 1/2
     tensor([-2.5000])
+
+    Must know: the delay of every gradient.
+
+    Guarantee: none that we know of for this form.
 
     Reference: W. Zhang, S. Gupta, X. Lian and J. Liu, Staleness-aware async-SGD for distributed deep
     learning, 2016.

@@ -42,7 +42,7 @@ class UniXGrad:
         g_r = \nabla f(\bar x_r), \quad y_r &= \Pi_K(y_{r-1} - \eta_r \alpha_r g_r)
 
     with :math:`\alpha_r = r` and :math:`\eta_r = 2D / \sqrt{1 + \sum_{i<r} \alpha_i^2 \|g_i - M_i\|^2}`. The
-    output is :math:`\bar x_r`. Needs D; neither smoothness nor noise.
+    output is :math:`\bar x_r`.
 
     Its theory is undelayed. As a server rule the two oracle calls of a round are two successive updates
     (odd t: M, even t: g), each with whatever gradient arrives; a late one was asked for by an earlier round
@@ -60,6 +60,11 @@ class UniXGrad:
     ...     state = rule.update(state, grad, delay=torch.tensor(0))
     >>> rule.output(state)
     tensor([0.5000, 0.0000])
+
+    Must know: D; nothing of the smoothness, the noise or the delays.
+
+    Guarantee: none under delay; without, on convex objectives and a bounded set, the best rates with and without
+    smoothness.
 
     Reference: A. Kavis, K. Levy, F. Bach and V. Cevher, UniXGrad: a universal, adaptive algorithm with
     optimal guarantees for constrained optimization, 2019.

@@ -48,6 +48,10 @@ class WeightPrediction:
     >>> rule.output(state), rule.query(state)
     (tensor([-0.1000]), tensor([-0.4000]))
 
+    Must know: the delay of every gradient.
+
+    Guarantee: none.
+
     References: C.-C. Chen, C.-L. Yang and H.-Y. Cheng, Efficient and robust parallel DNN training through model
     parallelism on multi-GPU platform (SpecTrain), 2018; L. Guan, W. Yin, D. Li and X. Lu, XPipe: efficient pipeline
     model parallelism for multi-GPU DNN training, 2019.

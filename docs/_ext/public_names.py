@@ -1,0 +1,108 @@
+"""Every public name of the library, once, at the place that users import it from; and what lacks a docstring."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from sphinx.ext.autodoc.mock import mock
+
+FOREIGN = ("lightning", "transformers", "accelerate")
+"""Libraries that integrations import and that need not be installed to describe them."""
+
+MODULES = {
+    "lategrad": "Traces, staleness, texts",
+    "lategrad.rules": "Server rules: the contract",
+    "lategrad.rules.rivals": "Rivals",
+    "lategrad.learners": "Online learners",
+    "lategrad.sets": "Convex sets",
+    "lategrad.problems": "Problems and data",
+    "lategrad.delays": "Delays",
+    "lategrad.delays.clocks": "Clusters' clocks",
+    "lategrad.simulate": "The simulator",
+    "lategrad.serve": "Real training",
+    "lategrad.optim": "PyTorch optimizers",
+    "lategrad.tolerance": "Tolerance of delay",
+    "lategrad.sklearn": "scikit-learn estimators",
+    "lategrad.integrations.lightning": "Lightning",
+    "lategrad.integrations.transformers": "Hugging Face",
+    "lategrad.theory": "The theorems as functions",
+    "lategrad.checks": "Checks for rules of your own",
+    "lategrad.execution": "Execution",
+}
+"""Modules whose ``__all__`` is public, with their titles; a name belongs to the first that has it."""
+
+_OWN_NAME = {"lategrad.rules.rivals": "lategrad.rivals"}
+
+
+@dataclass(frozen=True)
+class Name:
+    """A public name."""
+
+    module: str
+    """The module of :data:`MODULES` that it belongs to."""
+    name: str
+    value: Any
+    page: str
+    """The module whose page shows it: the one that it is from, where that is public, too."""
+
+    @property
+    def full(self) -> str:
+        """As users write it."""
+        return f"{_OWN_NAME.get(self.module, self.module)}.{self.name}"
+
+    @property
+    def target(self) -> str:
+        """For autodoc: the colons keep the function ``lategrad.simulate`` apart from the module."""
+        return f"lategrad::rivals.{self.name}" if self.module in _OWN_NAME else f"{self.module}::{self.name}"
+
+    @property
+    def is_rule(self) -> bool:
+        """Whether it is a class of server rules, and not the contract itself."""
+        members = ("init", "query", "update", "output")
+        return (isinstance(self.value, type) and not getattr(self.value, "_is_protocol", False)
+                and all(hasattr(self.value, member) for member in members))  # fmt: skip
+
+
+def public_names() -> list[Name]:
+    """All of them, each once."""
+    found: dict[int, Name] = {}
+    for module in MODULES:
+        with mock(list(FOREIGN)):
+            exported = importlib.import_module(module)
+        for name in exported.__all__:
+            value = getattr(exported, name)
+            if not isinstance(value, ModuleType):
+                known = found.get(id(value))
+                if known is None:
+                    found[id(value)] = Name(module, name, value, page=module)
+                elif known.page == "lategrad":
+                    found[id(value)] = dataclasses.replace(known, page=module)
+    return list(found.values())
+
+
+def _has_docstring(value: Any) -> bool:
+    text = value.__doc__ or ""
+    generated = dataclasses.is_dataclass(value) and text.startswith(f"{getattr(value, '__name__', '')}(")
+    return bool(text.strip()) and not generated
+
+
+def undocumented(name: Name) -> Iterator[str]:
+    """The name itself and those of its members that lack a docstring; a constant's is beyond Python's reach."""
+    value = name.value
+    if inspect.isroutine(value) and not _has_docstring(value):
+        yield name.full
+    if not isinstance(value, type):
+        return
+    if not _has_docstring(value):
+        yield name.full
+    for member, given in vars(value).items():
+        described = isinstance(given, property | staticmethod | classmethod) or inspect.isfunction(given)
+        generated = member == "_replace" or not getattr(given, "__module__", "lategrad").startswith("lategrad")
+        if described and not member.startswith("_") and not generated and not inspect.getdoc(getattr(value, member)):
+            yield f"{name.full}.{member}"
