@@ -39,8 +39,8 @@ class DelayedNesterov:
 
     with :math:`s_t = 1 - cN + c` every N-th time and c otherwise, so that in N arrivals the momentum is applied once
     in all: at once (c = 0), or in equal parts (c = 1/N). N arrivals make one step of Nesterov momentum with their
-    mean. Made for the pseudo-gradients of workers that take local steps. Needs no delays. The projection is ours and
-    outside its theory.
+    mean. Made for the pseudo-gradients of workers that take local steps. The projection is ours and outside its
+    theory.
 
     Args:
         lr: the step; DiLoCo's 0.7 where gradients are pseudo-gradients.
@@ -58,6 +58,10 @@ class DelayedNesterov:
     -0.5
     -1.9
     -2.4
+
+    Must know: N, in theory the number of workers.
+
+    Guarantee: none; its paper is empirical.
 
     Reference: B. Liu, R. Chhaparia, A. Douillard, S. Kale, A. A. Rusu, J. Shen, A. Szlam and M. Ranzato,
     Asynchronous local-SGD training for language modeling, 2024, Algorithm 3.

@@ -32,7 +32,7 @@ class FedAsync:
         s(\tau) = 1, \quad (1 + \tau)^{-a} \quad\text{or}\quad \min\Big(1, \frac{1}{1 + a (\tau - b)^+}\Big)
 
     where g is a pseudo-gradient, so that :math:`x_{t-\tau} - g` is the worker's model; a query therefore carries
-    itself. On plain gradients the worker's model is one step of length 1. Needs the delay of every gradient; we count
+    itself. On plain gradients the worker's model is one step of length 1. We count delays
     from 0, the authors' staleness of a model that nothing has overtaken. The projection is ours and outside its
     theory.
 
@@ -52,6 +52,11 @@ class FedAsync:
     tensor([-0.5000])
     >>> rule.query(rule.update(state, torch.tensor([1.0]), torch.tensor(3), torch.zeros(1)))  # a quarter of the way
     tensor([-0.6250])
+
+    Must know: the delay of every gradient.
+
+    Guarantee: in its paper, for local SGD on objectives that are weakly convex, with bounded delays and without a
+    projection.
 
     Reference: C. Xie, S. Koyejo and I. Gupta, Asynchronous federated optimization, 2019.
     """

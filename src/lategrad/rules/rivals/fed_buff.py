@@ -59,6 +59,10 @@ class FedBuff:
     -1.000
     -1.707
 
+    Must know: K.
+
+    Guarantee: in its paper, for local SGD on smooth objectives with bounded staleness, without a projection.
+
     Reference: J. Nguyen, K. Malik, H. Zhan, A. Yousefpour, M. Rabbat, M. Malek and D. Huba, Federated learning with
     buffered asynchronous aggregation, 2022.
     """

@@ -33,7 +33,7 @@ class MomentumLookAhead:
 
     Nesterov momentum whose memory is an average, not a sum: the momentum is as long as one gradient, however many
     arrive. With ``ahead`` workers also start from where the momentum will lead, :math:`\Pi_K(x - \mathrm{lr}\,
-    \gamma\, m)`, as HeLoCo has it. Needs no delays. The projections are ours and outside its theory.
+    \gamma\, m)`, as HeLoCo has it. The projections are ours and outside its theory.
 
     Args:
         lr: the step; DiLoCo's 0.7 where gradients are pseudo-gradients.
@@ -46,6 +46,10 @@ class MomentumLookAhead:
     >>> state = rule.update(rule.init(torch.zeros(1)), torch.tensor([1.0]), delay=torch.tensor(0))
     >>> rule.output(state), rule.query(state)  # m = 0.1
     (tensor([-1.0900]), tensor([-1.1800]))
+
+    Must know: nothing.
+
+    Guarantee: none that we know of for late gradients.
 
     References: T. Ajanthan, S. Ramasinghe, G. Avraham, Y. Zuo and A. Long, Momentum look-ahead for asynchronous
     distributed low-communication training, 2025; for ``ahead``, A. Al Asif et al., HeLoCo: efficient asynchronous
