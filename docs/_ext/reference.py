@@ -144,8 +144,9 @@ def pages() -> dict[str, str]:
             text = inspect.cleandoc(import_module(module).__doc__ or "")
             shadowed = inspect.isroutine(getattr(lg, module.rpartition(".")[2], None))  # by a function of that name
             anchor = f".. py:module:: {module}\n{'   :no-index:' * shadowed}\n\n"
-            written[f"{module}.rst"] = (heading(title) + anchor + _with_links(text) + "\n\n"
-                                        + "".join(autodoc(name) for name in own))  # fmt: skip
+            listed = ", ".join(f":py:obj:`{name.name} <{name.full}>`" for name in own)
+            shown = "".join(autodoc(name) for name in own)
+            written[f"{module}.rst"] = f"{heading(title)}{anchor}{_with_links(text)}\n\nHere: {listed}.\n\n{shown}"
             index += f"   {module}\n"
     written["index.rst"] = index
     return written
