@@ -144,8 +144,9 @@ def pages() -> dict[str, str]:
             text = inspect.cleandoc(import_module(module).__doc__ or "")
             shadowed = inspect.isroutine(getattr(lg, module.rpartition(".")[2], None))  # by a function of that name
             anchor = f".. py:module:: {module}\n{'   :no-index:' * shadowed}\n\n"
-            written[f"{module}.rst"] = (heading(title) + anchor + _with_links(text) + "\n\n"
-                                        + "".join(autodoc(name) for name in own))  # fmt: skip
+            listed = ", ".join(f":py:obj:`{name.name} <{name.full}>`" for name in own)
+            shown = "".join(autodoc(name) for name in own)
+            written[f"{module}.rst"] = f"{heading(title)}{anchor}{_with_links(text)}\n\nHere: {listed}.\n\n{shown}"
             index += f"   {module}\n"
     written["index.rst"] = index
     return written
@@ -171,20 +172,21 @@ def _with_links(text: str) -> str:
 def show_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Headings of rules stand out, and pages named as files are links."""
     emphasise(lines)
-    lines[:] = [_LETTER.sub(r"\1\\.\2", _with_links(line)) for line in lines]
+    lines[:] = [_with_links(line) for line in lines]
 
 
-_LETTER = re.compile(r"^(:[^:]+: \w)\.( |$)")
-"""``:param domain: K.``, of which docutils would make a list that begins with the letter K."""
+_LETTER = re.compile(r"^(\s+\w+: \w)\.$")
+"""``domain: K.``, of which Napoleon and docutils would make a list that begins with the letter K."""
 
 _SET_ASIDE: dict[str, list[str]] = {}
 
 
-def set_aside(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Napoleon takes what stands before a colon in an attribute's docstring for its type: it does not get to see it."""
+def before_napoleon(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """What Napoleon would misread: before a colon in an attribute's docstring a type, in a single letter a list."""
     if what in ("attribute", "data", "property"):
         _SET_ASIDE[name] = list(lines)
         lines.clear()
+    lines[:] = [_LETTER.sub(r"\1\\.", line) for line in lines]
 
 
 def put_back(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
@@ -226,7 +228,7 @@ def find_elsewhere(
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("builder-inited", write_pages)
-    app.connect("autodoc-process-docstring", set_aside, priority=400)  # Napoleon's is 500
+    app.connect("autodoc-process-docstring", before_napoleon, priority=400)  # Napoleon's is 500
     app.connect("autodoc-process-docstring", put_back, priority=600)
     app.connect("autodoc-process-docstring", show_docstring, priority=700)
     app.connect("autodoc-skip-member", skip_foreign_members)
