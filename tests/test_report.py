@@ -137,7 +137,7 @@ def test_every_file_is_there_and_nothing_else(report):
     stems = ["fig1-accuracy", "fig1-curves", "map", "Wide"]
     names = {f"{stem}{suffix}" for stem in stems for suffix in (".svg", ".png")}
     assert {path.name for path in report.parent.iterdir()} == names | {
-        "report.html", "fig1.csv", "table_2.csv", "verdicts.csv"
+        "report.html", "fig1.csv", "table_2.csv", "tables.json", "verdicts.csv"
     }  # fmt: skip
     for stem in stems:
         assert (report.parent / f"{stem}.png").read_bytes().startswith(b"\x89PNG")

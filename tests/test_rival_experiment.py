@@ -28,6 +28,7 @@ LEFT_OUT = {
     "sgd",
     "sgd-uniform",  # SGD is there by its linear average and its last iterate
     "strongly-convex",  # the objective is not
+    "steady-short",  # for runs of a few rounds
     "centred-clipping",  # for workers that are not to be trusted
     "anytime-ftrl",
     "anytime-adagrad-norm",

@@ -66,8 +66,9 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
     if judged:
         with replacing(out / "verdicts.csv") as part:
             write_csv(part, judged)
-    with replacing(out / "tables.json") as part:
-        part.write_text(json.dumps({section.name: section.tables for section in sections if section.tables}, indent=1))
+    if tables := {section.name: section.tables for section in sections if section.tables}:
+        with replacing(out / "tables.json") as part:
+            part.write_text(json.dumps(tables, indent=1))
     page = out / "report.html"
     with replacing(page) as part:
         part.write_text(page_of(sections, drawings, about), encoding="utf-8")
