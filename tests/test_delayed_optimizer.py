@@ -339,6 +339,7 @@ def test_bad_arguments(arguments, error, message):
         Delayed(**arguments)
 
 
+@pytest.mark.slow
 def test_the_example_of_delayed_training(tmp_path):
     results = example("delayed_training").main(["--quick", "--out", str(tmp_path)])
     at_no_delay, at_delay_8 = zip(*(values for _, values in results["MLP"].values()), strict=True)

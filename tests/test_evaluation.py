@@ -150,6 +150,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_does_not_wait_for_long_evaluations_and_makes_up_for_them(held, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -532,6 +532,7 @@ torch.save([p.detach() for p in model.parameters()], f"{folder}/{'half' if distr
 """
 
 
+@pytest.mark.slow
 def test_distributed_data_parallel_in_two_processes(tmp_path):
     """Each has half of every batch; both end where one process with whole batches ends."""
     (tmp_path / "program.py").write_text(TWO_PROCESSES)
@@ -663,6 +664,7 @@ def test_one_vector_of_state_and_nothing_more_during_a_step(shapes, domain):
     assert largest_allocation(optimizer.step) <= 10_000
 
 
+@pytest.mark.slow
 def test_without_a_compiler_it_warns_and_goes_on(tmp_path):
     program = """
 import torch, warnings, lategrad as lg, lategrad.optim

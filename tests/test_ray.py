@@ -321,6 +321,7 @@ def test_a_run_with_a_ray_of_its_own(tmp_path):
     audit(longer)
 
 
+@pytest.mark.slow
 def test_records_are_looked_at_where_the_driver_is(tmp_path):
     problem, seen = SlowToEvaluate(seconds=0.003), []
 
@@ -422,6 +423,7 @@ class Run(contextlib.AbstractContextManager):
         return self.trace
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:worker", "ignore:stopped")
 def test_workers_come_and_go_with_their_machines(cluster):
     home = cluster.add_node(num_cpus=1)
@@ -448,6 +450,7 @@ def test_workers_come_and_go_with_their_machines(cluster):
     cluster.remove_node(home)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:worker", "ignore:stopped", "ignore:the server")
 def test_a_lost_server_goes_on_elsewhere_from_its_checkpoint(cluster):
     home, other = (cluster.add_node(num_cpus=1) for _ in range(2))

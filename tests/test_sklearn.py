@@ -302,6 +302,7 @@ def test_the_page_runs_as_written(tmp_path, monkeypatch):
     assert (tmp_path / "loss.png").exists()
 
 
+@pytest.mark.slow
 def test_the_example_of_estimators(capsys):
     accuracy = example("late_estimators").main(["--quick"])
     assert accuracy["steady", 0] > 0.92

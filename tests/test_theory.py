@@ -96,7 +96,7 @@ def test_late_gradients_count_by_when_they_come():
     assert theory.theorem_4(8192, **common, delays=known) < theory.theorem_4(8192, **common, delays=unknown)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["no delay", "delay sqrt(T)"])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.slow), True], ids=["no delay", "delay sqrt(T)"])
 @pytest.mark.parametrize("name", CASES)
 def test_rate_and_bound(name, late):
     rule, point, bound, promised = CASES[name]

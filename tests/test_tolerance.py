@@ -167,6 +167,7 @@ def test_a_study_that_was_broken_off_goes_on_where_it_was(tmp_path, monkeypatch)
         lg.tolerance(quadratic, (0,), seeds=1, out=tmp_path / "tol")
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_are_those_one_after_another():
     alone = lg.tolerance(tolerance_script.train, (0, 4), seeds=1)
     together = lg.tolerance(tolerance_script.train, (0, 4), seeds=1, workers="auto")

@@ -42,6 +42,7 @@ def test_actors_are_as_far_behind_the_learner_as_they_are_said_to_be(example, tm
     assert (tmp_path / "stale_actors.png").stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_eight_stages_is_less_late_than_the_same_delay_everywhere(example, tmp_path):
     results = example("pipeline_tolerance").main(["--quick", "--out", str(tmp_path)])
     assert results["stages"].profile == "stages:8"

@@ -199,7 +199,7 @@ def _kill(pid):
 
 
 @pytest.mark.filterwarnings("ignore:worker .* died")
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_workers_killed_at_any_moment_tear_no_gradient_and_are_replaced(ahead):
     kills = 15
     rng = random.Random(0)
@@ -724,7 +724,14 @@ def test_a_killed_server_leaves_no_orphans_and_is_resumed_without_loss_or_repeti
         lg.replay(trace, SoftmaxRegression(load("digits", "centre"), batch=16), rule)
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)])
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 75, marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_sigterm_and_sighup_leave_a_checkpoint_and_nothing_else(sent, code, tmp_path):
     run = _start(*TRAIN, "--steps", 10**6, "--out", tmp_path)
     _wait_for_updates(tmp_path, 100)
@@ -738,6 +745,7 @@ def test_ctrl_c_sigterm_and_sighup_leave_a_checkpoint_and_nothing_else(sent, cod
     assert read_pair(checkpoint_paths(tmp_path)[0])[1]["version"] == len(trace.delays) >= 100
 
 
+@pytest.mark.slow
 def test_sigusr1_makes_a_checkpoint_at_once_and_the_run_goes_on(tmp_path):
     run = _start(*TRAIN[:-2], "--steps", 10**6, "--out", tmp_path)
     wait_until(lambda: (tmp_path / "checkpoint-000000000000.json").exists(), seconds=60)
@@ -823,6 +831,7 @@ def test_mistakes_on_the_command_line_are_explained_in_one_line(tmp_path, capsys
         assert message in errors[0]
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_replays():
     script = Path(__file__).parent.parent / "examples" / "real_training.py"
     done = subprocess.run([sys.executable, script, "--workers", "2", "--steps", "300"], capture_output=True, text=True)
