@@ -38,4 +38,5 @@ def test_the_optimizer_lines_run_as_written():
 def test_links_lead_somewhere():
     for page in [README, *(README.parent / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            made_at_build = target.startswith("reference/")  # the site's strict build checks those
+            assert made_at_build or (page.parent / target).exists(), f"{page.name} links to {target}"
