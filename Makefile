@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup data reproduce test test-all lint docs docs-serve package bench clean
+.PHONY: help setup data reproduce test test-all test-newest lint docs docs-serve package bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,11 @@ test-all: lint data ## test, and the slow tests: real data, a real browser, Ligh
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations,wandb]'
 	$(PYTEST)
 
+test-newest: ## the same checks in .venv-newest, with the newest release of every dependency (torch: several GB)
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade --editable '.[dev]'
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n $(or $(JOBS),2) -m "not slow"
+
 docs: $(STAMP) ## the documentation site in site/; a warning is an error
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs site
 
@@ -53,4 +58,4 @@ bench: data ## benchmarks: ratios measured side by side
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build site docs/reference
+	rm -rf $(VENV) .venv-newest .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build site docs/reference
