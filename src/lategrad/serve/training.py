@@ -159,7 +159,7 @@ class Training:
 
     @property
     def workers(self) -> dict[int, Location]:
-        """The workers that served when they were last looked at, a moment ago, by their numbers, with where they run."""
+        """The workers that served when they were last looked at, a moment ago, by number, with where they run."""
         return self.supervisor.workers
 
     def set_workers(self, count: int) -> None:

@@ -141,7 +141,7 @@ class _Runner:
     def _groups(self, missing: dict[str, Wanted]) -> Iterator[list[str]]:
         """Delays to simulate together: the same steps and seeds, and no more waiting queries than there is room for.
 
-        A pipeline goes alone, as looking up every stage's own past costs the others time.
+        A pipeline goes alone, and last, as looking up every stage's own past costs the others time.
         """
         if self.contender.synchronous:
             yield from ([delay] for delay in missing)  # each has a minibatch of its own
@@ -149,7 +149,7 @@ class _Runner:
         problem = self.setting.problem(self.setting.batch)
         group: list[str] = []
         taken = 0.0
-        for delay in sorted(missing, key=lambda delay: (missing[delay], MEAN_DELAY[delay])):
+        for delay in sorted(missing, key=lambda delay: (missing[delay], delay == PIPELINE, MEAN_DELAY[delay])):
             steps, seeds = missing[delay]
             queries = 1 + needs_ticket(self.contender.build(steps, self.setting.updates))
             needed = 4.0 * problem.dim * queries * (2 + MEAN_DELAY[delay]) * len(steps) * len(seeds)
