@@ -11,7 +11,6 @@ updates. Writes a table (Markdown) and a figure (PNG) into a folder.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -84,15 +83,6 @@ def cnn(side: int) -> nn.Module:
 MODELS = {"MLP": mlp, "CNN": cnn}
 
 
-def output_of(optimizer: torch.optim.Optimizer) -> contextlib.AbstractContextManager[None]:
-    """Within this context the model is what the optimizer would ship."""
-    if hasattr(optimizer, "output"):  # ours
-        return optimizer.output()
-    if hasattr(optimizer, "eval"):  # schedule-free optimizers
-        optimizer.eval()
-    return contextlib.nullcontext()
-
-
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     with torch.no_grad():
         return (model(x).argmax(1) == y).double().mean().item()
@@ -110,7 +100,7 @@ def run(kind: str, name: str, rate: float, delay: int, data: Dataset, config: Co
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(data.x_train[rows]), data.y_train[rows]).backward()
         optimizer.step()
-    with output_of(optimizer), torch.no_grad():
+    with optimizer.output(), torch.no_grad():  # the model is what the optimizer would ship
         loss = nn.functional.cross_entropy(model(data.x_train[:10_000]), data.y_train[:10_000]).item()
         return loss, accuracy(model, data.x_test, data.y_test)
 

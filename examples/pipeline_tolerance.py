@@ -15,7 +15,6 @@ The training function is a plain one, so that the command line takes it, too:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 from collections.abc import Iterator
 from functools import cache, partial
@@ -72,13 +71,8 @@ def train(wrap: Wrap, updates: int = 150, records: int = 10) -> Iterator[float]:
         loss_on(model, training, starts).backward()
         optimizer.step()
         if optimizer.updates and optimizer.updates % (updates // records) == 0:
-            with torch.no_grad(), output_of(optimizer):
+            with torch.no_grad(), optimizer.output():  # the model is what the optimizer would ship
                 yield loss_on(model, validation, held_out).item()
-
-
-def output_of(optimizer: torch.optim.Optimizer) -> contextlib.AbstractContextManager[None]:
-    """Within this context the model is what the optimizer would ship."""
-    return optimizer.output() if hasattr(optimizer, "output") else contextlib.nullcontext()
 
 
 def steady(params: list[nn.Parameter]) -> torch.optim.Optimizer:

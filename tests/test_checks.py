@@ -344,6 +344,58 @@ def test_broken_tickets_are_caught(broken, message):
         check_rule(broken(), compile=False)
 
 
+class NoDomain:
+    """A rule with all methods, and no set."""
+
+    def init(self, x0):
+        return State(x0.clone(), torch.zeros(*x0.shape[:-1], 1))
+
+    query, output = Good.query, Good.output
+
+    def update(self, state, grad, delay):
+        return State(state.x - 0.1 * grad, state.count + 1)
+
+
+HOSTS = {
+    "check_rule": check_rule,
+    "simulate": lambda rule: lg.simulate(Quadratic(), rule, 0, 10),
+    "FromRule": lambda rule: lg.optim.FromRule([torch.nn.Parameter(torch.zeros(2))], rule),
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_rule_without_a_domain_is_told_what_to_add(host):
+    with pytest.raises(ValueError, match=r"got NoDomain, which has no domain: .* domain = lategrad.WholeSpace\(\)"):
+        HOSTS[host](NoDomain())
+
+
+class AllSpace(NoDomain):
+    domain = lg.WholeSpace()
+
+
+def test_it_then_passes_with_what_it_was_told():
+    check_rule(AllSpace(), compile=False)
+
+
+def test_what_cannot_be_pickled_is_told_so():
+    class Local(AllSpace):
+        pass
+
+    class LocalBall(lg.Ball):
+        pass
+
+    message = "cannot be pickled, as worker processes ask for: .* define its class at the top of a module"
+    with pytest.raises(AssertionError, match=f"rule Local: {message}"):
+        check_rule(Local(), compile=False)
+    with pytest.raises(AssertionError, match=f"set LocalBall: {message}"):
+        check_set(LocalBall(1.0), compile=False)
+
+
+def test_what_is_no_learner_is_told_so():
+    with pytest.raises(ValueError, match="learner must be an online learner, with predict, got 'SGD'"):
+        check_learner(lg.SGD(0.1))
+
+
 class TooShort(lg.Ball):
     def project(self, x):
         return 0.9 * super().project(x)

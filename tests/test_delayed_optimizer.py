@@ -280,6 +280,41 @@ def test_output_and_other_methods_are_the_wrapped_ones():
         delayed.no_such_thing  # noqa: B018
 
 
+@pytest.mark.parametrize("build", [torch.optim.SGD, torch.optim.AdamW])
+def test_what_torchs_own_ship_are_the_parameters_themselves(build):
+    (model,) = models(1)
+    delayed = Delayed(build(model.parameters(), lr=0.1), 2)
+    for batch in range(5):
+        quadratic_pass(model, delayed, batch)
+    trained = flat(model)
+    with delayed.output():
+        assert torch.equal(flat(model), trained)
+    shipped = delayed.output_state_dict(model)
+    quadratic_pass(model, delayed, 5)
+    assert torch.equal(torch.cat([value.flatten() for value in shipped.values()]), trained), "a copy"
+    assert not hasattr(delayed, "eval"), "trainers that ask for modes find none"
+
+
+def test_what_schedule_free_optimizers_ship_is_what_eval_shows():
+    schedulefree = pytest.importorskip("schedulefree")
+    (model,) = models(1)
+    delayed = Delayed(schedulefree.SGDScheduleFree(model.parameters(), lr=0.5), 2)
+    delayed.train()
+    for batch in range(5):
+        quadratic_pass(model, delayed, batch)
+    query = flat(model)
+    with delayed.output():
+        output = flat(model)
+    torch.testing.assert_close(flat(model), query)
+    quadratic_pass(model, delayed, 5)  # in train mode again
+    delayed.eval()
+    evaluated = flat(model)
+    with delayed.output():
+        assert torch.equal(flat(model), evaluated)
+    assert torch.equal(flat(model), evaluated), "in eval mode as before"
+    assert not torch.allclose(output, query)
+
+
 def test_inside_a_compiled_training_step():
     plain, compiled = models(2)
     torch.compiler.reset()

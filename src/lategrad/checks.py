@@ -22,6 +22,7 @@ from torch import Tensor
 from lategrad.execution import BACKENDS, UnsupportedError, in_place
 from lategrad.execution.compiled import Compiled
 from lategrad.learners.learner import Learner, Linear
+from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule, apply_update, first_state, issue_ticket
 from lategrad.sets import ConvexSet, norm
 from lategrad.support.options import Option, options_of
@@ -76,6 +77,14 @@ def _gradients(steps: int, shape: tuple[int, ...], seed: int, dtype: torch.dtype
     return torch.randn(steps, *shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
+def _pickled_copy(part: Any, name: str) -> Any:
+    try:
+        return pickle.loads(pickle.dumps(part))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise AssertionError(f"{name}: cannot be pickled, as worker processes ask for: {error}; define its class at "
+                             f"the top of a module, and keep no functions or locks in it") from None  # fmt: skip
+
+
 def _check_machine(machine: _Machine, dim: int, steps: int, seed: int, compile: bool) -> None:
     name = f"{machine.kind} {type(machine.part).__name__}"
     require("runs of the " + machine.kind, tuple(runs_shape(machine.part)), runs_shape(machine.part) == (),
@@ -89,7 +98,7 @@ def _check_machine(machine: _Machine, dim: int, steps: int, seed: int, compile: 
     _check_tickets(machine, name, states)
     _check_shapes_and_dtypes(machine, name, dim, steps, seed)
 
-    again = machine.run(x0, grads, part=pickle.loads(pickle.dumps(machine.part)))
+    again = machine.run(x0, grads, part=_pickled_copy(machine.part, name))
     _close(again[-1], states[-1], f"{name}: a pickled copy behaves differently")
 
     # Only rounding may differ: reductions may add in another order for another shape.
@@ -302,6 +311,9 @@ def check_learner(
     >>> check_learner(lg.OGD(lr=0.5, domain=lg.Ball(1.0)), compile=False)
     """
 
+    missing = [member for member in ("domain", "init", "predict", "update") if not hasattr(learner, member)]
+    require("learner", type(learner).__name__, not missing, f"an online learner, with {', '.join(missing)}")
+
     def step(part: Any, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
         weight = torch.ones(*grad.shape[:-1], 1, dtype=torch.float64)
         return part.update(state, loss=Linear(weight, grad), hint=Linear(2 * weight, grad))
@@ -328,7 +340,7 @@ def check_learner(
 
 
 def check_rule(
-    rule: AnyRule[Any],
+    rule: AnyRule[Any] | str,
     *,
     dim: int = 6,
     seed: int = 0,
@@ -342,7 +354,7 @@ def check_rule(
     that is annotated ``float`` may do without; a warning says so then.
 
     Args:
-        rule: the rule, with plain numbers as hyper-parameters.
+        rule: the rule, with plain numbers as hyper-parameters, or a text such as ``"my_rules.py:Mine:lr=0.1"``.
         dim: dimension of the test vectors; must fit the rule's domain.
         seed: of the random starts and gradients.
         undelayed: the rule that this one must equal when every delay is zero; by default itself, told of
@@ -355,6 +367,7 @@ def check_rule(
     >>> import lategrad as lg
     >>> check_rule(lg.SGD(lr=0.5, domain=lg.Ball(1.0)), compile=False)
     """
+    rule = as_rule(rule)
     machine = _Machine(
         kind="rule",
         part=rule,
@@ -439,7 +452,7 @@ def check_set(domain: ConvexSet, *, dim: int = 6, seed: int = 0, compile: bool =
             _assert(bool(domain.contains(point).all()), f"{name}: not in the set at {extreme.tolist()}")
 
         _check_size(name, domain, p, feasible, tol)
-        copy = pickle.loads(pickle.dumps(domain))
+        copy = _pickled_copy(domain, name)
         _close(copy.project(z), p, f"{name}: a pickled copy behaves differently")
         if compile and dtype == torch.float32:  # where fused operations round most differently
             _close(Compiled(project)(z), p, f"{name}: the compiled projection differs", tol, tol)

@@ -258,8 +258,9 @@ def as_rule(rule: AnyRule[Any] | str) -> AnyRule[Any]:
         raise ValueError(f"rule must be a rule, got the class {rule.__name__}: call it, {rule.__name__}(...)")
     missing = [member for member in _MEMBERS if not hasattr(rule, member)]
     if missing:
+        remedy = ": give it a field domain = lategrad.WholeSpace(), or another set" if missing == ["domain"] else ""
         raise ValueError(f"rule must be a server rule, such as lategrad.Steady() or 'steady:lr=1', got "
-                         f"{type(rule).__name__}, which has no {', '.join(missing)}")  # fmt: skip
+                         f"{type(rule).__name__}, which has no {', '.join(missing)}{remedy}")  # fmt: skip
     return rule
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from lategrad.delays import DelayModel, Recorded, as_delay_model
 from lategrad.delays.model import require_count
 from lategrad.delays.stages import StageDelays
 from lategrad.optim.arguments import require_object
+from lategrad.optim.output_mode import output_of, shipped_state
 from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
 from lategrad.optim.stage_versions import StageVersions
 from lategrad.rules.rule import needs_ticket
@@ -73,8 +75,9 @@ class Delayed(Optimizer):
 
     It is a ``torch.optim.Optimizer`` that shares ``param_groups`` and ``state`` with the wrapped one, so LR
     schedulers and ``GradScaler`` take it; other attributes, such as ``train()`` and ``eval()`` of a
-    schedule-free optimizer or ``output()`` of ours, are those of the wrapped one. ``state_dict`` has the
-    gradients on their way, too. Rules that use the delays (:class:`~lategrad.optim.FromRule`) are told them.
+    schedule-free optimizer, are those of the wrapped one. ``with optimizer.output():`` puts what the wrapped one ships
+    into the parameters, whichever it is. ``state_dict`` has the gradients on their way, too. Rules that use the delays
+    (:class:`~lategrad.optim.FromRule`) are told them.
 
     Args:
         optimizer: any optimizer that takes one gradient for each step (not LBFGS).
@@ -179,6 +182,18 @@ class Delayed(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients; those on their way are copies."""
         self.optimizer.zero_grad(set_to_none)
+
+    def output(self) -> AbstractContextManager[None]:
+        """Within this context the parameters hold what the wrapped optimizer ships.
+
+        That is its output, if it is one of ours; what its ``eval()`` shows, if it is schedule-free; and the very
+        parameters that are trained for all others, as for those of torch.
+        """
+        return output_of(self.optimizer)
+
+    def output_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
+        """A copy of the model's ``state_dict`` as it is inside :meth:`output`: what to ship."""
+        return shipped_state(self.optimizer, model)
 
     # ---- The delays
 

@@ -20,6 +20,33 @@ Values = dict[Tensor, Tensor]
 """A value for some parameters."""
 
 
+@contextmanager
+def output_of(optimizer: Any) -> Iterator[None]:
+    """Within this context the parameters hold what the optimizer ships, whoever wrote it.
+
+    Ours have ``output()``. Schedule-free ones have modes, and say in their groups in which they are; afterwards they
+    are in it again. All others ship the very parameters that they train.
+    """
+    if hasattr(optimizer, "output"):
+        with optimizer.output():
+            yield
+    elif hasattr(optimizer, "eval") and any(group.get("train_mode", True) for group in optimizer.param_groups):
+        optimizer.eval()
+        try:
+            yield
+        finally:
+            optimizer.train()
+    else:
+        yield
+
+
+def shipped_state(optimizer: Any, model: torch.nn.Module) -> dict[str, Any]:
+    """A copy of the model's ``state_dict`` with what the optimizer ships."""
+    with output_of(optimizer):
+        items = model.state_dict().items()
+        return {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in items}
+
+
 class OutputMode(Optimizer):
     """An optimizer whose parameters hold the query, and on demand the output."""
 
@@ -90,9 +117,7 @@ class OutputMode(Optimizer):
 
     def output_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """A copy of the model's ``state_dict`` with the output in place of the query: what to ship."""
-        with self.output():
-            items = model.state_dict().items()
-            return {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in items}
+        return shipped_state(self, model)
 
     def require_query(self, what: str) -> None:
         """Raise unless the parameters hold the query, which ``what`` needs."""

@@ -17,7 +17,7 @@ from lategrad.execution.many_tensors import joined, same_objects, scatter, state
 from lategrad.execution.pays import STEPS_OF_AN_OPTIMIZER, compiling_pays
 from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
 from lategrad.optim.output_mode import OutputMode, Values
-from lategrad.registry import parse_rule
+from lategrad.registry import as_rule, parse_rule
 from lategrad.rules.blocks import Blocks, fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
@@ -390,8 +390,7 @@ class FromRule(RuleOptimizer):
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
-        missing = [name for name in ("init", "query", "update", "output", "domain") if not hasattr(group["rule"], name)]
-        invalid("rule", f"{group['rule']!r} has no {', '.join(missing)}", bool(missing))
+        as_rule(group["rule"])  # or raises
         if "lr" in group:
             invalid("learning rate", group["lr"], _find("lr", group["rule"]) is None)
             check_lr(group)
