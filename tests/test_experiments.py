@@ -96,6 +96,22 @@ def test_figure_3_shows_the_runs_of_the_sweep_along_the_way(sweeps):
         torch.testing.assert_close(trace.accuracy[-1], whole.accuracy[-1][:, at[0], at[1]], atol=6e-3, rtol=0)
 
 
+def test_a_regime_of_ones_own_needs_only_the_delays_at_which_steps_are_tuned(tmp_path):
+    """Figure 3's delay is run beside it, and not among the regime's own."""
+    regime = replace(UNCONSTRAINED, name="mine", delays=(0, 50, 250), grids=(("anytime-sgd", (0.1, 1.0)),))
+    config = SweepConfig(Scale(epochs=1, seeds=1, batch=2), data="digits")
+    trace = sweep(config, regime, tmp_path)["anytime-sgd"]
+    assert trace.axis("delay").values == (0, 50, 250)
+    assert not trace.accuracy[-1, :, (0, 2)].isnan().any()
+    best = tuned(trace, 0)
+    rule = build_rule("anytime-sgd", trace.axes[-1].values[best], parse_set(regime.domain))
+    alone = simulate(config.problem(regime), rule, 50, config.steps, seed=0, record_every=config.steps)
+    assert trace.accuracy[-1, 0, 1, best].item() == pytest.approx(alone.accuracy[-1].item(), abs=6e-3)
+    assert over_time(config, regime, "anytime-sgd", tmp_path).delays.max() == 500
+    with pytest.raises(ValueError, match=r"delays must be delays with \(0, 250\), where steps are tuned, got \(0, 50\)"):
+        replace(regime, delays=(0, 50))
+
+
 def test_jobs_do_what_the_sections_read(tmp_path, monkeypatch):
     """In other processes; a second time there is nothing left to do."""
     jobs = [job for job in sweep_jobs(TINY, tmp_path, "cpu") if job.label.startswith("strongly")]

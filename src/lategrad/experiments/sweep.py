@@ -23,6 +23,7 @@ from lategrad.experiments.jobs import Job, Lane
 from lategrad.problems import SoftmaxRegression, load
 from lategrad.registry import build_rule, parse_set
 from lategrad.simulate import simulate
+from lategrad.support.validation import require
 from lategrad.trace import Axis, Trace
 
 LOGNORMAL = "lognormal:7,0.4"
@@ -62,6 +63,11 @@ class Regime:
     """Pairs of a rule and its steps; SGD's average and last iterate come from one run."""
     delays: tuple[int | str, ...] = DELAYS
     grid_at: tuple[int | str, ...] = WHOLE_GRID
+
+    def __post_init__(self) -> None:
+        for name in ("delays", "grid_at"):
+            delays = getattr(self, name)
+            require(name, delays, set(TUNED_AT) <= set(delays), f"delays with {TUNED_AT}, where steps are tuned")
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -273,9 +279,11 @@ def _joined(regime: Regime, grid: Trace, winners: Trace) -> Trace:
     for name in ("loss", "accuracy"):
         whole = torch.full([len(axis.values) for axis in axes], torch.nan, dtype=torch.float64)
         for part in (winners, grid):  # where both have a run it is the same one
-            rows = torch.tensor([regime.delays.index(delay) for delay in part.axis("delay").values])
+            delays = part.axis("delay").values
+            shown = [place for place, delay in enumerate(delays) if delay in regime.delays]  # Figure 3's may be none
+            rows = torch.tensor([regime.delays.index(delays[place]) for place in shown], dtype=torch.int64)
             columns = torch.tensor([axes[2].values.index(step) for step in part.axes[2].values])
-            whole[:, rows.unsqueeze(-1), columns] = getattr(part, name)[-1]
+            whole[:, rows.unsqueeze(-1), columns] = getattr(part, name)[-1][:, shown]
         values[name] = whole.unsqueeze(0)
     return dataclasses.replace(grid, steps=grid.steps[-1:], axes=axes, **values)
 
