@@ -108,7 +108,7 @@ def test_a_regime_of_ones_own_needs_only_the_delays_at_which_steps_are_tuned(tmp
     alone = simulate(config.problem(regime), rule, 50, config.steps, seed=0, record_every=config.steps)
     assert trace.accuracy[-1, 0, 1, best].item() == pytest.approx(alone.accuracy[-1].item(), abs=6e-3)
     assert over_time(config, regime, "anytime-sgd", tmp_path).delays.max() == 500
-    with pytest.raises(ValueError, match=r"delays must be delays with \(0, 250\), where steps are tuned, got \(0, 50\)"):
+    with pytest.raises(ValueError, match=r"delays must be delays with \(0, 250\), .*, got \(0, 50\)"):
         replace(regime, delays=(0, 50))
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lategrad as lg
+from helpers.late_quadratic import LARGEST, NUMBERS, on_a_quadratic
 from lategrad import theory
 from lategrad.problems import SoftmaxRegression, load
 
@@ -70,23 +71,14 @@ def test_the_regret_after_the_first_round(tau, grads):
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 @pytest.mark.parametrize("tau", [0, 10, 30])
 def test_the_theorem_holds_on_a_quadratic(tau, noise):
-    """On f = |x - a|^2 / 2 the bound holds, and it is below the largest excess loss of the ball."""
-    T, seeds, c, lr, L = 3000, 16, 1.0, math.sqrt(2.0), 1.0
-    a = torch.tensor([0.6, 0.0, 0.0], dtype=torch.float64)
-    rule = lg.SteadyShort(lr, lg.Ball(1.0), c)
-    state = rule.init(torch.tensor([-0.8, 0.6, 0.0], dtype=torch.float64).expand(seeds, -1))
-    generator = torch.Generator().manual_seed(0)
-    queries, squares = [rule.query(state)], []
-    for t in range(1, T):
-        late = min(tau, t - 1)
-        xi = torch.randn(seeds, DIM, generator=generator, dtype=torch.float64) * noise / math.sqrt(DIM)
-        state = rule.update(state, queries[t - 1 - late] - a + xi, torch.tensor(late))
-        queries.append(rule.query(state))
-        squares.append(state.squares.squeeze(-1))
-    activity = max(theory.steady_activity(column) for column in torch.stack(squares).T)
-    numbers = {"L": L, "D": D, "G": 1.6, "sigma": noise, "lr": lr, "c": c, "tau": tau, "activity": activity}
-    excess = 0.5 * (rule.output(state) - a).square().sum(-1).mean().item()
-    assert excess <= theory.steady_short_in_constant_delay(T, **numbers) < 0.5 * 1.6**2
+    """The bound holds, and it is below the largest excess loss of the ball."""
+    T, c, lr = 3000, 1.0, math.sqrt(2.0)
+    delays = [min(tau, t) for t in range(T - 1)]
+    excess, activities = on_a_quadratic(
+        lg.SteadyShort(lr, lg.Ball(1.0), c), delays, noise, torch.Generator().manual_seed(0)
+    )
+    numbers = {**NUMBERS, "sigma": noise, "lr": lr, "c": c, "tau": tau, "activity": max(activities)}
+    assert excess <= theory.steady_short_in_constant_delay(T, **numbers) < LARGEST
     with pytest.raises(ValueError, match="T must be at least"):
         theory.steady_short_in_constant_delay(2 * tau + 5, **numbers)
 

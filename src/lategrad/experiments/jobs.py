@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -21,6 +22,12 @@ from typing import Any, Literal
 import torch
 
 Say = Callable[[str], None]
+
+
+def to_stderr(line: str) -> None:
+    """Say it at once, beside what is printed as a result."""
+    print(line, file=sys.stderr, flush=True)
+
 
 Lane = Literal["processes", "gpu", "streams"]
 """Where a piece is done: on a core; on the GPU by a process; on the GPU by a thread of this process, if it compiles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -100,6 +101,15 @@ def three_digits(value: float) -> str:
     '.845'
     """
     return f"{value:.3f}".replace("0.", ".", 1)
+
+
+def loss_in_table(value: float) -> str:
+    """A loss as it is written in tables.
+
+    >>> loss_in_table(1.4142), loss_in_table(123.4), loss_in_table(float("inf"))
+    ('1.414', '123', 'diverged')
+    """
+    return "diverged" if not math.isfinite(value) else f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:

@@ -42,13 +42,13 @@ RUN_STEP = {"cpu": 40e-6, "cuda": 1e-6}
 """Seconds for one update of one run at batch 64, about, on one core or on a GPU; for forecasts."""
 
 
-def half_decades(low: int, high: int) -> tuple[float, ...]:
-    """Powers of the root of ten from 10^low to 10^high.
+def half_decades(low: float, high: float) -> tuple[float, ...]:
+    """Powers of the root of ten from 10^low to 10^high, both whole or half.
 
-    >>> half_decades(-1, 0)
-    (0.1, 0.316228, 1.0)
+    >>> half_decades(-1, 0.5)
+    (0.1, 0.316228, 1.0, 3.162278)
     """
-    return tuple(round(10 ** (k / 2), 6) for k in range(2 * low, 2 * high + 1))
+    return tuple(round(10 ** (k / 2), 6) for k in range(round(2 * low), round(2 * high) + 1))
 
 
 @dataclass(frozen=True)

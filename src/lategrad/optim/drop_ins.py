@@ -27,6 +27,12 @@ def _check_domain(group: dict[str, Any]) -> None:
     invalid("domain", group["domain"], not all(hasattr(group["domain"], name) for name in ("project", "contains")))
 
 
+def _check_averaging(group: dict[str, Any]) -> None:
+    invalid("power value", group["power"], not is_number(group["power"], low=0))
+    in_range = is_number(group["interpolation"], low=0) and group["interpolation"] <= 1
+    invalid("interpolation value", group["interpolation"], not in_range)
+
+
 class AnytimeSGD(RuleOptimizer):
     r"""Algorithm 1 of the paper with online gradient descent: SGD that does not mind late gradients.
 
@@ -91,9 +97,7 @@ class AnytimeSGD(RuleOptimizer):
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
         check_lr(group)
-        invalid("power value", group["power"], not is_number(group["power"], low=0))
-        in_range = is_number(group["interpolation"], low=0) and group["interpolation"] <= 1
-        invalid("interpolation value", group["interpolation"], not in_range)
+        _check_averaging(group)
         invalid("schedule", group["schedule"], group["schedule"] not in ("sqrt", "constant"))
         _check_domain(group)
 
@@ -169,9 +173,7 @@ class OptimisticAnytime(RuleOptimizer):
         super()._check(group)
         check_lr(group)
         invalid("diameter value", group["diameter"], not is_number(group["diameter"], low=0))
-        invalid("power value", group["power"], not is_number(group["power"], low=0))
-        in_range = is_number(group["interpolation"], low=0) and group["interpolation"] <= 1
-        invalid("interpolation value", group["interpolation"], not in_range)
+        _check_averaging(group)
         _check_domain(group)
 
     def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:

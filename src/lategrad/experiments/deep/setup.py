@@ -142,7 +142,13 @@ class Setting:
         return {name: getattr(self, name) for name in names}
 
 
-MODELS = ("mlp", "cnn", "gpt")
+MODELS = {"mlp": "MLP 784-64-10, Fashion-MNIST", "cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare"}
+"""By their names on the command line: what is trained, on what."""
+
+
+def model_title(model: str, layers: int, width: int) -> str:
+    """The same, with the size of a GPT."""
+    return MODELS[model] + (f", {layers} layers of width {width}" if model == "gpt" else "")
 
 
 _DRAWING = threading.Lock()

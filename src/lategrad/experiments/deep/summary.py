@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,22 +14,21 @@ from matplotlib.figure import Figure
 
 from lategrad.experiments import style
 from lategrad.experiments.deep.measuring import Result, describe_delays, measure
-from lategrad.experiments.deep.setup import CONFIGS, Config, Setting
+from lategrad.experiments.deep.setup import CONFIGS, MODELS, Config, Setting, model_title
 from lategrad.experiments.deep.verdicts import Panel, verdicts
-from lategrad.experiments.jobs import Job, Say
+from lategrad.experiments.jobs import Job, Say, to_stderr
 from lategrad.experiments.part import Run
 from lategrad.experiments.results import Section
 
 SECONDS = {"mlp": 25.0, "cnn": 20.0, "gpt": 100.0}
 """For one rule on one model, about: on one core at the quick scale, on a GPU of its own at the others; for
 forecasts."""
-_NAMES = {"mlp": "MLP 784-64-10, Fashion-MNIST", "cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare"}
 
 
 def title(setting: Setting) -> str:
     """What is trained, on what."""
-    size = f", {setting.layers} layers of width {setting.width}" if setting.model == "gpt" else ""
-    return f"{_NAMES[setting.model]}{size}; batch {setting.batch}, {setting.updates:,} updates"
+    model = model_title(setting.model, setting.layers, setting.width)
+    return f"{model}; batch {setting.batch}, {setting.updates:,} updates"
 
 
 def ranked(panel: Panel, protocol: str = "frozen") -> list[Result]:
@@ -69,10 +67,7 @@ def table(setting: Setting, panel: Panel, delays: Sequence[str], protocol: str) 
 
 
 def _number(value: float, by_loss: bool) -> str:
-    """``.876`` for an accuracy, ``1.41`` for a loss."""
-    if by_loss:
-        return "diverged" if not math.isfinite(value) else f"{value:.3f}" if value < 10 else f"{value:.0f}"
-    return f"{value:.3f}".replace("0.", ".", 1)
+    return style.loss_in_table(value) if by_loss else style.three_digits(value)
 
 
 def plot(setting: Setting, panel: Panel, delays: Sequence[str]) -> Figure:
@@ -118,14 +113,10 @@ def jobs(run: Run) -> list[Job]:
     config = CONFIGS[run.scale].limited(run.models, run.rules)
     return [
         Job(f"deep: {setting.model}, {style.TITLES[contender.rule]}", SECONDS[setting.model],
-            partial(measure, config, setting, contender, run.out, device=run.device, say=_to_stderr),
+            partial(measure, config, setting, contender, run.out, device=run.device, say=to_stderr),
             lane="processes" if run.device == "cpu" else "streams")
         for setting in config.settings for contender in config.contenders(setting)
     ]  # fmt: skip
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def section(run: Run) -> Section:
@@ -135,7 +126,7 @@ def section(run: Run) -> Section:
 
 def headline(setting: Setting, panel: Panel, delays: Sequence[str]) -> Figure:
     """The first model, small: ours, synchronous training in as many rounds, and the rivals in grey."""
-    figure, (ax,) = style.panels([f"Deep models: {_NAMES[setting.model]}"], "test accuracy", height=style.HEADLINE)
+    figure, (ax,) = style.panels([f"Deep models: {MODELS[setting.model]}"], "test accuracy", height=style.HEADLINE)
     for result in reversed(ranked(panel)):
         contender = result.contender
         ours_or_anchor = contender.ours or bool(contender.synchronous)
@@ -158,7 +149,7 @@ def finding(setting: Setting, panel: Panel, delays: Sequence[str]) -> str:
         return ""
     ours, rival = (max(results, key=lambda r: r.frozen[late].mean().item()) for results in by_kind.values())
     return (
-        f"On a deep model ({_NAMES[setting.model]}, {setting.updates:,} updates), with steps frozen from delay 0, "
+        f"On a deep model ({MODELS[setting.model]}, {setting.updates:,} updates), with steps frozen from delay 0, "
         f"{style.TITLES[ours.contender.rule]} goes from {ours.frozen['0'].mean():.3f} to "
         f"{ours.frozen[late].mean():.3f} at a "
         f"delay of {late}; the best rival there, {style.TITLES[rival.contender.rule]}, from "
@@ -167,7 +158,7 @@ def finding(setting: Setting, panel: Panel, delays: Sequence[str]) -> str:
     )
 
 
-def section_of(config: Config, out: Path, *, device: str, say: Say = _to_stderr) -> Section:
+def section_of(config: Config, out: Path, *, device: str, say: Say = to_stderr) -> Section:
     """Run everything, and show it by both protocols."""
     panels = {
         setting: {

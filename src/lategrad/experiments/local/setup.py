@@ -12,6 +12,7 @@ import torch
 
 from lategrad.delays.clocks import Barrier, Cluster, Worker
 from lategrad.experiments.deep import setup as deep
+from lategrad.experiments.sweep import half_decades
 from lategrad.problems import LocalSteps, Synchronous
 from lategrad.registry import build_rule
 from lategrad.rules import AnyRule
@@ -20,11 +21,6 @@ from lategrad.support.validation import require_choice
 
 TUNING_SEED = 1000
 """All steps are chosen with it; no number that is shown comes from it."""
-
-
-def _grid(low: int, high: int) -> tuple[float, ...]:
-    """Half decades from 10^(low/2) to 10^(high/2)."""
-    return tuple(round(10 ** (k / 2), 6) for k in range(low, high + 1))
 
 
 @dataclass(frozen=True)
@@ -45,11 +41,11 @@ class Contender:
         return dataclasses.replace(rule, **changes) if changes else rule  # type: ignore[type-var]
 
 
-_OUTER, _STEPS = _grid(-6, 1), _grid(-8, -1)
+_OUTER, _STEPS = half_decades(-3, 0.5), half_decades(-4, -0.5)
 CONTENDERS = (
     Contender("steady-muon", _STEPS, ours=True),
     Contender("steady-adam", _STEPS, ours=True),
-    Contender("steady", _grid(-3, 4), ours=True),
+    Contender("steady", half_decades(-1.5, 2), ours=True),
     Contender("sgd", _OUTER),
     Contender("nesterov", _OUTER),
     Contender("delayed-nesterov", _OUTER),
