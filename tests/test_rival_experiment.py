@@ -11,7 +11,17 @@ from lategrad.experiments.deep import setup as deep
 from lategrad.experiments.part import Run
 from lategrad.experiments.report import write_report
 from lategrad.experiments.reproduce import NAMES as NAMES_OF_PARTS
-from lategrad.experiments.rivals import CONTENDERS, SCENARIOS, Config, Result, Setting
+from lategrad.experiments.rivals import (
+    CONTENDERS,
+    SCENARIOS,
+    Config,
+    Result,
+    Setting,
+    judging,
+    measuring,
+    setup,
+    summary,
+)
 from lategrad.problems import SoftmaxRegression, load
 from lategrad.registry import RULES, build_rule, parse_set
 from lategrad.simulate import simulate
@@ -125,7 +135,7 @@ def test_the_report_shows_the_tables_and_the_figures(ran):
 
 def test_what_is_finished_is_not_run_again(ran, monkeypatch):
     out, first = ran
-    monkeypatch.setattr(rivals, "simulate", None)
+    monkeypatch.setattr(measuring, "simulate", None)
     assert rivals.section_of(TINY, out, device="cpu").tables == first.tables
 
 
@@ -136,13 +146,13 @@ def test_the_finding_says_where_steady_stands(ran):
     ):
         order = [row["rule"] for row in section.tables[f"digits, {name}, frozen"]]
         wanted = order.index("Steady (ours)") + 1
-        assert f"{rivals._ordinal(wanted)} of {len(order)} on digits" in place
+        assert f"{summary._ordinal(wanted)} of {len(order)} on digits" in place
 
 
 @pytest.mark.parametrize(("device", "data"), [("cpu", ["digits"]), ("cuda", ["fashion-mnist", "digits"])])
 def test_what_takes_hours_is_left_to_a_gpu_and_the_report_says_so(device, data, tmp_path):
     run = Run("paper", tmp_path, device)
-    assert [setting.data for setting in rivals.config_for(run).settings] == data
+    assert [setting.data for setting in setup.config_for(run).settings] == data
     assert {job.lane for job in rivals.jobs(run)} == {"gpu" if device == "cuda" else "processes"}
     assert len(rivals.jobs(run)) == len(data) * 2 * len(CONTENDERS)
 
@@ -166,9 +176,9 @@ def test_small_differences_are_ties():
     good, near, far = (made_up([[[0.9]], [[late]]]) for late in (0.8, 0.7985, 0.797))
     shaky = made_up([[[0.9]], [[0.75]]], between_seeds=0.06)  # a mean of 0.78
     panel = [good, near, far, shaky]
-    assert [rivals.place(result, panel, "frozen") for result in panel] == [1, 1, 2, 1]
+    assert [judging.place(result, panel, "frozen") for result in panel] == [1, 1, 2, 1]
     few = made_up([[[0.9]], [[0.8]]], test_rows=100)
-    assert not rivals.is_ahead(few, far, "frozen")
+    assert not judging.is_ahead(few, far, "frozen")
 
 
 def test_the_last_half_of_the_classes_is_late():
@@ -181,8 +191,8 @@ def test_the_step_is_frozen_from_delay_zero_and_the_knob_granted_in_hindsight():
     assert result.choice == (1, 1)  # knob 0 freezes step 0: 0.1, 0.1; knob 1 freezes step 1: 0.2, 0.4
     assert result.frozen.mean(0).tolist() == pytest.approx([0.9, 0.2, 0.4])
     assert result.oracle.mean(0).tolist() == pytest.approx([0.9, 0.8, 0.7])
-    assert rivals.mean_late(result.frozen) == pytest.approx(0.3)
-    assert rivals.worst_drop(result.frozen) == pytest.approx(0.7)
+    assert judging.mean_late(result.frozen) == pytest.approx(0.3)
+    assert judging.worst_drop(result.frozen) == pytest.approx(0.7)
 
 
 def test_sgd_is_judged_by_its_average_and_by_its_last_iterate(ran):

@@ -107,7 +107,7 @@ class Setting:
     """Whether it is left out unless its model is named, as it takes long."""
 
     def __post_init__(self) -> None:
-        require_choice("model", self.model, MODELS)
+        require_choice("model", self.model, tuple(MODELS))
         require("tuned_at", self.tuned_at, self.tuned_at[:1] == ("0",), "delays of which the first is '0'")
 
     @property
