@@ -9,8 +9,7 @@ import torch
 
 import lategrad as lg
 from helpers import transcriptions as plain
-from lategrad import checks
-from lategrad.checks import check_learner, check_rule, check_set
+from lategrad.checks import check_learner, check_rule, check_set, machine
 from lategrad.problems import Quadratic
 from lategrad.registry import LEARNERS, RULES, build_rule, parse_set
 from lategrad.rules import first_query
@@ -472,9 +471,9 @@ def test_rules_that_hosts_cannot_run_are_caught(broken, message):
 
 def test_every_backend_of_this_machine_is_tried(monkeypatch):
     tried = []
-    original = checks.in_place
+    original = machine.in_place
     monkeypatch.setattr(
-        checks, "in_place", lambda *args, backend: tried.append(backend) or original(*args, backend=backend)
+        machine, "in_place", lambda *args, backend: tried.append(backend) or original(*args, backend=backend)
     )
     check_rule(Good())
     assert set(tried) == {"eager", "compile", "loops"}

@@ -1,0 +1,64 @@
+"""Checks for online learners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lategrad.checks.comparing import Reference, check_reference, gradients
+from lategrad.checks.machine import Machine, check_machine
+from lategrad.learners.learner import Learner, Linear
+from lategrad.support.validation import require
+
+
+def check_learner(
+    learner: Learner[Any],
+    *,
+    dim: int = 6,
+    seed: int = 0,
+    reference: Reference | None = None,
+    compile: bool = True,
+) -> None:
+    """Put an online learner through all generic checks.
+
+    Args:
+        learner: the learner, with plain numbers as hyper-parameters.
+        dim: dimension of the test vectors; must fit the learner's domain.
+        seed: of the random starts and gradients.
+        reference: a plain transcription to be equal to on the first steps, called with the start and the
+            gradients as lists (weights 1, 2, 3, ...; each gradient is the hint for the next round) and
+            returning the plays :math:`w_1, w_2, \\dots`, one more than there are gradients.
+        compile: also compare with ``torch.compile``; takes seconds.
+
+    >>> import lategrad as lg
+    >>> check_learner(lg.OGD(lr=0.5, domain=lg.Ball(1.0)), compile=False)
+    """
+
+    missing = [member for member in ("domain", "init", "predict", "update") if not hasattr(learner, member)]
+    require("learner", type(learner).__name__, not missing, f"an online learner, with {', '.join(missing)}")
+
+    def step(part: Any, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
+        weight = torch.ones(*grad.shape[:-1], 1, dtype=torch.float64)
+        return part.update(state, loss=Linear(weight, grad), hint=Linear(2 * weight, grad))
+
+    machine = Machine(
+        kind="learner",
+        part=learner,
+        domain=learner.domain,
+        step=step,
+        points=lambda part, state: (part.predict(state),),
+        ticket=lambda part, state: part.predict(state)[..., :0],
+    )
+    check_machine(machine, dim, steps=6, seed=seed, compile=compile)
+    if reference is not None:
+        x0, grads = gradients(1, (dim,), seed + 1)[0], gradients(5, (dim,), seed)
+        state = learner.init(x0)
+        plays = [learner.predict(state)]
+        for t, grad in enumerate(grads, start=1):
+            loss = Linear(torch.tensor([float(t)], dtype=torch.float64), grad)
+            hint = Linear(loss.weight + 1, grad)
+            state = learner.update(state, loss, hint)
+            plays.append(learner.predict(state))
+        check_reference(plays, x0, grads, reference, "learner: the first plays differ from the reference")
