@@ -1,1 +1,1 @@
-"""Commands of the command line, a file each."""
+"""Commands of the command line, a file each; ``options``, ``given`` and ``noted`` are what they share."""
