@@ -2,7 +2,7 @@
 
 from lategrad.optim.delayed import Delayed
 from lategrad.optim.drop_ins import AnytimeSGD, OptimisticAnytime, StronglyConvexSGD
-from lategrad.optim.rule_optimizer import FromRule
+from lategrad.optim.from_rule import FromRule
 from lategrad.optim.steady import SteadyAdam, SteadyMuon
 
 __all__ = ["AnytimeSGD", "Delayed", "FromRule", "OptimisticAnytime", "SteadyAdam", "SteadyMuon", "StronglyConvexSGD"]

@@ -1,8 +1,7 @@
-"""Any server rule as a ``torch.optim.Optimizer``."""
+"""What all optimizers made from a server rule have in common."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from torch.optim.optimizer import ParamsT
 from lategrad.execution import StateBeside, TensorsStep, WithGradient, in_place
 from lategrad.execution.many_tensors import joined, same_objects, scatter, state_form
 from lategrad.execution.pays import STEPS_OF_AN_OPTIMIZER, compiling_pays
-from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
+from lategrad.optim.arguments import require_known_keys, require_params, require_state_of
 from lategrad.optim.output_mode import OutputMode, Values
-from lategrad.registry import as_rule, parse_rule
 from lategrad.rules.blocks import Blocks, fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
@@ -35,7 +33,7 @@ def invalid(what: str, value: object, condition: bool) -> None:
 
 
 class RuleOptimizer(OutputMode):
-    """What all optimizers made from a rule have in common; see :class:`FromRule`.
+    """A ``torch.optim.Optimizer`` whose step is the update of a rule; which one, its subclasses say.
 
     The parameters hold the query, before and after every step. A group is one vector (or each of its
     parameters is one), with its own rule and its own count of updates. Vectors of the rule's state are in
@@ -318,91 +316,3 @@ def is_number(value: object, *, low: float, strict: bool = False) -> bool:
     """Whether it is a finite number >= low, or > low when strict."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and low <= value < float("inf") and not (strict and value == low)  # type: ignore[operator]
-
-
-def _find(name: str, part: Any) -> Any:
-    """A hyper-parameter of the rule, or of its learner; None when neither has it."""
-    if hasattr(part, name):
-        return getattr(part, name)
-    return _find(name, part.learner) if hasattr(part, "learner") else None
-
-
-def _replace(name: str, part: Any, value: Scalar) -> Any:
-    """The same rule with another value of that hyper-parameter."""
-    if hasattr(part, name):
-        return dataclasses.replace(part, **{name: value})
-    return dataclasses.replace(part, learner=_replace(name, part.learner, value))
-
-
-class FromRule(RuleOptimizer):
-    """Any server rule as an optimizer.
-
-    The rule's learning rate, or that of its learner, becomes the groups' ``lr``, which is read at every step,
-    so that LR schedulers work. A rule without one has groups without ``lr``. Likewise its ``weight_decay`` is the
-    groups' default; a rule without one takes none.
-
-    Args:
-        params: as for any optimizer; a group may have a ``rule`` of its own, ``lr`` and ``weight_decay``.
-        rule: one run of any rule (no hyper-parameter with a dimension of runs), or a text such as ``"steady:lr=1"``.
-        maximize: ascend instead of descend.
-        per_parameter: each parameter is a vector of its own, with its own projection and its own norms,
-            instead of the whole group.
-        compile: compile the step (takes seconds, once), or run it operation by operation. None compiles for
-            groups of some 190,000 entries and more.
-
-    >>> import lategrad as lg
-    >>> x = torch.nn.Parameter(torch.zeros(2))
-    >>> optimizer = lg.optim.FromRule([x], lg.SGD(lr=0.5, domain=lg.Ball(1.0)))
-    >>> for t in range(3):
-    ...     optimizer.zero_grad()
-    ...     (x - torch.tensor([3.0, 4.0])).square().sum().backward()
-    ...     optimizer.step()
-    >>> x.data
-    tensor([0.6000, 0.8000])
-    """
-
-    structure = ("rule", "weight_decay")
-    optional = ("lr", "weight_decay")
-    not_saved = ("rule", "compile")
-
-    def __init__(
-        self,
-        params: ParamsT,
-        rule: AnyRule[Any] | str,
-        *,
-        maximize: bool = False,
-        per_parameter: bool = False,
-        compile: bool | None = None,
-    ) -> None:
-        rule = parse_rule(rule) if isinstance(rule, str) else rule
-        super().__init__(params, {"rule": rule}, maximize=maximize, per_parameter=per_parameter, compile=compile)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its ``lr`` and ``weight_decay`` are those of its rule unless they are given."""
-        rule = param_group.get("rule", self.defaults["rule"])
-        require_object("rule", rule)
-        lr = _find("lr", rule)
-        if lr is not None:
-            param_group.setdefault("lr", lr)
-        decay = _find("weight_decay", rule)
-        param_group.setdefault("weight_decay", 0.0 if decay is None else decay)
-        super().add_param_group(param_group)
-
-    def _check(self, group: dict[str, Any]) -> None:
-        super()._check(group)
-        as_rule(group["rule"])  # or raises
-        if "lr" in group:
-            invalid("learning rate", group["lr"], _find("lr", group["rule"]) is None)
-            check_lr(group)
-        has_none = _find("weight_decay", group["rule"]) is None
-        refused = f"{group['weight_decay']}: {group['rule']!r} has none; put the penalty into the loss"
-        invalid("weight_decay value", refused, has_none and group["weight_decay"] > 0)
-
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        rule: AnyRule[Any] = _replace("lr", group["rule"], number) if "lr" in group else group["rule"]
-        has_decay = _find("weight_decay", rule) is not None
-        return _replace("weight_decay", rule, group["weight_decay"]) if has_decay else rule
-
-    def _number(self, group: dict[str, Any]) -> Scalar:
-        lr: Scalar = group.get("lr", 1.0)
-        return lr
