@@ -120,10 +120,13 @@ class _Ledger:
     version = 0
 
     def __init__(self):
-        self.running, self.told, self.places = {}, [], 1000
+        self.running, self.told, self.places, self.joined = {}, [], 1000, set()
 
     def start(self, member, worker):
         self.running[member] = worker
+
+    def location(self, member):
+        return HERE if member in self.joined else None
 
     def let_go(self, member):
         self.told.append(("let go", self.running[member]))
@@ -162,6 +165,19 @@ def test_as_many_run_as_there_is_room_for_between_fewest_and_most(engine):
     supervisor.look_after(_report(engine), 0.0)
     assert len(engine.told) == 2  # they are told once
     assert list(supervisor.workers) == [0, 1]
+
+
+def test_a_worker_is_known_from_the_moment_it_joins_until_it_has_ended(engine):
+    supervisor = _supervisor(engine)
+    supervisor.look_after(_report(engine, joined=()), 0.0)
+    assert supervisor.workers == {}
+    engine.joined.add(1)  # between two looks at the workers
+    assert supervisor.workers == {1: HERE}
+    supervisor.look_after(_report(engine, joined=(1,)), 0.0)
+    engine.joined.clear()  # as while the server is away
+    assert supervisor.workers == {1: HERE}
+    supervisor.bury(Ended(1, None), 0.0)
+    assert supervisor.workers == {}
 
 
 def test_a_worker_that_never_joined_is_not_waited_for_when_fewer_are_wanted(engine):

@@ -134,7 +134,7 @@ def test_a_job_that_fails_is_not_swallowed(lane, processes):
 
 def test_jobs_that_share_a_gpu_run_beside_each_other():
     """Jobs that wait for each other come to their end."""
-    there = threading.Barrier(2, timeout=60)
+    there = threading.Barrier(2, timeout=600)
     said = []
     run_jobs([Job(name, 1, there.wait, lane="streams") for name in "ab"], said.append, processes=1)
     assert "2 pieces of work on 1 core(s) and a GPU" in said[0]

@@ -23,7 +23,7 @@ from lategrad.serve import Settings, Training
 ray = pytest.importorskip("ray")
 
 from helpers.ray_driver import RULE  # noqa: E402
-from helpers.serving import audit, wait_until  # noqa: E402
+from helpers.serving import PATIENCE, audit, wait_until  # noqa: E402
 from lategrad.serve.engines import own_ray, ray_cleanup  # noqa: E402
 
 PROBLEM = Quadratic(dim=6, noise=0.1)
@@ -84,8 +84,8 @@ def test_what_belongs_to_a_folder_ends_with_whoever_holds_its_pipe(tmp_path):
     try:
         assert ours.poll() is None
         cleaner.stdin.close()
-        assert ours.wait(20) == -signal.SIGKILL
-        assert cleaner.wait(20) == 0
+        assert ours.wait(PATIENCE) == -signal.SIGKILL
+        assert cleaner.wait(PATIENCE) == 0
         assert not folder.exists()
         assert other.poll() is None
     finally:

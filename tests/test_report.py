@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import re
-import time
 from html.parser import HTMLParser
 from itertools import pairwise
 from urllib.parse import unquote, urlsplit
@@ -382,6 +381,7 @@ def test_in_a_browser(report, tab, width, scheme):
 def test_a_verdict_leads_to_its_section(report, tab):
     tab.open(report, 1280)
     tab.evaluate("document.querySelectorAll('.stacks a')[1].click()")
+    tab.wait_for("document.querySelector(':target') !== null")
     place = tab.evaluate("document.querySelector(':target').getBoundingClientRect().top")
     assert 0 <= place < 800
     assert "At no delay the two are alike" in tab.evaluate("document.querySelector(':target').textContent")
@@ -402,10 +402,7 @@ def test_the_contents_follow_the_scroll(report, tab, width):
     tab.open(report, width, phone=width < 500)
     tab.evaluate("document.getElementById('section-table_2').scrollIntoView()")
     assert tab.evaluate("document.querySelector('nav').getBoundingClientRect().top") == 0
-    marked, deadline = [], time.monotonic() + 20
-    while marked != ["#section-table_2"] and time.monotonic() < deadline:  # until the browser has drawn again
-        marked = tab.evaluate(MARKED)
-    assert marked == ["#section-table_2"]
+    tab.wait_for(f"JSON.stringify({MARKED}) === JSON.stringify(['#section-table_2'])")  # when it has drawn again
 
 
 @in_browser

@@ -248,13 +248,13 @@ print("complete" if trace.complete else "ended early", trace.steps[-1].item(), f
 def interrupt(path, with_signal):
     """Run a long simulation and end it after its file has appeared and been renewed."""
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and process.poll() is None:
         if path.exists() and len(Trace.load(path).steps) > 3:
             break
         time.sleep(0.05)
     os.kill(process.pid, with_signal)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=600)
     return process.returncode, output
 
 

@@ -88,6 +88,7 @@ def test_a_gradient_from_the_future_is_refused():
     assert lg.Staleness().histogram() == "no gradient was applied yet"
 
 
+@pytest.mark.slow
 def test_a_call_without_vectors_takes_microseconds():
     staleness = lg.Staleness()
     fastest = float("inf")

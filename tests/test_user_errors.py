@@ -51,7 +51,7 @@ print("done")
 def run_script(tmp_path, call, engine="processes"):
     path = tmp_path / "mine.py"
     path.write_text(SCRIPT.format(call=call, engine=engine))
-    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize("call", ["main()", "for _ in range(2):\n    trace = main()"])

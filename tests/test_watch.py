@@ -36,7 +36,7 @@ def test_a_callback_sees_every_record_and_can_end_the_run(engine):
     assert [step for step, _, _ in seen][:3] == [20, 40, 60]
     assert all(recorded == at_output for _, recorded, at_output in seen)
     assert trace.loss[1] == seen[0][1]
-    assert 60 <= len(trace.delays) < 80
+    assert 60 <= len(trace.delays) < 100  # where evaluations take long, the record of 60 is known at 80
 
 
 def test_a_callback_that_answers_something_else_is_told_so():

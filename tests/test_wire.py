@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lategrad as lg
-from helpers.serving import audit
+from helpers.serving import audit, train_until
 from lategrad.problems import Quadratic, SoftmaxRegression, load
 from lategrad.serve.job import Job, Made
 from lategrad.serve.server import Server
@@ -131,10 +131,13 @@ def test_a_real_run_replays_bit_for_bit_and_says_what_it_sent(engine, wire):
 
 
 def test_int8_learns_as_float32_does():
-    """Within 1% of the accuracy of float32, which is about 0.9: rounding alone would not matter much, but must not."""
+    """Within 1% of the accuracy of float32, which is about 0.9: rounding alone would not matter much, but must not.
+
+    One worker: the same delays and samples for both.
+    """
     problem, rule = SoftmaxRegression(load("digits"), batch=32), lg.Steady(lr=1.0)
     accuracy = {
-        wire: lg.train(problem, rule, steps=600, workers=2, engine="threads", wire=wire).accuracy[-1].item()
+        wire: lg.train(problem, rule, steps=600, workers=1, engine="threads", wire=wire).accuracy[-1].item()
         for wire in ("float32", "int8")
     }
     assert accuracy["float32"] > 0.85
@@ -162,8 +165,15 @@ def test_an_unknown_wire_is_named():
 def test_a_replay_whose_remainders_are_unknown_is_refused():
     """Of a gradient that came too late and was dropped nobody knows what it left out."""
     problem = Quadratic(noise=0.1)
-    slow = {"slow": "lognormal:0,1", "max_delay": 0}
-    trace = lg.train(problem, lg.SGD(0.05), steps=60, workers=3, engine="threads", wire="int8", **slow)
+
+    def builds_on_one_that_was_dropped(training):
+        log = training.engine.server.log
+        worker, sequence, previous = (log.column(name).tolist() for name in ("worker", "sequence", "previous"))
+        applied = {(w, -1) for w in worker} | set(zip(worker, sequence, strict=True))
+        return not set(zip(worker, previous, strict=True)) <= applied
+
+    trace = train_until(builds_on_one_that_was_dropped, problem, lg.SGD(0.05), workers=3, engine="threads", wire="int8",
+                        slow="lognormal:0,1", max_delay=0)  # fmt: skip
     assert trace.config["too_late"]
     with pytest.raises(ValueError, match=r"builds on job \d+ of worker \d, which was not applied"):
         lg.replay(trace, problem, lg.SGD(0.05))
@@ -171,7 +181,7 @@ def test_a_replay_whose_remainders_are_unknown_is_refused():
 
 def test_a_resumed_run_keeps_its_wire(tmp_path):
     problem, rule = Quadratic(noise=0.1), lg.SGD(0.05)
-    lg.train(problem, rule, steps=20, workers=2, engine="threads", wire="int8", out=tmp_path)
+    lg.train(problem, rule, steps=20, workers=1, engine="threads", wire="int8", out=tmp_path)
     with pytest.raises(ValueError, match="changes must be among"):
         lg.resume(tmp_path, problem, rule, steps=40, wire="float32")
     with pytest.warns(UserWarning, match="was lost"):

@@ -24,6 +24,14 @@ os.dup2(int(sys.argv[1]), 3)
 os.dup2(int(sys.argv[2]), 4)
 os.execv(sys.argv[3], sys.argv[3:])"""
 
+PATIENCE = 180
+"""Seconds for what takes less than one: the machine may have much else to do."""
+
+
+def _is_load(event, loader):
+    params = event.get("params", {})
+    return (event.get("method"), params.get("name"), params.get("loaderId")) == ("Page.lifecycleEvent", "load", loader)
+
 
 class Tab:
     """One tab of a browser and everything that it has reported."""
@@ -35,6 +43,7 @@ class Tab:
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def call(self, method, **params):
         self.calls += 1
@@ -48,10 +57,9 @@ class Tab:
         return answer["result"]
 
     def read(self):
-        deadline = time.monotonic() + 60
         while b"\0" not in self.pending:
-            ready, _, _ = select.select([self.from_browser], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, "the browser did not answer for a minute"
+            ready, _, _ = select.select([self.from_browser], [], [], PATIENCE)
+            assert ready, f"the browser did not answer for {PATIENCE} seconds"
             chunk = os.read(self.from_browser, 1 << 20)
             assert chunk, "the browser is gone"
             self.pending += chunk
@@ -64,8 +72,8 @@ class Tab:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", media=media, features=features)
         self.events.clear()
-        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+        loader = self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())["loaderId"]
+        while not any(_is_load(event, loader) for event in self.events):  # of this page, not of the one before
             self.events.append(self.read())
 
     def evaluate(self, expression):
@@ -79,7 +87,7 @@ class Tab:
         path.write_bytes(image)
         return image
 
-    def wait_for(self, expression, seconds=20):
+    def wait_for(self, expression, seconds=PATIENCE):
         """Until an expression is true."""
         deadline = time.monotonic() + seconds
         while not self.evaluate(expression):

@@ -9,6 +9,7 @@ import gc
 import multiprocessing
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor
 
 import lategrad as lg
-from lategrad.problems import Quadratic
+from lategrad.problems import Problem, Quadratic
+from lategrad.registry import as_rule
 from lategrad.rules.blocks import Block, Blocks
+from lategrad.serve import Settings, Training
 from lategrad.serve.engines.processes import _ARRIVED, _READY, _pack, _ProcessLink
 from lategrad.trace import Trace
 
@@ -52,7 +55,8 @@ class Misbehaving(Quadratic):
 
 
 class Poisonous(Quadratic):
-    """Some gradients are finite, but so long that the next state is not: the first few, or all after a while."""
+    """Some gradients are finite, but so long that the next state is not: of every worker's one in twenty, as long as
+    there are doses, and none of its first twenty."""
 
     def __init__(self, folder: Path, doses: int) -> None:
         super().__init__()
@@ -61,7 +65,8 @@ class Poisonous(Quadratic):
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
         self.calls += 1
-        poison = self.calls % 20 == 19 and any(_is_first(self.folder / f"dose-{n}") for n in range(self.doses))
+        due = self.calls > 20 and self.calls % 20 == 19
+        poison = due and any(_is_first(self.folder / f"dose-{n}") for n in range(self.doses))
         return torch.full_like(x, torch.finfo(x.dtype).max) if poison else super().gradient(x, sample)
 
 
@@ -164,12 +169,51 @@ def audit(trace: Trace) -> None:
         assert bool((trace.version[mine][order].diff() >= 0).all())  # later jobs have later queries
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+PATIENCE = 180.0
+"""Seconds for what takes less than one: the machine may have much else to do."""
+
+
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Wait for something to happen; nothing is ever asserted about how long it takes."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)
+
+
+def train_until(
+    seen: Callable[[Training], object], problem: Problem, rule: Any, seconds: float = PATIENCE, **settings: Any
+) -> Trace:
+    """A run that goes on until something is true of it, at a record: however long it takes workers to come to that."""
+    deadline = time.monotonic() + seconds
+
+    def look(telemetry: object, output: Tensor) -> str | None:
+        assert time.monotonic() < deadline, "waited in vain"
+        return "stop" if seen(training) else None
+
+    usual = {"steps": 10**7, "record_every": 20, "compile": False, "progress": False, "stall": seconds}
+    training = Training(problem, as_rule(rule), Settings(**{**usual, **settings}, on_record=look))  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "stopped by on_record")
+        trace = training.run()
+    assert trace.config["stopped"] == "stopped by on_record"
+    return trace
+
+
+def gradients_of(training: Training, workers: int) -> list[int]:
+    """How many updates each worker has made."""
+    counts: list[int] = training.engine.server.log.column("worker").bincount(minlength=workers).tolist()  # type: ignore[attr-defined]
+    return counts
+
+
+def each_answer_is_a_new_query(trace: Trace, jobs: int) -> bool:
+    """Whether each worker, which holds so many jobs, got the next one in turn for each gradient, at the state after it.
+
+    With all workers at work, the mean delay then is the number of jobs that are out, less one.
+    """
+    assert trace.worker is not None
+    updates = ((trace.worker == worker).nonzero().flatten() for worker in trace.worker.unique())
+    return all(bool((trace.version[mine[jobs:]] == mine[:-jobs] + 1).all()) for mine in updates)
 
 
 class Shaped(Quadratic):

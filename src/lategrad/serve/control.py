@@ -27,7 +27,8 @@ class ControlFile:
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / CONTROL_FILE
-        self._ignored: tuple[int, int] | None = None
+        self._ignored: tuple[int, int, int] | None = None
+        """What could not be removed, and was warned of."""
 
     def requested(self) -> int | None:
         """The number in the file, which is taken away; None if there is none."""
@@ -37,7 +38,7 @@ class ControlFile:
             found = os.lstat(self._path)
         except OSError:
             return None  # there is none, or the folder is gone, which checkpoints tell of
-        identity = (found.st_ino, found.st_mtime_ns)
+        identity = (found.st_ino, found.st_mode, found.st_mtime_ns)
         if identity == self._ignored or (stat.S_ISREG(found.st_mode) and found.st_size == 0):
             return None  # whoever made it has not written yet
         problem, wanted = self._read(found)
@@ -45,9 +46,9 @@ class ControlFile:
             self._path.unlink()
         except OSError as error:
             problem = problem or f"cannot be removed ({error})"
+            self._ignored = identity
         if problem is None:
             return wanted
-        self._ignored = identity
         warnings.warn(f"{str(self._path)!r} {problem}: ignored", stacklevel=2)
         return None
 

@@ -187,6 +187,11 @@ class Desk:
         """Whether it has had a job."""
         return member in self._members
 
+    def location(self, member: int) -> Location | None:
+        """Where a member runs; None before it has joined, and when it is gone."""
+        known = self._members.get(member)
+        return None if known is None else known.location
+
     def _give_up(self) -> None:
         now = time.monotonic()
         for job in [job for job in self._outstanding if job.until <= now]:

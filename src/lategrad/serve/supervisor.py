@@ -73,9 +73,14 @@ class Supervisor:
 
     @property
     def workers(self) -> dict[int, Location]:
-        """The workers that serve now, by their numbers, with where they run."""
-        serving = sorted((m for m in list(self._members.values()) if not m.leaving), key=lambda m: m.worker)
-        return {m.worker: m.location for m in serving if m.location is not None}
+        """The workers that have joined and are not known to have ended, by their numbers, with where they run."""
+        members = sorted(self._members.items(), key=lambda item: item[1].worker)
+        found = {member.worker: self._location(number, member) for number, member in members if not member.leaving}
+        return {worker: location for worker, location in found.items() if location is not None}
+
+    def _location(self, number: int, member: _Member) -> Location | None:
+        """A member has one from the moment it joins, and keeps it while the server is away."""
+        return member.location or self._engine.location(number)
 
     def set_workers(self, count: int) -> None:
         """Go on with so many workers: more are started, or the last ones leave after their next gradient."""
@@ -134,7 +139,7 @@ class Supervisor:
 
     def _let_go(self, number: int, member: _Member) -> None:
         member.leaving = True
-        if member.location is None:  # it has not come yet, and there may be no room for it
+        if self._location(number, member) is None:  # it has not come yet, and there may be no room for it
             self._kill(number)
         else:
             self._engine.let_go(number)  # it leaves when it hands back what it is at

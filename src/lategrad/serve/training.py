@@ -159,7 +159,7 @@ class Training:
 
     @property
     def workers(self) -> dict[int, Location]:
-        """The workers that served when they were last looked at, a moment ago, by number, with where they run."""
+        """The workers that have joined and are not known to have ended, by their numbers, with where they run."""
         return self.supervisor.workers
 
     def set_workers(self, count: int) -> None:
@@ -236,7 +236,7 @@ class Training:
             if self._save_soon:
                 self._save_soon = False
                 self.engine.save()
-            if now >= next_show:
+            if now >= next_show and not done and self.stopping is None:  # the end is shown once it is evaluated
                 self._show(monitors)
                 next_show = now + _SHOW
 

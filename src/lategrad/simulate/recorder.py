@@ -57,7 +57,8 @@ class Recorder:
             self.trace().save(self.save_to)
 
     def trace(self) -> Trace:
-        """What has been recorded so far."""
+        """What has been recorded so far; of a record that Ctrl-C came into, nothing."""
+        whole = slice(len(self.steps))
         updates, elapsed = self.steps[-1], time.monotonic() - self.begin
         runs = math.prod(self.simulation.shape[:-1])
         arrivals, workers = self.simulation.arrivals, self.simulation.workers
@@ -65,8 +66,8 @@ class Recorder:
         speed = {"seconds": elapsed, "run_steps_per_second": updates * runs / elapsed}
         return Trace(
             steps=torch.tensor(self.steps),
-            loss=self._drop(torch.stack(self.losses), before=1),
-            accuracy=self._drop(torch.stack(self.accuracies), before=1) if self.accuracies else None,
+            loss=self._drop(torch.stack(self.losses[whole]), before=1),
+            accuracy=self._drop(torch.stack(self.accuracies[whole]), before=1) if self.accuracies else None,
             delays=self._drop(self.simulation.delays[:updates].int(), before=1),
             output=self._drop(self.output, before=0),
             query=self._drop(self.query, before=0),
@@ -75,8 +76,8 @@ class Recorder:
             time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
             worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
             local_steps=None if workers is None else self._drop(workers.local_steps[:updates], before=1),
-            test_loss=self._drop(torch.stack(self.test_losses), before=1) if self.test_losses else None,
-            metrics={name: self._drop(torch.stack(values), before=1) for name, values in self.metrics.items()},
+            test_loss=self._drop(torch.stack(self.test_losses[whole]), before=1) if self.test_losses else None,
+            metrics={name: self._drop(torch.stack(values[whole]), before=1) for name, values in self.metrics.items()},
         )
 
     def _drop(self, value: Tensor, before: int) -> Tensor:

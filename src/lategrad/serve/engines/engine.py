@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from lategrad.serve.checkpoint import Checkpoint
-from lategrad.serve.desk import Activity
+from lategrad.serve.desk import Activity, Location
 from lategrad.serve.records import Records
 from lategrad.serve.telemetry import Telemetry
 from lategrad.serve.watch import Look
@@ -87,6 +87,10 @@ class Engine(Protocol):
 
     def start(self, member: int, worker: int) -> None:
         """Start a worker."""
+        ...
+
+    def location(self, member: int) -> Location | None:
+        """Where a member runs; None before it has joined. May be called from another thread."""
         ...
 
     def let_go(self, member: int) -> None:

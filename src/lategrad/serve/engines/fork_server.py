@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-_ORPHANED_WITHIN = 0.1  # seconds in which a dead parent's children get another
+_ORPHANED_WITHIN = 10.0  # seconds in which a dead parent's children get another, also on a busy machine
 
 
 def _listeners() -> list[Path]:
@@ -40,6 +40,6 @@ def _remove(paths: list[Path], parent: int) -> None:
             path.parent.rmdir()
 
 
-for _theirs in (signal.SIGHUP, signal.SIGUSR1):
+for _theirs in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # workers that are just starting inherit it
     signal.signal(_theirs, signal.SIG_IGN)
 atexit.register(_remove, _listeners(), os.getppid())

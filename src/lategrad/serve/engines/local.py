@@ -92,6 +92,10 @@ class LocalEngine:
         """Start a worker."""
         self._handles[member] = self._transport.start(member, worker)
 
+    def location(self, member: int) -> Location | None:
+        """As the desk knows."""
+        return self._desk.location(member)
+
     def let_go(self, member: int) -> None:
         """A worker has a job unless its next message is on its way: it is dismissed when that is answered."""
         self._desk.let_go(member)

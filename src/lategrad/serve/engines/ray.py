@@ -327,6 +327,12 @@ class RayEngine:
         actor = remote.remote(self._server, member, worker, self._shared_problem, self._settings)
         self._handles[member] = _WorkerHandle(worker, actor, actor.run.remote(), time.monotonic())
 
+    def location(self, member: int) -> Location | None:
+        """As the server said when it was last asked."""
+        status = self._status
+        activity = None if status is None else status.report.activities.get(member)
+        return None if activity is None else activity.location
+
     def let_go(self, member: int) -> None:
         """Tell the server, which gives it no more work."""
         self._server.let_go.remote(member)
