@@ -31,7 +31,7 @@ from lategrad.registry import LEARNERS, RULES, SETS, Entry, RuleSpec, parse_set,
 from lategrad.replay import replay as replay_trace
 from lategrad.rules.rule import AnyRule
 from lategrad.serve import TrainingError
-from lategrad.serve.command_line import RESUME_OPTIONS, TRAIN_OPTIONS, with_options
+from lategrad.serve.command_line import NORM_OPTIONS, RESUME_OPTIONS, TRAIN_OPTIONS, with_options
 from lategrad.serve.control import STOPPED
 from lategrad.serve.training import resume_from
 from lategrad.serve.training import train as run_training
@@ -154,6 +154,7 @@ def _with_options(entries: Mapping[str, Entry[Any]]) -> dict[str, tuple[str, ...
 
 
 @app.command()
+@with_options(NORM_OPTIONS)
 def simulate(
     problem: ProblemName = "digits",
     model: ModelName = "softmax",
@@ -177,6 +178,7 @@ def simulate(
         Path | None, typer.Option(help="Folder for results.csv, a figure and a trace for each rule.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are in OUT already.")] = False,
+    **long_gradients: Any,
 ) -> None:
     """Simulate rules under delays: all combinations of steps, delays and seeds at once.
 
@@ -201,7 +203,7 @@ def simulate(
     for label, one in built.items():
         trace = run_simulation(
             the_problem, one, models, steps, seed=list(range(seeds)), record_every=record_every, device=device,
-            save_to=None if out is None else out / f"{file_name(label)}.safetensors",
+            save_to=None if out is None else out / f"{file_name(label)}.safetensors", **long_gradients,
         )  # fmt: skip
         contenders.append(Contender(label, trace, _settings(rules[label])))
         if not trace.complete:
