@@ -159,7 +159,7 @@ class Training:
 
     @property
     def workers(self) -> dict[int, Location]:
-        """The workers that served when they were last looked at, a moment ago, by their numbers, with where they run."""
+        """The workers that served when they were last looked at, a moment ago, by number, with where they run."""
         return self.supervisor.workers
 
     def set_workers(self, count: int) -> None:
@@ -194,6 +194,9 @@ class Training:
             while trace is None:
                 try:
                     self._supervise(monitors)
+                except TrainingError:
+                    if self.stopping is None:  # otherwise it ends as it was told to
+                        raise
                 finally:
                     self.engine.save()
                 trace = self.engine.finish(at_once=self.stopping is not None)
