@@ -94,7 +94,7 @@ class RayEngine:
         self._archive, self._mirror = archive, MemoryArchive(seconds=_MIRROR_EVERY)
         self._patience = _PATIENCE + problem.dim / _ENTRIES_PER_SECOND
         self._last_patience = _LAST_ANSWER + problem.dim / _LAST_ENTRIES_PER_SECOND
-        self._hurries = False
+        self._hurries, self._owns_connection = False, True
         self._resources = contextlib.ExitStack()
         self._handles: dict[int, _WorkerHandle] = {}
         self._server: Any = None
@@ -136,7 +136,8 @@ class RayEngine:
         if checkpoint is not None:
             self._mirror.save(checkpoint)
         try:
-            self._resources.enter_context(connected(self._settings.address, most, lambda: self._hurries))
+            connection = connected(self._settings.address, most, lambda: self._hurries)
+            self._owns_connection = self._resources.enter_context(connection)
             self._shared_problem, self._server = self._limited(self._create_server, _FIRST_ANSWER)
         except OutOfTimeError:
             if not self._hurries:
@@ -418,15 +419,19 @@ class RayEngine:
                           stacklevel=2)  # fmt: skip
 
     def close(self) -> None:
-        """End all actors, and the Ray that was started for them."""
+        """End all actors, and the Ray that was started for them; with a connection of ours Ray ends them itself."""
+        with self._resources:
+            if not self._owns_connection:
+                self._end_actors()
+
+    def _end_actors(self) -> None:
         actors = [handle.actor for handle in self._handles.values()]
         actors += [] if self._server is None else [self._server]
         self._handles.clear()
-        with self._resources:
-            try:
-                limited(lambda: [ray.kill(actor) for actor in actors], _A_WORD, "Ray has not ended all actors")
-            except OutOfTimeError as error:
-                warnings.warn(f"{error}: it will when this process has ended", stacklevel=2)
+        try:
+            limited(lambda: [ray.kill(actor) for actor in actors], _A_WORD, "Ray has not ended all actors")
+        except OutOfTimeError as error:
+            warnings.warn(f"{error}: it will when this process has ended", stacklevel=3)
 
 
 class _NoAnswerError(OutOfTimeError):

@@ -18,8 +18,10 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @contextlib.contextmanager
-def connected(address: str | None, cpus: int, hurries: Callable[[], bool]) -> Iterator[None]:
+def connected(address: str | None, cpus: int, hurries: Callable[[], bool]) -> Iterator[bool]:
     """A connection to Ray: the one that is there, or one to a running cluster, or a Ray of this run's own.
+
+    Yields whether it is this run's own, so that Ray ends the run's actors with it.
 
     Args:
         address: of a cluster; None for this process's connection, and for a Ray of our own if it has none.
@@ -27,11 +29,11 @@ def connected(address: str | None, cpus: int, hurries: Callable[[], bool]) -> It
         hurries: whether it is not to be waited for any more.
     """
     if ray.is_initialized():
-        yield
+        yield False
         return
     if address is None:
         with own_ray(cpus, hurries):
-            yield
+            yield True
         return
 
     def join() -> None:
@@ -44,7 +46,7 @@ def connected(address: str | None, cpus: int, hurries: Callable[[], bool]) -> It
             stack.enter_context(session(join, lambda: 0.0 if hurries() else _CONNECT, what))
         except OutOfTimeError as error:
             raise OutOfTimeError(f"{error}: {_REMEDY}") from None
-        yield
+        yield True
 
 
 _REMEDY = "see that the cluster runs (`ray status`) and that address=... is what `ray start --head` printed"
