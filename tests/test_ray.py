@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 import lategrad as lg
 from lategrad.problems import LocalSteps, Quadratic
 from lategrad.serve import Settings, Training, TrainingError
+from lategrad.serve.checkpoint import checkpoint_paths, version_of
 from lategrad.serve.desk import ForeignMessageError, Location
 from lategrad.serve.wire import Wire
 
@@ -592,9 +593,10 @@ def test_workers_keep_their_inner_state_when_the_server_is_killed(cluster, tmp_p
     # What a worker kept is from a job that was lost with the server: nobody can compute it again, and that is said.
     with pytest.raises(ValueError, match=r"update \d+ builds on job \d+ of worker \d, which was not applied"):
         lg.replay(trace, LOCAL, OUTER)
+    saved = version_of(checkpoint_paths(tmp_path)[0])
     with pytest.warns(UserWarning, match="had kept from job to job was lost with it"):
         resumed = lg.resume(tmp_path, LOCAL, OUTER, engine="threads", steps=len(trace.delays) + 20, slow=None)
     assert resumed.complete
     audit(resumed)
-    assert torch.equal(resumed.delays[: len(trace.delays)], trace.delays)
+    assert torch.equal(resumed.delays[:saved], trace.delays[:saved])
     cluster.remove_node(home)
