@@ -2,8 +2,8 @@
 
     python -m benchmarks.faults [--minutes 3] [--only faults|attacks]
 
-Faults: each kind is done again and again to real runs of worker processes, for its share of the time. The gradient of
-job k has all entries k mod 7 + 1, so that the parameters tell whether every gradient was applied once and whole.
+Faults: each kind is done again and again to real runs of worker processes, for its share of the time, of which half is for
+servers that are killed and resumed. The gradient of job k has all entries k mod 7 + 1, so that the parameters tell whether every gradient was applied once and whole.
 
 Attacks: see benchmarks/attacks.py.
 """
@@ -196,7 +196,7 @@ KINDS = {
 }
 SERVER_KILLED = "server killed (SIGKILL), and resumed"
 _START = 60.0  # seconds, for the first workers
-_SHARE = 3  # of the time, against the others' 1: a server takes seconds to start
+_SHARE = len(KINDS)  # of the time, against the others' 1: a server takes seconds to start, others are done in a moment
 
 
 def _options(folder: Path) -> dict[str, Any]:
@@ -263,9 +263,10 @@ def kill_servers(seconds: float) -> Outcome:
             before = _newest(folder)
             server = multiprocessing.get_context("spawn").Process(target=_train_for_ever, args=(folder,))
             server.start()
-            while server.is_alive() and _newest(folder) <= before:
+            begun = time.monotonic() + 2 * _START
+            while server.is_alive() and _newest(folder) <= before and time.monotonic() < begun:
                 time.sleep(0.01)
-            survived += injected > 0 and server.is_alive()  # the fault before this start
+            survived += injected > 0 and _newest(folder) > before  # the fault before this start
             time.sleep(rng.random() / 2)
             server.kill()
             server.join()

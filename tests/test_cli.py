@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+import typer
 from sklearn.datasets import load_wine
 
 import lategrad as lg
@@ -71,6 +72,8 @@ def test_simulate_prints_a_table_and_writes_everything(capsys, tmp_path):
         (["--model", "forest"], "--model must be one of 'softmax', 'least-squares', 'svm', got 'forest'"),
         (["--preprocess", "whiten"], "--preprocess must be one of 'standardise', 'standardise-globally'"),
         (["--batch", "0"], "--batch must be an integer >= 1, got 0"),
+        (["--clip", "0"], "--clip must be a finite number > 0, got 0"),
+        (["--max-norm-ratio", "1"], "--max-norm-ratio must be a finite number > 1, got 1"),
         (["--speed", "9"], "No such option: --speed"),
     ],
 )
@@ -81,6 +84,20 @@ def test_errors_are_one_line_with_exit_code_2(capsys, arguments, message):
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert out == ""
+
+
+def test_simulate_shortens_and_refuses_long_gradients_as_train_does(capsys, tmp_path):
+    code, _, err = run(capsys, "simulate", "--problem", "quadratic", "--rule", "sgd", "--steps", "60", "--delay", "3",
+                       "--clip", "0.01", "--max-norm-ratio", "50", "--out", str(tmp_path / "clipped"))  # fmt: skip
+    assert code == 0, err
+    trace = Trace.load(tmp_path / "clipped" / "sgd.safetensors")
+    assert (trace.config["clip"], trace.config["max_norm_ratio"]) == (0.01, 50.0)
+    same = lg.simulate(Quadratic(), "sgd:lr=0.1", 3, 60, clip=0.01, max_norm_ratio=50.0)
+    torch.testing.assert_close(trace.output.reshape(-1), same.output)
+    commands = typer.main.get_command(cli.app).commands
+    for name in ("clip", "max_norm_ratio"):
+        one, other = (next(p for p in commands[c].params if p.name == name) for c in ("simulate", "train"))
+        assert (one.opts, one.help, one.default) == (other.opts, other.help, other.default)
 
 
 def test_an_unknown_command_and_no_command(capsys):

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,12 +15,13 @@ from torch import Tensor, nn
 
 import lategrad as lg
 from helpers.examples import example
-from helpers.serving import audit, gradients_of, train_until
+from helpers.serving import audit, gradients_of, train_until, wait_until
 from lategrad.cli import main
 from lategrad.problems import LocalSteps, ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.problems.work import do_work, first_memory
 from lategrad.rules.rule import first_query
 from lategrad.serve import Settings, Training
+from lategrad.serve.checkpoint import checkpoint_paths, version_of
 from lategrad.serve.job import Job, Made
 from lategrad.serve.server import Server
 from lategrad.serve.worker import Oracle, Pace, Slowness, Streams, stream_seed
@@ -120,6 +123,28 @@ def test_a_run_that_is_resumed_begins_with_fresh_workers_and_says_so(tmp_path):
     assert trace.config["bytes"]["up"] == 60 * 4 * problem.dim
     assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
     assert torch.equal(lg.Trace.load(tmp_path / "trace.safetensors").previous, trace.previous)
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_is_killed_goes_on_with_fresh_workers_and_replays(tmp_path):
+    """``kill -9`` of the process that has the server: its workers die with it."""
+    options = "--batch 16 --local-steps 4 --inner adamw:lr=0.01 --rule nesterov:lr=0.1 --workers 2 --steps 1000000"
+    server = subprocess.Popen([sys.executable, "-m", "lategrad", "train", *options.split(), "--slow", "constant:2",
+                               "--checkpoint-every", "20", "--out", str(tmp_path)])  # fmt: skip
+    try:
+        wait_until(lambda: any(version_of(path) >= 60 for path in checkpoint_paths(tmp_path)), 180)
+    finally:
+        server.kill()
+        server.wait()
+    problem = LocalSteps(SoftmaxRegression(load("digits", "standardise-globally"), batch=16), 4, "adamw:lr=0.01")
+    made = version_of(checkpoint_paths(tmp_path)[0])
+    with pytest.warns(UserWarning, match="had kept from job to job was lost with it"):
+        trace = lg.resume(tmp_path, problem, "nesterov:lr=0.1", steps=made + 60)
+    assert trace.complete
+    audit(trace)
+    assert trace.config["memories_lost"] == {"worker 0": 1, "worker 1": 1}
+    assert [(trace.previous[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [2, 2]
+    assert torch.equal(lg.replay(trace, problem, "nesterov:lr=0.1").output, trace.output)
 
 
 class Sick(Quadratic):

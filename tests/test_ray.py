@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import lategrad as lg
 from lategrad.problems import LocalSteps, Quadratic
 from lategrad.serve import Settings, Training, TrainingError
+from lategrad.serve.checkpoint import checkpoint_paths, version_of
 from lategrad.serve.desk import ForeignMessageError, Location
 from lategrad.serve.wire import Wire
 
@@ -387,7 +388,7 @@ class Run(contextlib.AbstractContextManager):
         self.training = Training(problem, rule, Settings(engine="ray", progress=False, **settings))
         self.engine = self.training.engine
         self.engine._server_node = lambda: NodeAffinitySchedulingStrategy(node.node_id, soft=True)
-        self._rule, self.trace, self.error = rule, None, None
+        self._problem, self._rule, self.trace, self.error = problem, rule, None, None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -414,9 +415,13 @@ class Run(contextlib.AbstractContextManager):
         self.__exit__()
         assert self.error is None
         audit(self.trace)
-        again = lg.replay(self.trace, PROBLEM, self._rule)
-        torch.testing.assert_close(again.output, self.trace.output, rtol=1e-12, atol=1e-14)
         return self.trace
+
+    def end_and_replay(self):
+        trace = self.end()
+        again = lg.replay(trace, self._problem, self._rule)
+        torch.testing.assert_close(again.output, trace.output, rtol=1e-12, atol=1e-14)
+        return trace
 
 
 @pytest.mark.slow
@@ -439,7 +444,7 @@ def test_workers_come_and_go_with_their_machines(cluster):
         cluster.remove_node(guest, allow_graceful=False)
         run.wait_for(lambda: workers() and all(place.node == home.node_id for place in workers().values()))
         run.wait_for_progress()
-        trace = run.end()
+        trace = run.end_and_replay()
     assert trace.loss[-1] < trace.loss[0] / 10
     assert trace.config["replaced"]["worker 2"] >= 1
     assert len(trace.worker.unique()) == 3
@@ -464,7 +469,7 @@ def test_a_lost_server_goes_on_elsewhere_from_its_checkpoint(cluster):
         run.wait_for(lambda: run.engine.server is not None and run.engine.server.node != home.node_id)
         assert run.training.version >= kept > 0
         run.wait_for_progress()
-        trace = run.end()
+        trace = run.end_and_replay()
     assert trace.loss[-1] < trace.loss[0] / 10
     cluster.remove_node(other)
 
@@ -483,7 +488,7 @@ def test_a_lost_server_costs_a_few_seconds_and_a_gradient_that_outlasts_its_rest
         run.wait_for(lambda: run.engine._status.report.activities.get(1) is not None)  # it has joined again
         assert run.training.workers[1] == worker
         run.wait_for_progress()
-        trace = run.end()
+        trace = run.end_and_replay()
     assert trace.config["replaced"] == {}
     cluster.remove_node(home)
 
@@ -496,7 +501,7 @@ def test_a_run_ends_on_demand_while_its_server_does_not_answer(cluster, tmp_path
         run.wait_for(lambda: run.engine._mirror.logged > 20)
         os.kill(run.engine.server.pid, signal.SIGSTOP)
         with pytest.warns(UserWarning, match=r"did not give one \(it does not answer\); the newest is that of update"):
-            trace = run.end()
+            trace = run.end_and_replay()
     assert len(trace.delays) == run.engine._mirror.logged > 20
     assert lg.resume(tmp_path, PROBLEM, RULE, engine="threads", steps=len(trace.delays) + 10).complete
     cluster.remove_node(home)
@@ -518,7 +523,7 @@ def test_a_worker_that_is_cut_off_is_late_and_lost_only_after_the_deadline(clust
 
         os.kill(silent.pid, signal.SIGSTOP)  # and now for good
         run.wait_for(lambda: run.training.workers.get(1, silent) != silent)
-        trace = run.end()
+        trace = run.end_and_replay()
     assert trace.delays[trace.worker == 1].max() >= 50
     assert not trace.config["refusals"]
     assert trace.config["replaced"] == {"worker 1": 1}
@@ -531,4 +536,63 @@ def test_a_run_without_a_usable_worker_ends_with_the_reason(cluster):
     home = cluster.add_node(num_cpus=1)
     with pytest.raises(TrainingError, match="the data is gone"):
         lg.train(Misbehaving("raise"), RULE, steps=10, engine="ray", workers=1, max_refusals=2, progress=False)
+    cluster.remove_node(home)
+
+
+# ---- Local steps: what workers keep is theirs
+
+
+LOCAL = LocalSteps(Quadratic(dim=6, noise=0.1), steps=3, inner="adamw:lr=0.01")
+OUTER = lg.registry.parse_rule("nesterov:lr=0.1")
+
+
+def delivered(run, worker):
+    """Gradients of those who serve under a number now."""
+    status, place = run.engine._status, run.training.workers.get(worker)
+    activities = {} if status is None else status.report.activities
+    return sum(activity.delivered for activity in activities.values() if activity.location == place)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:worker", "ignore:stopped")
+def test_a_killed_worker_loses_its_inner_steps_and_nothing_else(cluster):
+    home = cluster.add_node(num_cpus=2)
+    with Run(home, LOCAL, OUTER, steps=10**6, workers=2, slow="constant:10", compile=False) as run:
+        run.wait_for(lambda: min(delivered(run, worker) for worker in (0, 1)) > 5)
+        os.kill(run.training.workers[1].pid, signal.SIGKILL)
+        with pytest.warns(UserWarning, match="what worker 1 had kept from job to job was lost with it"):
+            run.wait_for(lambda: run.engine._telemetry.memories_lost == 1)
+        run.wait_for_progress()
+        trace = run.end_and_replay()
+    assert trace.config["memories_lost"] == trace.config["replaced"] == {"worker 1": 1}
+    assert [(trace.previous[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [1, 2]
+    assert trace.loss[-1] < trace.loss[0]
+    cluster.remove_node(home)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:worker", "ignore:stopped", "ignore:the server")
+def test_workers_keep_their_inner_state_when_the_server_is_killed(cluster, tmp_path):
+    home = cluster.add_node(num_cpus=2)
+    with Run(home, LOCAL, OUTER, steps=10**6, workers=2, slow="constant:10", compile=False, out=tmp_path) as run:
+        run.wait_for(lambda: min(delivered(run, worker) for worker in (0, 1)) > 5 and run.engine._mirror.logged > 20)
+        kept, lost, workers = run.engine._mirror.logged, run.engine.server, run.training.workers
+        os.kill(lost.pid, signal.SIGKILL)
+        run.wait_for(lambda: run.engine.server not in (None, lost))
+        assert run.training.version >= kept
+        run.wait_for_progress(40)
+        assert run.training.workers == workers
+        trace = run.end()
+    assert trace.config["replaced"] == trace.config["memories_lost"] == {}
+    assert [(trace.previous[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [1, 1]
+    assert trace.loss[-1] < trace.loss[0]
+    # What a worker kept is from a job that was lost with the server: nobody can compute it again, and that is said.
+    with pytest.raises(ValueError, match=r"update \d+ builds on job \d+ of worker \d, which was not applied"):
+        lg.replay(trace, LOCAL, OUTER)
+    saved = version_of(checkpoint_paths(tmp_path)[0])
+    with pytest.warns(UserWarning, match="had kept from job to job was lost with it"):
+        resumed = lg.resume(tmp_path, LOCAL, OUTER, engine="threads", steps=len(trace.delays) + 20, slow=None)
+    assert resumed.complete
+    audit(resumed)
+    assert torch.equal(resumed.delays[:saved], trace.delays[:saved])
     cluster.remove_node(home)

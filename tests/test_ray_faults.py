@@ -217,13 +217,19 @@ def test_a_folder_that_takes_nothing_is_said_at_the_start(tmp_path):
         _disturbed(lambda training: None, workers=1, out=tmp_path)
 
 
+def _heed_signals():
+    """A shell may have told its background jobs to ignore them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def _driver(folder, *how):
     """A run in a process of its own; what it says, line by line."""
     with subprocess.Popen(
         [sys.executable, "-m", "helpers.ray_driver", str(folder), *how],
         stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=_heed_signals,
     ) as driver:  # fmt: skip
         try:
             yield driver
@@ -259,6 +265,39 @@ def test_a_killed_driver_leaves_no_process_and_no_folder(tmp_path):
         driver.wait()
         wait_until(lambda: not any(map(_exists, all_of_it)) and not folder.exists(), 10)
     assert lg.resume(tmp_path, PROBLEM, RULE, engine="threads", steps=50).complete
+
+
+def _stop_process_of_ray(program):
+    (folder,) = folders()
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
+                for pid in ray_cleanup._processes_of(str(folder))}  # fmt: skip
+    (pid,) = (pid for pid, command in commands.items() if Path(command).name == program)
+    os.kill(pid, signal.SIGSTOP)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["raylet", "gcs_server"])
+def test_ctrl_c_ends_a_run_within_seconds_also_where_ray_itself_hangs(program, tmp_path):
+    with _driver(tmp_path) as driver:
+        _said(driver, "goes on")
+        _stop_process_of_ray(program)
+        driver.send_signal(signal.SIGINT)
+        made, why = _said(driver, "ended")
+        driver.wait(60)  # Ray, whose processes are killed, may end it with a code of its own
+    assert why == "interrupted"
+    assert lg.resume(tmp_path, PROBLEM, RULE, engine="threads", steps=int(made) + 10).complete
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "why"), [(signal.SIGTERM, "terminated"), (signal.SIGHUP, "hung")])
+def test_sigterm_and_sighup_end_a_run_as_ctrl_c_does(sent, why, tmp_path):
+    with _driver(tmp_path) as driver:
+        _said(driver, "goes on")
+        driver.send_signal(sent)
+        made, said, *_ = _said(driver, "ended")
+        assert driver.wait(60) == 0
+    assert said == why
+    assert lg.resume(tmp_path, PROBLEM, RULE, engine="threads", steps=int(made) + 10).complete
 
 
 @pytest.mark.slow

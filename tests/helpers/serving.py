@@ -121,6 +121,26 @@ class Babbling(Quadratic):
             link.channel.send(message)
 
 
+class Unread(Quadratic):
+    """The only worker answers many jobs that it has not read, more than a socket holds, once."""
+
+    messages = 2000
+
+    def __init__(self, marker: Path) -> None:
+        super().__init__()
+        self.marker = marker
+        self.calls = 0
+
+    def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 2:  # job 0 is answered by now, and this is job 1
+            link = next((thing for thing in gc.get_objects() if type(thing) is _ProcessLink), None)
+            if link is not None and _is_first(self.marker):
+                for job in range(1, self.messages):
+                    link.channel.send(_pack(_ARRIVED, 0, job, job))
+        return super().gradient(x, sample)
+
+
 def _is_first(marker: Path) -> bool:
     """Whether nobody has made the marker before, in any process."""
     try:

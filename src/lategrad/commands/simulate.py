@@ -24,11 +24,13 @@ from lategrad.commands.options import (
 )
 from lategrad.comparison import Contender, file_name, require_new, table, write_results
 from lategrad.delays import specs as delay_specs
+from lategrad.serve.command_line import NORM_OPTIONS, with_options
 from lategrad.simulate import simulate as run_simulation
 
 _DEFAULTS: dict[str, list[Any]] = {"rule": ["anytime-sgd"], "delay": ["constant:0"]}
 
 
+@with_options(NORM_OPTIONS)
 def simulate(
     problem: ProblemName = "digits",
     model: ModelName = "softmax",
@@ -52,6 +54,7 @@ def simulate(
         Path | None, typer.Option(help="Folder for results.csv, a figure and a trace for each rule.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are in OUT already.")] = False,
+    **long_gradients: Any,
 ) -> None:
     """Simulate rules under delays: all combinations of steps, delays and seeds at once.
 
@@ -76,7 +79,7 @@ def simulate(
     for label, one in built.items():
         trace = run_simulation(
             the_problem, one, models, steps, seed=list(range(seeds)), record_every=record_every, device=device,
-            save_to=None if out is None else out / f"{file_name(label)}.safetensors",
+            save_to=None if out is None else out / f"{file_name(label)}.safetensors", **long_gradients,
         )  # fmt: skip
         contenders.append(Contender(label, trace, single_values(rules[label])))
         if not trace.complete:

@@ -44,17 +44,19 @@ def _parameters(left_out: Sequence[str], *, only_changes: bool) -> Options:
 TRAIN_OPTIONS = _parameters((), only_changes=False)
 RESUME_OPTIONS = _parameters(KEPT, only_changes=True)
 """What may be changed when a run goes on."""
+NORM_OPTIONS = {name: TRAIN_OPTIONS[name] for name in ("clip", "max_norm_ratio")}
+"""What a simulation can do with long gradients, by the same code."""
 
 
 def with_options(made: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that takes these options as its ``**settings``, ready for :class:`~lategrad.serve.Settings`."""
+    """A command that takes these options as its keywords, ready for :class:`~lategrad.serve.Settings`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
 
         @wraps(command)
         def run(**given: Any) -> None:
-            if given["slow"] is not None:
+            if given.get("slow") is not None:
                 given["slow"] = pauses(given["slow"])
             command(**given)
 

@@ -194,6 +194,9 @@ class Training:
             while trace is None:
                 try:
                     self._supervise(monitors)
+                except TrainingError:
+                    if self.stopping is None:  # otherwise it ends as it was told to
+                        raise
                 finally:
                     self.engine.save()
                 trace = self.engine.finish(at_once=self.stopping is not None)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -50,7 +51,7 @@ class LocalEngine:
         self.server = Server(problem, rule, settings)
         self._desk = Desk(self.server)
         self._writer = Writer(archive or MemoryArchive(settings.checkpoint_every))
-        self._transport = _transport(problem, settings, self.server)
+        self._transport = _transport(problem, settings, self.server, lambda: self._in_a_hurry)
         self._threads = settings.threads
         self._handles: dict[int, WorkerHandle] = {}
         self._expelled: set[int] = set()
@@ -213,8 +214,7 @@ class LocalEngine:
 
     def save(self) -> None:
         """Make a checkpoint and wait for it, unless there is nothing new, or a state that is not whole."""
-        self._writer.wait()
-        if self._writer.saved_version != self.server.version:
+        if self._writer.wait() and self._writer.saved_version != self.server.version:
             self._save()
             self._writer.wait()
 
@@ -233,18 +233,19 @@ class LocalEngine:
     def finish(self, at_once: bool) -> Trace:
         """A last checkpoint, and what happened; the server is always here."""
         self.save()
+        while not at_once and self.records.drain(_PATIENCE):
+            at_once = self._in_a_hurry
         return self.server.trace(LAST_EVALUATIONS if at_once else math.inf)
 
     def close(self) -> None:
         """End all workers."""
         with self._resources:
             self._transport.close()
-            self._writer.close()
 
 
-def _transport(problem: Problem, settings: Settings, server: Server) -> Transport:
+def _transport(problem: Problem, settings: Settings, server: Server, hurries: Callable[[], bool]) -> Transport:
     """Threads or processes, as the settings say."""
     if settings.engine == "threads":
         return Threads(problem, settings)
     require_main_guard()
-    return Processes(problem, settings, server.wire)
+    return Processes(problem, settings, server.wire, hurries)

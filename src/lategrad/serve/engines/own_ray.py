@@ -13,37 +13,42 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ray
 from ray._private import ray_constants
 
 from lategrad.serve.engines import ray_cleanup
+from lategrad.serve.engines.ray_session import session
 
 _LOOPBACK = "127.0.0.1"
+_START = 300.0  # seconds; it takes a few, where the machine is not busy
+_LAST_START = 10.0  # seconds, when the run is to end: what has started is ended in an orderly way
 _CLEAN_UP = 15.0  # seconds
 
 
 @contextlib.contextmanager
-def own_ray(cpus: int) -> Iterator[None]:
+def own_ray(cpus: int, hurries: Callable[[], bool]) -> Iterator[None]:
     """Start a Ray, and end it.
 
     Args:
         cpus: what it is to pretend to have.
+        hurries: whether it is not to be waited for any more.
     """
+
+    def start() -> None:
+        with _marked(folder), _on_loopback():
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False,
+                     logging_level="error", _temp_dir=folder)  # fmt: skip
+
     with _disposable_folder() as folder:
         protect_token()
-        try:
-            with _marked(folder), _on_loopback():
-                ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False,
-                         logging_level="error", _temp_dir=folder)  # fmt: skip
+        with session(start, lambda: _LAST_START if hurries() else _START, "Ray has not started on this machine"):
             if (address := ray.util.get_node_ip_address()) != _LOOPBACK:
                 warnings.warn(f"this version of Ray, {ray.__version__}, listens on {address}, not on the loopback "
                               "address alone", stacklevel=3)  # fmt: skip
             yield
-        finally:
-            ray.shutdown()
 
 
 @contextlib.contextmanager

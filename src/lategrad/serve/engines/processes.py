@@ -6,6 +6,10 @@ follows from messages on a socket pair: the gradient's message is sent after the
 that dies while it writes has sent nothing, and no torn gradient can be applied. A replacement gets new memory. It has
 no name (it is unlinked as soon as it is made), so that nothing is left behind however a process ends, and nobody else
 can open it. Nothing listens on a network.
+
+The server waits for no process without a limit: it reads where there is something to read, does not wait for a worker
+that takes nothing, and starts and buries workers within given times. A worker may wait for ever for the server, which
+ends those that are silent for long, and without which it cannot live.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -37,12 +41,15 @@ from lategrad.serve.packing import Packed
 from lategrad.serve.settings import Settings
 from lategrad.serve.wire import Wire
 from lategrad.serve.worker import Oracle, Slowness, Streams, work
+from lategrad.support.limited import limited
 
 fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone
 _MESSAGE = struct.Struct("<BBqqqq")  # kind, slot, sequence, version, steps, previous job; text may follow
 _READY, _ARRIVED, _FAILED, _JOB, _END = range(5)
 _LARGEST = 16_384  # bytes of a message; longer texts are cut
+_START = 120.0  # seconds for the fork server to fork; it has to import torch first
 _LAST_MOMENT = 1.0  # seconds that a worker whose socket is closed has to end by itself; the server waits for it
+_LAST_MOMENTS = 5.0  # seconds for all of them, at the end of a run
 
 
 class _Message(NamedTuple):
@@ -97,8 +104,8 @@ class _ProcessHandle:
         self._tell(_pack(_END))
 
     def _tell(self, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # it is dead: its closed socket tells
-            self.channel.send(message)
+        with contextlib.suppress(OSError):  # it is dead, as its closed socket tells, or takes nothing: it is late then
+            self.channel.send(message, socket.MSG_DONTWAIT)
 
     def kill(self) -> bool:
         self.process.kill()
@@ -125,14 +132,16 @@ class _ProcessHandle:
             return Failed(self, sequence, text, self.queries[slot])
         return Garbled(self, f"its message of kind {kind} and {len(message)} bytes is none of a worker")
 
-    def end(self) -> str:
+    def end(self, patience: float = _LAST_MOMENT) -> str:
         """Give back what the worker held; returns how it ended."""
         self.channel.close()
-        self.process.join(timeout=_LAST_MOMENT)
+        self.process.join(timeout=patience)
         if self.process.is_alive():
             self.process.kill()
-            self.process.join()
+            self.process.join(timeout=patience)
         code = self.process.exitcode
+        if code is None:  # the system does not let go of it, or the fork server does not tell
+            return "killed, and not seen to end"
         self.process.close()
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
@@ -144,24 +153,33 @@ class Processes:
     milliseconds and is safe with threads; the problem is pickled once, and its tensors are shared by all.
     """
 
-    def __init__(self, problem: Problem, settings: Settings, wire: Wire) -> None:
+    def __init__(self, problem: Problem, settings: Settings, wire: Wire, hurries: Callable[[], bool]) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__, fork_server])
         device = torch.device(settings.device)
         self._parts = (_packed(problem), settings.streams, settings.slowness(), device, settings.wire)
         self._form = 1 + settings.ahead, wire
+        self._hurries = hurries
         self._selector = selectors.DefaultSelector()
         self._handles: set[_ProcessHandle] = set()
 
     def start(self, member: int, worker: int) -> _ProcessHandle:
-        """Fork a worker with a new segment."""
+        """Fork a worker with a new segment; ``OSError`` if that cannot be done, or takes too long."""
         segment = _Segment.create(*self._form)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         process = self._context.Process(
             target=_run, args=(worker, theirs, segment, *self._parts), name=f"lategrad-worker-{worker}", daemon=True
         )
-        process.start()
-        theirs.close()
+
+        def fork() -> None:
+            with theirs:
+                process.start()
+
+        try:
+            limited(fork, lambda: 0.0 if self._hurries() else _START, "the fork server has not forked a worker")
+        except BaseException:
+            ours.close()  # if it ever starts, it ends at once
+            raise
         handle = _ProcessHandle(member, worker, process, ours, segment)
         self._handles.add(handle)
         self._selector.register(ours, selectors.EVENT_READ, handle)
@@ -183,8 +201,9 @@ class Processes:
         """Kill all workers and wait for them."""
         for handle in self._handles:
             handle.kill()
+        deadline = time.monotonic() + _LAST_MOMENTS
         for handle in self._handles:
-            handle.end()
+            handle.end(max(0.0, deadline - time.monotonic()))
         self._handles.clear()
         self._selector.close()
 

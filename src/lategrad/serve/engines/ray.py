@@ -2,7 +2,12 @@
 
 The driver is not in the way of any gradient: workers and server talk to each other. A few times a second it asks the
 server how it is doing. Every few seconds it fetches a checkpoint, which it keeps in memory (its mirror) and writes to
-the disk when that is due, and from which a server goes on that Ray has restarted. It waits for no answer for ever.
+the disk when that is due, and from which a server goes on that Ray has restarted.
+
+It waits for nothing for ever. What an actor is asked has a time limit; what may be stuck in Ray itself, or in a process
+of Ray that is stopped or cut off (connecting, storing, creating and killing actors, looking at the cluster, reading an
+answer), is called through :func:`~lategrad.support.limited.limited`. Calls of actors with short arguments are queued,
+no more.
 """
 
 from __future__ import annotations
@@ -14,9 +19,9 @@ import math
 import secrets
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import torch
@@ -37,17 +42,20 @@ from lategrad.serve.engines.engine import (
     TrainingError,
     poisoned_for_good,
 )
-from lategrad.serve.engines.own_ray import own_ray
 from lategrad.serve.engines.ray_actors import ServerActor, Status, WorkerActor
+from lategrad.serve.engines.ray_connection import connected
 from lategrad.serve.records import Records
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry
 from lategrad.serve.watch import Look
+from lategrad.support.limited import OutOfTimeError, limited
 from lategrad.trace import Trace
 
 _ASK_EVERY = 0.2  # seconds between two questions to the server
 _LOOK_AROUND = 1.0  # seconds between two looks at the cluster's CPUs
+_LOOK_AGAIN = 30.0  # seconds until the next one, where Ray did not answer
+_A_WORD = 5.0  # seconds for what takes Ray milliseconds
 _NO_CPU_AFTER = 30.0  # seconds after which it is said that workers wait for CPUs
 _MIRROR_EVERY = 4.0  # seconds: a lost server costs the updates since
 _MIRROR_SHARE = 0.05  # of the time, at most, is spent on it
@@ -58,27 +66,7 @@ _LAST_ANSWER = 5.0  # seconds for the last, when the run is to end, and more whe
 _LAST_ENTRIES_PER_SECOND = 1e7
 _GLANCE = 0.2  # seconds after which whoever waits for an answer sees whether the run is to end
 
-
-@contextlib.contextmanager
-def connected(address: str | None, cpus: int) -> Iterator[None]:
-    """A connection to Ray: the one that is there, or one to a running cluster, or a Ray of this run's own.
-
-    Args:
-        address: of a cluster; None for this process's connection, and for a Ray of our own if it has none.
-        cpus: what a Ray of our own is to pretend to have, so that there is room for all workers.
-    """
-    if ray.is_initialized():
-        yield
-        return
-    if address is None:
-        with own_ray(cpus):
-            yield
-        return
-    ray.init(address=address, log_to_driver=False, logging_level="error")
-    try:
-        yield
-    finally:
-        ray.shutdown()
+Returned = TypeVar("Returned")
 
 
 @dataclass
@@ -106,7 +94,7 @@ class RayEngine:
         self._archive, self._mirror = archive, MemoryArchive(seconds=_MIRROR_EVERY)
         self._patience = _PATIENCE + problem.dim / _ENTRIES_PER_SECOND
         self._last_patience = _LAST_ANSWER + problem.dim / _LAST_ENTRIES_PER_SECOND
-        self._hurries = False
+        self._hurries, self._owns_connection = False, True
         self._resources = contextlib.ExitStack()
         self._handles: dict[int, _WorkerHandle] = {}
         self._server: Any = None
@@ -145,19 +133,37 @@ class RayEngine:
     def begin(self, checkpoint: Checkpoint | None) -> None:
         """Connect, start the server's actor, and let it begin; if the run is to end by then, leave it at that."""
         _, most = self._settings.worker_range()
-        self._resources.enter_context(connected(self._settings.address, cpus=most))
-        self._shared_problem = ray.put(self._problem)
+        if checkpoint is not None:
+            self._mirror.save(checkpoint)
+        try:
+            connection = connected(self._settings.address, most, lambda: self._hurries)
+            self._owns_connection = self._resources.enter_context(connection)
+            self._shared_problem, self._server = self._limited(self._create_server, _FIRST_ANSWER)
+        except OutOfTimeError:
+            if not self._hurries:
+                raise
+        self._wait_for_server()
+        if self._archive is not None and self._mirror.is_filled and not self._write():
+            raise self._archive.unusable()
+
+    def _limited(
+        self, call: Callable[[], Returned], seconds: float, undo: Callable[[Returned], object] | None = None
+    ) -> Returned:
+        """What a call into Ray returns, if it does so in time, of which there is little when the run is to end."""
+
+        def limit() -> float:
+            return min(seconds, self._last_patience) if self._hurries else seconds
+
+        return limited(call, limit, "Ray did not answer", undo=undo)
+
+    def _create_server(self) -> tuple[Any, Any]:
+        """The problem where all can read it, and the server's actor."""
         # It claims no CPU: if its machine is lost when all others are full, it must find a place at once.
         actor = ray.remote(
             num_cpus=0, max_restarts=-1, max_task_retries=0, enable_task_events=False,
             scheduling_strategy=self._server_node(),
         )(ServerActor)  # fmt: skip
-        self._server = actor.remote(secrets.token_hex(8))
-        if checkpoint is not None:
-            self._mirror.save(checkpoint)
-        self._wait_for_server()
-        if self._archive is not None and self._mirror.is_filled and not self._write():
-            raise self._archive.unusable()
+        return ray.put(self._problem), actor.remote(secrets.token_hex(8))
 
     def _server_node(self) -> Any:
         """The server starts on the driver's machine, the likeliest to stay, and elsewhere if it must."""
@@ -181,7 +187,8 @@ class RayEngine:
         """Let the server begin, from the mirror's checkpoint if there is one; its first is then the mirror's."""
         checkpoint = self._mirror.load() if self._mirror.is_filled else None
         watched = self._look is not None
-        begun = self._server.begin.remote(self._shared_problem, self._rule, self._settings, checkpoint, watched)
+        what = (self._shared_problem, self._rule, self._settings, checkpoint, watched)
+        begun = self._limited(lambda: self._server.begin.remote(*what), self._patience)
         first = self._answer(begun, max(_FIRST_ANSWER, self._patience))
         self._version = first.version
         self.records.restore(first.description["records"], {})
@@ -190,15 +197,25 @@ class RayEngine:
     def _answer(self, reference: Any, patience: float) -> Any:
         """What the server says, waited for so long, or until the run is to end; what it raised is raised here."""
         begin = time.monotonic()
-        while not ray.wait([reference], timeout=_GLANCE, fetch_local=False)[0]:
+        while not self._ready([reference], _GLANCE):
             if time.monotonic() - begin > (self._last_patience if self._hurries else patience):
                 raise _NoAnswerError("it does not answer")
         try:
-            return ray.get(reference, timeout=self._patience)
+            return self._read(reference)
         except RayTaskError:
             raise
         except RayError as error:
             raise _NoAnswerError(_brief(error)) from None
+
+    def _ready(self, references: list[Any], timeout: float) -> list[Any]:
+        """The first of some answers that are there, waited for so many seconds; they may still be elsewhere."""
+        wait = functools.partial(ray.wait, references, num_returns=1, timeout=timeout, fetch_local=False)
+        ready: list[Any] = self._limited(wait, self._patience)[0]
+        return ready
+
+    def _read(self, reference: Any) -> Any:
+        """An answer that is there."""
+        return self._limited(lambda: ray.get(reference, timeout=self._patience), self._patience)
 
     def _fetch(self) -> None:
         """Bring the mirror up to date."""
@@ -219,7 +236,8 @@ class RayEngine:
     def _go_back(self) -> None:
         """The server's state is not finite: it goes on from the mirror's, which is."""
         newest = self._mirror.load()
-        in_a_row = self._answer(self._server.go_back.remote(newest), self._patience)
+        gone_back = self._limited(lambda: self._server.go_back.remote(newest), self._patience)
+        in_a_row = self._answer(gone_back, self._patience)
         self._version = newest.version
         self.records.restore(newest.description["records"], {})
         if in_a_row > MOST_RETURNS:
@@ -245,11 +263,8 @@ class RayEngine:
                 self._fetch()
             if due:
                 self._write()
-        except _NoAnswerError as error:
-            if self._status is not None:
-                warnings.warn(f"the server is lost ({error}): Ray restarts it", stacklevel=2)
-            self._status = None
-            time.sleep(_ASK_EVERY)
+        except OutOfTimeError as error:
+            self._miss_server(error)
             return
         if self._server_start not in (None, status.server_start):
             warnings.warn(f"the server goes on from update {self._version}", stacklevel=2)
@@ -262,6 +277,12 @@ class RayEngine:
             self.records.add(recorded.step, recorded.values)
             if self._look is not None:
                 self._look(recorded.telemetry, recorded.output)
+
+    def _miss_server(self, error: OutOfTimeError) -> None:
+        if self._status is not None:
+            warnings.warn(f"the server is lost ({error}): Ray restarts it", stacklevel=3)
+        self._status = None
+        time.sleep(_ASK_EVERY)
 
     def report(self, now: float, replaced: dict[str, int]) -> Report | None:
         """How things were when the server was last asked."""
@@ -284,7 +305,7 @@ class RayEngine:
                 raise _NoAnswerError("it is away")
             self._status_soon()  # with which the number of replaced workers is the last
             self._fetch()
-        except (_NoAnswerError, RayTaskError) as error:
+        except (OutOfTimeError, RayTaskError) as error:
             newest = f"the newest is that of update {self._mirror.load().version}"
             why = _brief(error) if isinstance(error, RayTaskError) else error
             warnings.warn(f"no checkpoint: the server did not give one ({why}); {newest}", stacklevel=2)
@@ -295,18 +316,20 @@ class RayEngine:
     def finish(self, at_once: bool) -> Trace | None:
         """What happened; None if the server was lost at the very last moment, so that its return must be supervised."""
         trace: Trace | None = None
-        if at_once and self._status is None:
-            return self._stand_in.trace()
-        patience = LAST_EVALUATIONS if at_once else math.inf
-        end = time.monotonic() + patience
-        while self._status is not None and self._status.evaluating and time.monotonic() < end:
+        begin = time.monotonic()
+
+        def patience() -> float:
+            return LAST_EVALUATIONS if at_once or self._hurries else math.inf
+
+        while self._status is not None and self._status.evaluating and time.monotonic() - begin < patience():
             time.sleep(_ASK_EVERY)
             self._take_note(self._status_soon())
-        with contextlib.suppress(_NoAnswerError):
-            trace = self._answer(self._server.trace.remote(patience), self._patience)
+        with contextlib.suppress(OutOfTimeError):
+            if self._status is not None:
+                trace = self._answer(self._server.trace.remote(patience()), self._patience)
         if trace is None:
             self._status = None
-            return self._stand_in.trace() if at_once else None
+            return self._stand_in.trace() if at_once or self._hurries else None
         self._take_note(self._status_soon())  # with the last records
         return trace
 
@@ -323,9 +346,13 @@ class RayEngine:
     def start(self, member: int, worker: int) -> None:
         """Start a worker's actor; Ray looks for a machine that has a CPU for it, and a GPU where it needs one."""
         gpus = 1 if self._settings.device.startswith("cuda") else 0
-        remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(WorkerActor)
-        actor = remote.remote(self._server, member, worker, self._shared_problem, self._settings)
-        self._handles[member] = _WorkerHandle(worker, actor, actor.run.remote(), time.monotonic())
+
+        def create() -> _WorkerHandle:
+            remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(WorkerActor)
+            actor = remote.remote(self._server, member, worker, self._shared_problem, self._settings)
+            return _WorkerHandle(worker, actor, actor.run.remote(), time.monotonic())
+
+        self._handles[member] = self._limited(create, self._patience, undo=lambda late: ray.kill(late.actor))
 
     def location(self, member: int) -> Location | None:
         """As the server said when it was last asked."""
@@ -338,9 +365,10 @@ class RayEngine:
         self._server.let_go.remote(member)
 
     def kill(self, member: int) -> bool:
-        """End its process."""
+        """End its process; where Ray does not answer, it is asked again when the worker is seen to go on."""
         self._server.let_go.remote(member)
-        ray.kill(self._handles[member].actor)
+        with contextlib.suppress(OutOfTimeError):
+            self._limited(lambda: ray.kill(self._handles[member].actor), _A_WORD)
         return True
 
     def wait(self, timeout: float) -> list[Ended]:
@@ -352,20 +380,24 @@ class RayEngine:
             time.sleep(timeout)
             return []
         ended = []
-        for ready in ray.wait(waiting, num_returns=1, timeout=timeout)[0]:
-            if ready in by_end:
-                ended.append(self._bury(by_end[ready]))
-            else:
-                self._take_note(ready)
+        try:
+            for ready in self._ready(waiting, timeout):
+                if ready in by_end:
+                    ended.append(self._bury(by_end[ready]))
+                else:
+                    self._take_note(ready)
+        except OutOfTimeError as error:
+            self._miss_server(error)
         return ended
 
     def _bury(self, member: int) -> Ended:
-        handle = self._handles.pop(member)
+        handle = self._handles[member]
         try:
-            ray.get(handle.end, timeout=self._patience)
+            self._read(handle.end)
             reason = None
         except RayError as error:
             reason = _brief(error)
+        del self._handles[member]
         self._server.bury.remote(member, handle.worker)
         return Ended(member, reason)
 
@@ -374,30 +406,41 @@ class RayEngine:
         now = time.monotonic()
         if now - self._looked_around > _LOOK_AROUND:
             self._looked_around = now
-            self._cpus = int(ray.cluster_resources().get("CPU", 0))
-            self._tell_who_waits(now)
+            try:
+                self._cpus = int(self._limited(ray.cluster_resources, _A_WORD).get("CPU", 0))
+                self._tell_who_waits(now)
+            except OutOfTimeError:  # as many as before
+                self._looked_around = now + _LOOK_AGAIN
         return self._cpus
 
     def _tell_who_waits(self, now: float) -> None:
         joined = () if self._status is None else self._status.report.activities
         waiting = sum(member not in joined and now - handle.started > _NO_CPU_AFTER
                       for member, handle in self._handles.items())  # fmt: skip
-        if waiting and not self._told_no_cpu and ray.available_resources().get("CPU", 0) < 1:
+        if not waiting or self._told_no_cpu:
+            return
+        if self._limited(ray.available_resources, _A_WORD).get("CPU", 0) < 1:
             self._told_no_cpu = True
             warnings.warn(f"{waiting} workers wait for a CPU: the cluster has {self._cpus}, all of them taken",
                           stacklevel=2)  # fmt: skip
 
     def close(self) -> None:
-        """End all actors, and the Ray that was started for them."""
+        """End all actors, and the Ray that was started for them; with a connection of ours Ray ends them itself."""
         with self._resources:
-            for handle in self._handles.values():
-                ray.kill(handle.actor)
-            self._handles.clear()
-            if self._server is not None:
-                ray.kill(self._server)
+            if not self._owns_connection:
+                self._end_actors()
+
+    def _end_actors(self) -> None:
+        actors = [handle.actor for handle in self._handles.values()]
+        actors += [] if self._server is None else [self._server]
+        self._handles.clear()
+        try:
+            limited(lambda: [ray.kill(actor) for actor in actors], _A_WORD, "Ray has not ended all actors")
+        except OutOfTimeError as error:
+            warnings.warn(f"{error}: it will when this process has ended", stacklevel=3)
 
 
-class _NoAnswerError(Exception):
+class _NoAnswerError(OutOfTimeError):
     """The server, or what it said, did not arrive: it may be back soon."""
 
 
