@@ -24,7 +24,7 @@ os.dup2(int(sys.argv[1]), 3)
 os.dup2(int(sys.argv[2]), 4)
 os.execv(sys.argv[3], sys.argv[3:])"""
 
-PATIENCE = 180
+PATIENCE = 600
 """Seconds for what takes less than one: the machine may have much else to do."""
 
 

@@ -189,7 +189,7 @@ def audit(trace: Trace) -> None:
         assert bool((trace.version[mine][order].diff() >= 0).all())  # later jobs have later queries
 
 
-PATIENCE = 180.0
+PATIENCE = 600.0
 """Seconds for what takes less than one: the machine may have much else to do."""
 
 
