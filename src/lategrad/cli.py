@@ -456,7 +456,7 @@ def _with_axes(trace: Trace) -> Trace:
 
 @app.command()
 def reproduce(
-    what: Annotated[str, typer.Argument(help=f"One of {', '.join(PARTS)}, or all but local.")] = "all",
+    what: Annotated[str, typer.Argument(help=f"One of {', '.join(PARTS)}, or all but local and local-real.")] = "all",
     scale: Annotated[
         str, typer.Option(help="quick (ten minutes on two cores), paper (under an hour on two cores), full (GPU).")
     ] = "quick",
