@@ -462,8 +462,8 @@ def reproduce(
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for report.html, figures and CSV files.")] = Path("out"),
     device: Device = "cpu",
-    models: Annotated[str, typer.Option(help="Limit deep or local to some models: mlp,cnn,gpt.")] = "",
-    rules: Annotated[str, typer.Option(help="Limit deep or local to some rules: adamw,muon,...")] = "",
+    models: Annotated[str, typer.Option(help="Limit deep, local or local-real to some models: mlp,cnn,gpt.")] = "",
+    rules: Annotated[str, typer.Option(help="Limit deep, local or local-real to some rules: adamw,muon,...")] = "",
 ) -> None:
     """Reproduce the paper's figures and theorems, compare all rivals, and write a report that judges each claim.
 

@@ -72,7 +72,7 @@ def reproduce(
             scale the deep models and the rivals on Fashion-MNIST take hours on a CPU; there ``all`` leaves them out.
         out: where the report, its figures and CSV files go.
         device: cpu or cuda.
-        models, rules: limit ``deep`` or ``local`` to these; by default all.
+        models, rules: limit ``deep``, ``local`` or ``local-real`` to these; by default all.
         say: called with a line on how long it will take, and on every piece that is done.
     """
     require_choice("what", what, (*NAMES, "all"))
