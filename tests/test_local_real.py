@@ -93,7 +93,7 @@ def test_a_run_that_is_not_finite_has_diverged():
     panel = {"sgd": result_of(SMALL, BY_NAME["sgd"], 3, [trace])}
     (row,) = real_table(SMALL, panel)
     assert row["equal time"] == "diverged"
-    assert (row["updates"], row["mean delay"], row["longest"]) == ("5", "2.0", "4")
+    assert (row["updates"], row["mean delay"], row["longest delay"]) == ("5", "2.0", "4")
 
 
 @pytest.mark.slow  # three real trainings
@@ -109,7 +109,7 @@ def test_everything_in_small_is_recorded_replays_and_is_not_run_again(monkeypatc
     section = section_of(config, tmp_path, device="cpu", say=said.append)
     (rows,) = section.tables.values()
     assert {row["rule"] for row in rows} == {"SteadyMuon (ours)", "FedAsync", "synchronous DiLoCo"}
-    assert (rows[0]["rule"], rows[0]["longest"]) == ("synchronous DiLoCo", "0")
+    assert (rows[0]["rule"], rows[0]["longest delay"]) == ("synchronous DiLoCo", "0")
     write_report([section], tmp_path, {"command": "test"})
     with open(tmp_path / "local-real.csv") as file:
         assert {row["rule"] for row in csv.DictReader(file)} == set(config.rules)

@@ -47,8 +47,10 @@ _POINTS = 25
 _ENDLESS = 10**6
 """Updates: time ends a run."""
 _TIME_IS_UP = "stopped by on_record"
+_AROUND = 6.0
+"""Seconds before and after a training, about; for forecasts."""
 _PROTOCOL = "frozen"
-_CHOOSING = {"cnn": 0.6, "gpt": 10.0}
+_CHOOSING = {"cnn": 1.0, "gpt": 10.0}
 """Seconds on one core in which the step of a rule is chosen, for each round, about; for forecasts."""
 
 
@@ -78,10 +80,10 @@ _GPT = partial(TwoSpeeds, "gpt", local_steps=20, batch=8, inner="adamw:lr=0.001"
 
 CONFIGS = {
     "quick": Config((_CNN(rounds=25), _GPT(rounds=10, only_by_name=True)), rules=RULES, seeds=1, targets=False),
-    "paper": Config((_CNN(rounds=50), _GPT(rounds=20, only_by_name=True)), rules=RULES, seeds=3, targets=False),
+    "paper": Config((_CNN(rounds=25), _GPT(rounds=10, only_by_name=True)), rules=RULES, seeds=3, targets=False),
     "full": Config((_CNN(rounds=100), _GPT(rounds=50)), rules=RULES, seeds=3, targets=False),
 }
-"""The GPT's jobs need more computing, and get longer pauses."""
+"""The GPT's jobs need more computing, and get longer pauses. The scale paper repeats the quick one with more seeds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +214,7 @@ def real_table(setting: Setting, panel: dict[str, RealResult]) -> list[dict[str,
             "accuracy": three_digits(result.accuracy),
             "updates": f"{result.updates:.0f}",
             "mean delay": f"{result.delays.double().mean():.1f}" if len(result.delays) else "",
-            "longest": f"{max(result.delays.tolist(), default=0)}",
+            "longest delay": f"{max(result.delays.tolist(), default=0)}",
         }
         for row, result in zip(compared, results, strict=True)
     ]
@@ -241,9 +243,8 @@ def section(run: Run) -> Section:
 
 def section_of(config: Config, out: Path, *, device: str, say: Say = to_stderr) -> Section:
     """Train with every rule, one training after another."""
-    each = sum(setting.seconds for setting in config.settings)
-    minutes = each * config.seeds * len(config.contenders) / 60
-    say(f"local: real trainings with {len(config.contenders)} outer rules, {minutes:.0f} minutes unless some are kept")
+    minutes = sum(setting.seconds + _AROUND for setting in config.settings) * config.seeds * len(config.contenders) / 60
+    say(f"local: real trainings with {len(config.contenders)} outer rules, {minutes:.0f} minutes if none are kept")
     panels = {
         setting: {
             contender.rule: measure_for_real(config, setting, contender, out, device=device, say=say)

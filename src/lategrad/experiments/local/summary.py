@@ -64,13 +64,13 @@ def table(setting: Setting, panel: Panel, protocol: str) -> list[dict[str, str]]
         used = int(panel[ANCHOR].curves[protocol].gradients[-1])
     for result in ranked(panel, protocol):
         curve = result.curves[protocol]
-        spread = (curve.losses[-1].max() - curve.losses[-1].min()).item()
         row = {
             "rule": TITLES[result.contender.rule],
             "equal gradients": number(curve.at_gradients(used)),
             "equal time": number(final(result, protocol)),
-            "spread": number(spread) if curve.losses.shape[1] > 1 else "",
         }
+        if curve.losses.shape[1] > 1:
+            row["spread"] = number((curve.losses[-1].max() - curve.losses[-1].min()).item())
         if ANCHOR in panel:
             share = share_of_time(setting, panel, result, protocol)
             row["time to synchronous loss"] = "never" if share is None else f"{share:.2f}"
