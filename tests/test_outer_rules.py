@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+import lategrad as lg
 from lategrad import rivals
 from lategrad.checks import check_rule
+from lategrad.problems import LocalSteps, Quadratic
 from lategrad.rules import apply_update, issue_ticket, weigh_ticket
 
 DIM = 5
@@ -111,6 +113,20 @@ def test_a_worker_that_takes_more_steps_pulls_fed_buff_to_its_own_minimum(normal
             share = torch.tensor([steps / 20], dtype=torch.float64)
             state = rule.update(state, moved, 0, weigh_ticket(rule, ticket, share))
     assert rule.output(state).item() == pytest.approx(limit, abs=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore:delay Cluster.* is too long")  # the first buffer is all that is looked at
+def test_simulated_workers_of_different_speed_tell_fed_buff_their_shares():
+    """Scaled by their workers all three gradients are equal, so that only the shares 1, 1/2 and 1/4 make a difference."""
+    problem = LocalSteps(Quadratic(dim=3, noise=0.0), steps=8, inner="sgd:lr=1e-6", scaled=True)
+    cluster = lg.clocks.Cluster([lg.clocks.Worker(mean=mean) for mean in (1.0, 2.0, 4.0)], adapt=True)
+    moved = {
+        normalised: problem.start() - lg.simulate(problem, rule, cluster, steps=3).output
+        for normalised in (False, True)
+        for rule in [rivals.FedBuff(1.0, size=3, weighed=False, normalised=normalised)]
+    }
+    shares = torch.tensor([1.0, 0.5, 0.25])
+    torch.testing.assert_close(moved[True], shares.mean() * (1 / shares).mean() * moved[False], rtol=1e-3, atol=0.0)
 
 
 def test_fed_async_that_takes_everything_is_the_last_workers_model():

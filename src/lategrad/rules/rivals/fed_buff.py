@@ -24,7 +24,7 @@ class FedBuffState(NamedTuple):
     collected: Tensor
     """How many they are."""
     work: Tensor
-    """How many whole jobs they stand for."""
+    """How many whole jobs they stand for, where that is asked."""
     made: Tensor
     """Steps made so far."""
 
@@ -108,26 +108,22 @@ class FedBuff:
         return state.x
 
     def ticket(self, state: FedBuffState) -> Tensor:
-        """The number of steps made before the query was handed out, and room for the share, shape ``(*runs, 2)``."""
-        return torch.cat([state.made, torch.ones_like(state.made)], -1)
+        """The number of steps made before the query was handed out; normalised, also :math:`\\omega`, 1 so far."""
+        return torch.cat([state.made, torch.ones_like(state.made)], -1) if self.normalised else state.made
 
     def weigh(self, ticket: Tensor, weight: Tensor) -> Tensor:
-        """With the share of the local steps that the worker took."""
-        return torch.cat([ticket[..., :1], ticket[..., 1:] * weight], -1)
+        """With the share of the local steps that the worker took, where that is asked."""
+        return torch.cat([ticket[..., :1], ticket[..., 1:] * weight], -1) if self.normalised else ticket
 
     def update(self, state: FedBuffState, grad: Tensor, delay: Delay, ticket: Tensor) -> FedBuffState:
         """Put the gradient into the buffer; step and empty it when it is full."""
-        made, share = ticket[..., :1], ticket[..., 1:]
-        staleness = state.made - made
+        staleness = state.made - ticket[..., :1]
         weight = torch.rsqrt(1 + staleness) if self.weighed else torch.ones_like(staleness)
-        if self.normalised:
-            weight = weight / share
-        buffer = state.buffer + weight.to(grad.dtype) * grad
+        share = ticket[..., 1:] if self.normalised else torch.ones_like(staleness)
+        buffer = state.buffer + (weight / share).to(grad.dtype) * grad
         collected, work = state.collected + 1, state.work + share
         full = collected >= self.size
-        mean = buffer / collected.to(grad.dtype)
-        if self.normalised:
-            mean = (work / collected).to(grad.dtype) * mean
+        mean = (work / collected).to(grad.dtype) * (buffer / collected.to(grad.dtype))
         stepped = self.domain.project(state.x - as_dtype(self.lr, grad) * mean)
         return FedBuffState(
             x=torch.where(full, stepped, state.x),
