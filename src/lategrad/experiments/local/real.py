@@ -1,7 +1,8 @@
 """The same for real: worker processes on this machine, half of them slowed, every outer rule for the same wall time.
 
 Workers are slowed by pauses that are far longer than what they compute (``slow=`` of :func:`lategrad.train`). So the
-pauses set their speeds, whatever else the machine has to do, and four workers can share two cores.
+pauses set their speeds, and four workers can share two cores. On a machine with more to do than it has cores computing
+takes longer, too: the number of updates that each rule made in its time tells.
 """
 
 from __future__ import annotations
@@ -23,16 +24,7 @@ from lategrad.experiments.jobs import Job, Say
 from lategrad.experiments.local.measuring import Curve, Result, Runner, between
 from lategrad.experiments.local.rounds import train_in_rounds
 from lategrad.experiments.local.setup import RULES, Config, Contender, Setting
-from lategrad.experiments.local.summary import (
-    TITLES,
-    number,
-    plot,
-    ranked,
-    rows,
-    table,
-    title,
-    to_stderr,
-)
+from lategrad.experiments.local.summary import TITLES, number, plot, ranked, rows, table, title, to_stderr
 from lategrad.experiments.part import Run
 from lategrad.experiments.results import Section
 from lategrad.experiments.style import three_digits
