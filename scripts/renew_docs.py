@@ -32,6 +32,7 @@ FIGURES = {
     "deep-cnn": "deep-cnn",
     "deep-gpt": "deep-gpt",
     "local-gpt-20": "local-gpt-20",
+    "local-real-cnn-20": "local-real-cnn-20",
     "local-gpt-100": "local-gpt-100",
     "local-cnn-20": "local-cnn-20",
     "local-cnn-100": "local-cnn-100",

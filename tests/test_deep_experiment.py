@@ -207,7 +207,7 @@ def test_unknown_models_and_rules_are_named(tmp_path):
         reproduce("deep", "quick", tmp_path, models=["rnn"])
     with pytest.raises(ValueError, match="--rules must be one of .* got 'adam'"):
         reproduce("deep", "quick", tmp_path, rules=["adam"])
-    with pytest.raises(ValueError, match="they limit deep and local alone"):
+    with pytest.raises(ValueError, match="they limit deep, local and local-real"):
         reproduce("fig1", "quick", tmp_path, models=["mlp"])
 
 

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+import lategrad as lg
 from lategrad import rivals
 from lategrad.checks import check_rule
-from lategrad.rules import apply_update, issue_ticket
+from lategrad.problems import LocalSteps, Quadratic
+from lategrad.rules import apply_update, issue_ticket, weigh_ticket
 
 DIM = 5
 
@@ -74,6 +76,59 @@ def test_fed_buff_of_one_is_sgd_by_staleness_and_counts_steps_not_arrivals():
     torch.testing.assert_close(buffered[-1], 1 - 0.1 * (scale[:, None] * grads).sum(0) / 5)
 
 
+def test_fed_buff_that_is_normalised_is_fednova():
+    """A round of it: x <- x - (sum_i p_i tau_i) sum_i p_i Delta_i / tau_i, for workers that took tau_i of H steps."""
+    rounds, steps, most = random_gradients(12).view(3, 4, DIM), torch.tensor([1.0, 4.0, 10.0, 20.0]).double(), 20
+    rule = rivals.FedBuff(0.7, size=4, normalised=True)
+    state = rule.init(torch.ones(DIM, dtype=torch.float64))
+    x = torch.ones(DIM, dtype=torch.float64)
+    for moved in rounds:
+        ticket = issue_ticket(rule, state)
+        for i in range(4):
+            state = rule.update(state, moved[i], torch.tensor(i), weigh_ticket(rule, ticket, steps[i : i + 1] / most))
+        effective = sum(0.25 * tau for tau in steps.tolist())
+        x = x - 0.7 * effective * sum(0.25 * moved[i] / steps[i] for i in range(4))
+        torch.testing.assert_close(rule.output(state), x)
+
+
+def test_fed_buff_is_normalised_only_where_that_is_asked_for_and_jobs_differ():
+    grads = random_gradients(20)
+    whole = iterates(rivals.FedBuff(0.1, size=3, normalised=True), grads, delay=2)
+    torch.testing.assert_close(whole, iterates(rivals.FedBuff(0.1, size=3), grads, delay=2))
+    rule = rivals.FedBuff(0.1, size=1)
+    state = rule.init(torch.ones(DIM, dtype=torch.float64))
+    half = weigh_ticket(rule, issue_ticket(rule, state), torch.tensor([0.5]).double())
+    torch.testing.assert_close(rule.output(rule.update(state, grads[0], 0, half)), 1 - 0.1 * grads[0])
+
+
+@pytest.mark.parametrize(("normalised", "limit"), [(False, 20 / 25), (True, 1 / 2)])
+def test_a_worker_that_takes_more_steps_pulls_fed_buff_to_its_own_minimum(normalised, limit):
+    """Objective inconsistency: (x - 1)^2 / 2 on 20 steps of SGD against x^2 / 2 on 5; the minimum of both is 1/2."""
+    rule, lr = rivals.FedBuff(100.0, size=2, normalised=normalised), 1e-4
+    state = rule.init(torch.zeros(1, dtype=torch.float64))
+    for _ in range(100):
+        x, ticket = rule.query(state), issue_ticket(rule, state)
+        for steps, minimum in ((20, 1.0), (5, 0.0)):
+            moved = (1 - (1 - lr) ** steps) * (x - minimum)
+            share = torch.tensor([steps / 20], dtype=torch.float64)
+            state = rule.update(state, moved, 0, weigh_ticket(rule, ticket, share))
+    assert rule.output(state).item() == pytest.approx(limit, abs=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore:delay Cluster.* is too long")  # the first buffer is all that is looked at
+def test_simulated_workers_of_different_speed_tell_fed_buff_their_shares():
+    """Scaled by their workers all three gradients are equal: only the shares 1, 1/2 and 1/4 make a difference."""
+    problem = LocalSteps(Quadratic(dim=3, noise=0.0), steps=8, inner="sgd:lr=1e-6", scaled=True)
+    cluster = lg.clocks.Cluster([lg.clocks.Worker(mean=mean) for mean in (1.0, 2.0, 4.0)], adapt=True)
+    moved = {
+        normalised: problem.start() - lg.simulate(problem, rule, cluster, steps=3).output
+        for normalised in (False, True)
+        for rule in [rivals.FedBuff(1.0, size=3, weighed=False, normalised=normalised)]
+    }
+    shares = torch.tensor([1.0, 0.5, 0.25])
+    torch.testing.assert_close(moved[True], shares.mean() * (1 / shares).mean() * moved[False], rtol=1e-3, atol=0.0)
+
+
 def test_fed_async_that_takes_everything_is_the_last_workers_model():
     grads = random_gradients(10)
     x = iterates(rivals.FedAsync(1.0, staleness="constant"), grads, delay=2)
@@ -99,6 +154,7 @@ def test_fed_async_on_a_set_stays_between_its_points():
         rivals.DelayedNesterov(0.5, period=2, activation=0.2),
         rivals.MomentumLookAhead(0.5, ahead=True),
         rivals.FedBuff(0.5, size=2, weighed=False),
+        rivals.FedBuff(0.5, size=2, normalised=True),
         rivals.FedAsync(0.5, staleness="hinge", slope=0.5, grace=1.0),
         rivals.FedAsync(0.5, staleness="constant"),
     ],
@@ -118,6 +174,7 @@ def test_its_options_pass_all_checks(rule):
         (lambda: rivals.MomentumLookAhead(momentum=1.0), r"momentum must be a number in \[0, 1\), got 1.0"),
         (lambda: rivals.FedBuff(size=2.5), "size must be a whole number, got 2.5"),
         (lambda: rivals.FedBuff(weighed="sqrt"), "weighed must be True or False, got 'sqrt'"),
+        (lambda: rivals.FedBuff(normalised=1), "normalised must be True or False, got 1"),
         (lambda: rivals.FedAsync(-0.1), "mixing must be a finite number >= 0, got -0.1"),
         (lambda: rivals.FedAsync(staleness="linear"), "staleness must be one of"),
         (lambda: rivals.FedAsync(power=-1.0), "power must be a finite number >= 0, got -1.0"),

@@ -16,14 +16,14 @@ from lategrad.experiments.reproduce import reproduce as run_reproduction
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(help=f"One of {', '.join(PARTS)}, or all but local.")] = "all",
+    what: Annotated[str, typer.Argument(help=f"One of {', '.join(PARTS)}, or all but local and local-real.")] = "all",
     scale: Annotated[
         str, typer.Option(help="quick (ten minutes on two cores), paper (under an hour on two cores), full (GPU).")
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for report.html, figures and CSV files.")] = Path("out"),
     device: Device = "cpu",
-    models: Annotated[str, typer.Option(help="Limit deep or local to some models: mlp,cnn,gpt.")] = "",
-    rules: Annotated[str, typer.Option(help="Limit deep or local to some rules: adamw,muon,...")] = "",
+    models: Annotated[str, typer.Option(help="Limit deep, local or local-real to some models: mlp,cnn,gpt.")] = "",
+    rules: Annotated[str, typer.Option(help="Limit deep, local or local-real to some rules: adamw,muon,...")] = "",
 ) -> None:
     """Reproduce the paper's figures and theorems, compare all rivals, and write a report that judges each claim.
 

@@ -16,6 +16,7 @@ import torch
 
 from lategrad.experiments import deep, fig1, fig2, fig3, fig4, local, rivals, step_range, theorems
 from lategrad.experiments.jobs import Job, Say, run_jobs
+from lategrad.experiments.local import real
 from lategrad.experiments.part import Part, Run
 from lategrad.experiments.report import write_report
 from lategrad.experiments.results import Section
@@ -46,6 +47,7 @@ PARTS = (
     Part("deep", deep.jobs, deep.section, hours_on_a_cpu=True),
     Part("theorems", theorems.jobs, theorems.section),
     Part("local", local.jobs, local.section, only_by_name=True),
+    Part("local-real", real.jobs, real.section, only_by_name=True),
 )  # fmt: skip
 """In the order of the report. Whoever adds an experiment adds it here, and nowhere else."""
 
@@ -65,12 +67,12 @@ def reproduce(
     """Run one part or all of them; what is finished under ``out/traces`` is not run again.
 
     Args:
-        what: one of the parts, or all, which leaves out those that are run only by name (``local``).
+        what: one of the parts, or all, which leaves out those that are run only by name (``local``, ``local-real``).
         scale: quick (ten minutes on two cores), paper (under an hour on two cores), full (for a GPU). Beyond the quick
             scale the deep models and the rivals on Fashion-MNIST take hours on a CPU; there ``all`` leaves them out.
         out: where the report, its figures and CSV files go.
         device: cpu or cuda.
-        models, rules: limit ``deep`` or ``local`` to these; by default all.
+        models, rules: limit ``deep``, ``local`` or ``local-real`` to these; by default all.
         say: called with a line on how long it will take, and on every piece that is done.
     """
     require_choice("what", what, (*NAMES, "all"))
@@ -79,9 +81,9 @@ def reproduce(
     begin = time.monotonic()
     run = Run(scale, Path(out), device, tuple(models), tuple(rules))
     wanted = [part for part in PARTS if what == part.name or (what == "all" and not part.only_by_name)]
-    if what not in ("deep", "local", "all"):
+    if what not in ("deep", "local", "local-real", "all"):
         unused = not (models or rules)
-        require("--models and --rules", (*models, *rules), unused, "left out: they limit deep and local alone")
+        require("--models and --rules", (*models, *rules), unused, "left out: they limit deep, local and local-real")
     if what == "all" and scale != "quick" and device == "cpu":
         for part in [part for part in wanted if part.hours_on_a_cpu]:
             say(f"left out, as it takes hours on a CPU: lategrad reproduce {part.name} --scale {scale}")

@@ -42,7 +42,7 @@ class Curve:
 
     def at_gradients(self, count: float) -> float:
         """The mean loss when so many gradients had arrived, between two records on a straight line."""
-        return _between(self.gradients.double(), self.mean, count)
+        return between(self.gradients.double(), self.mean, count)
 
     def reaches(self, loss: float) -> float | None:
         """The virtual second after which the mean loss is never above this again; None if it is at the end."""
@@ -57,7 +57,8 @@ class Curve:
         return (self.seconds[i - 1] + share * (self.seconds[i] - self.seconds[i - 1])).item()
 
 
-def _between(places: Tensor, values: Tensor, place: float) -> float:
+def between(places: Tensor, values: Tensor, place: float) -> float:
+    """The value at a place on the straight line between its neighbours; beyond the last, the last."""
     i = min(int(torch.searchsorted(places, place)), len(places) - 1)
     if i == 0:
         return values[0].item()
@@ -80,21 +81,15 @@ class Result:
 
 def measure(config: Config, setting: Setting, contender: Contender, out: Path, *, device: str, say: Say) -> Result:
     """All numbers of one rule in one setting; what is finished is read from ``out/traces``."""
-    run = _Runner(setting, contender, out, device, say)
-    clock: Cluster | Barrier = setting.together() if contender.synchronous else setting.cluster()
-    tuned = run.trace("all", clock, contender.steps, [TUNING_SEED], records=1)
-    chosen = {"tuned": _best(tuned)}
-    if contender.synchronous:  # an anchor is always tuned
-        chosen["frozen"] = chosen["tuned"]
-    else:
-        chosen["frozen"] = _best(run.trace("one", setting.alone(), contender.steps, [TUNING_SEED], records=1))
+    run = Runner(setting, contender, out, device, say)
+    chosen = {"tuned": run.tuned(), "frozen": run.frozen()}
     places = sorted(set(chosen.values()))
-    shown = run.trace("shown", clock, [contender.steps[i] for i in places], config.all_seeds, records=_RECORDS)
+    shown = run.trace("shown", run.clock, [contender.steps[i] for i in places], config.all_seeds, records=_RECORDS)
     return Result(
         contender,
         step={protocol: contender.steps[i] for protocol, i in chosen.items()},
         curves={protocol: _curve(setting, contender, shown, places.index(i)) for protocol, i in chosen.items()},
-        at_end={protocol: i in (0, len(contender.steps) - 1) for protocol, i in chosen.items()},
+        at_end={protocol: contender.is_at_end(i) for protocol, i in chosen.items()},
     )
 
 
@@ -115,7 +110,7 @@ def _curve(setting: Setting, contender: Contender, trace: Trace, place: int) -> 
 
 
 @dataclass(frozen=True)
-class _Runner:
+class Runner:
     """Runs one rule in one setting, and keeps a trace of every phase."""
 
     setting: Setting
@@ -123,6 +118,21 @@ class _Runner:
     out: Path
     device: str
     say: Say
+
+    @property
+    def clock(self) -> Cluster | Barrier:
+        """Of all workers."""
+        return self.setting.together() if self.contender.synchronous else self.setting.cluster()
+
+    def tuned(self) -> int:
+        """The place in its grid of the step that is best for all workers."""
+        return _best(self.trace("all", self.clock, self.contender.steps, [TUNING_SEED], records=1))
+
+    def frozen(self) -> int:
+        """That of the step that is best for one worker; an anchor is always tuned."""
+        if self.contender.synchronous:
+            return self.tuned()
+        return _best(self.trace("one", self.setting.alone(), self.contender.steps, [TUNING_SEED], records=1))
 
     def trace(
         self, phase: str, clock: Cluster | Barrier, steps: Sequence[float], seeds: Sequence[int], records: int

@@ -17,7 +17,7 @@ from lategrad.problems import LocalSteps, Synchronous
 from lategrad.registry import build_rule
 from lategrad.rules import AnyRule
 from lategrad.sets import WholeSpace
-from lategrad.support.validation import require_choice
+from lategrad.support.validation import Scalar, require_choice
 
 TUNING_SEED = 1000
 """All steps are chosen with it; no number that is shown comes from it."""
@@ -33,12 +33,19 @@ class Contender:
     synchronous: str = ""
     """The rule behind an anchor: workers wait for each other, and it gets the mean of what they send."""
 
-    def build(self, steps: Sequence[float], workers: int) -> AnyRule[Any]:
-        """The rule with a run for each step; delayed Nesterov's period is the number of workers, as its authors say."""
-        lr = torch.tensor(steps, dtype=torch.float64).unsqueeze(-1)
+    def build(self, steps: Sequence[float] | float, workers: int) -> AnyRule[Any]:
+        """The rule with a step, or with a run for each of several.
+
+        Delayed Nesterov's period is the number of workers, as its authors say.
+        """
+        lr: Scalar = steps if isinstance(steps, float) else torch.tensor(steps, dtype=torch.float64).unsqueeze(-1)
         rule = build_rule(self.synchronous or self.rule, lr, WholeSpace())
         changes: dict[str, Any] = {"period": workers} if self.rule == "delayed-nesterov" else {}
         return dataclasses.replace(rule, **changes) if changes else rule  # type: ignore[type-var]
+
+    def is_at_end(self, place: int) -> bool:
+        """Whether a step is the first or the last of the grid."""
+        return place in (0, len(self.steps) - 1)
 
 
 _OUTER, _STEPS = half_decades(-3, 0.5), half_decades(-4, -0.5)
@@ -109,6 +116,12 @@ class Setting:
     def together(self) -> Barrier:
         """All workers, who wait for each other."""
         return Barrier(self.speeds(), self.local_steps)
+
+    def pauses(self) -> dict[int, str]:
+        """For a real training whose workers wait instead of computing: the milliseconds of each worker's jobs."""
+        return {
+            number: f"constant:{1000 * self.local_steps * worker.mean:g}" for number, worker in enumerate(self.speeds())
+        }
 
     def updates(self, cluster: Cluster) -> int:
         """How many jobs arrive in time."""

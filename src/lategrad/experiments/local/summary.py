@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from lategrad.experiments import style
-from lategrad.experiments.jobs import Job, Say
+from lategrad.experiments.deep.setup import MODELS, model_title
+from lategrad.experiments.jobs import Job, Say, to_stderr
 from lategrad.experiments.local.measuring import PROTOCOLS, Result, measure
 from lategrad.experiments.local.setup import ANCHOR, CONFIGS, Config, Setting
 from lategrad.experiments.part import Run
@@ -21,13 +20,12 @@ from lategrad.experiments.results import Section, Verdict
 
 SECONDS = {"quick": 15.0, "paper": 15.0, "full": 45.0}
 """For one rule in one setting, about: on one core at the quick scale, on a GPU at the others; for forecasts."""
-_NAMES = {"cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare"}
 OURS = "steady-muon"
 """The one of ours that targets are stated for."""
 SHARE = 0.5
 """Of synchronous training's virtual time, in which ours is to be where that is at its end."""
 
-_TITLES = {**style.TITLES, "sgd": "SGD"}  # whose average is not shown here
+TITLES = {**style.TITLES, "sgd": "SGD"}  # whose average is not shown here
 
 Panel = dict[str, Result]
 """Results in one setting by the name of the rule."""
@@ -35,8 +33,8 @@ Panel = dict[str, Result]
 
 def title(setting: Setting) -> str:
     """What is trained, and how."""
-    size = f", {setting.layers} layers of width {setting.width}" if setting.model == "gpt" else ""
-    return f"{_NAMES[setting.model]}{size}; {setting.local_steps} local steps, {setting.workers} workers"
+    model = model_title(setting.model, setting.layers, setting.width)
+    return f"{model}; {setting.local_steps} local steps, {setting.workers} workers"
 
 
 def final(result: Result, protocol: str) -> float:
@@ -60,15 +58,17 @@ def table(setting: Setting, panel: Panel, protocol: str) -> list[dict[str, str]]
     the time, and after what share of the time it stayed below synchronous training's last."""
     rows = []
     used = setting.rounds * setting.local_steps * setting.workers
+    if ANCHOR in panel:
+        used = int(panel[ANCHOR].curves[protocol].gradients[-1])
     for result in ranked(panel, protocol):
         curve = result.curves[protocol]
-        spread = (curve.losses[-1].max() - curve.losses[-1].min()).item()
         row = {
-            "rule": _TITLES[result.contender.rule],
-            "equal gradients": _number(curve.at_gradients(used)),
-            "equal time": _number(final(result, protocol)),
-            "spread": _number(spread) if curve.losses.shape[1] > 1 else "",
+            "rule": TITLES[result.contender.rule],
+            "equal gradients": style.loss_in_table(curve.at_gradients(used)),
+            "equal time": style.loss_in_table(final(result, protocol)),
         }
+        if curve.losses.shape[1] > 1:
+            row["spread"] = style.loss_in_table((curve.losses[-1].max() - curve.losses[-1].min()).item())
         if ANCHOR in panel:
             share = share_of_time(setting, panel, result, protocol)
             row["time to synchronous loss"] = "never" if share is None else f"{share:.2f}"
@@ -76,13 +76,10 @@ def table(setting: Setting, panel: Panel, protocol: str) -> list[dict[str, str]]
     return rows
 
 
-def _number(value: float) -> str:
-    return "diverged" if not math.isfinite(value) else f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"
-
-
-def plot(setting: Setting, panel: Panel, protocol: str = "frozen") -> Figure:
-    """Loss against virtual time; synchronous training in black, ours thick."""
-    short = f"{_NAMES[setting.model]}; {setting.local_steps} local steps"
+def plot(setting: Setting, panel: Panel, protocol: str = "frozen", *, real: bool = False) -> Figure:
+    """Loss against virtual time, or real seconds; synchronous training in black, ours thick."""
+    unit, clock = (1.0, "seconds") if real else (setting.seconds, "virtual time (1: synchronous training's)")
+    short = f"{MODELS[setting.model]}; {setting.local_steps} local steps"
     figure, (ax,) = style.panels([short], "loss on held-out data", height=4)
     others = colormaps["tab10"]
     drawn = 0
@@ -90,14 +87,14 @@ def plot(setting: Setting, panel: Panel, protocol: str = "frozen") -> Figure:
         curve, rule = result.curves[protocol], result.contender.rule
         colour = style.COLOURS.get(rule) or others(drawn)
         drawn += rule not in style.COLOURS
-        ax.plot(curve.seconds / setting.seconds, curve.mean, "--" if result.contender.synchronous else "-",
-                color=colour, linewidth=2.6 if result.contender.ours else 1.2, label=_TITLES[rule])  # fmt: skip
+        ax.plot(curve.seconds / unit, curve.mean, "--" if result.contender.synchronous else "-",
+                color=colour, linewidth=2.6 if result.contender.ours else 1.2, label=TITLES[rule])  # fmt: skip
     if ANCHOR in panel:
         ax.axhline(final(panel[ANCHOR], protocol), color="black", linewidth=0.6, linestyle=":")
     start = next(iter(panel.values())).curves[protocol].mean[0].item()
     best = min(result.curves[protocol].mean.min().item() for result in panel.values())
     ax.set_ylim(best - 0.05 * (start - best), start + 0.02 * (start - best))  # what is above has diverged
-    ax.set_xlabel("virtual time (1: synchronous training's)")
+    ax.set_xlabel(clock)
     style.legend(figure, [ax])
     return figure
 
@@ -110,7 +107,7 @@ def verdicts(setting: Setting, panel: Panel, protocol: str = "frozen") -> list[V
     if ANCHOR in panel:
         share = share_of_time(setting, panel, ours, protocol)
         found.append(Verdict(
-            f"{setting.name}: {_TITLES[OURS]} is soon where synchronous DiLoCo ends",
+            f"{setting.name}: {TITLES[OURS]} is soon where synchronous DiLoCo ends",
             f"below its last loss for good after at most {SHARE} of its virtual time, the outer step frozen",
             "never in that time" if share is None else f"in {share:.2f} of it",
             share is not None and share <= SHARE,
@@ -121,9 +118,9 @@ def verdicts(setting: Setting, panel: Panel, protocol: str = "frozen") -> list[V
         best = min(rivals, key=lambda rival: final(rival, protocol))
         lead = final(best, protocol) - final(ours, protocol)
         found.append(Verdict(
-            f"{setting.name}: {_TITLES[OURS]} is ahead of every other asynchronous outer rule",
+            f"{setting.name}: {TITLES[OURS]} is ahead of every other asynchronous outer rule",
             "the smallest held-out loss at the end, all outer steps frozen from one worker",
-            f"{final(ours, protocol):.3f}; {_TITLES[best.contender.rule]} {final(best, protocol):.3f}",
+            f"{final(ours, protocol):.3f}; {TITLES[best.contender.rule]} {final(best, protocol):.3f}",
             lead > 0,
             figure=f"local-{setting.name}",
         ))  # fmt: skip
@@ -136,7 +133,7 @@ def rows(setting: Setting, result: Result) -> list[dict[str, Any]]:
         {"model": setting.model, "local_steps": setting.local_steps, "rule": result.contender.rule,
          "protocol": protocol, "lr": result.step[protocol], "seed": seed, "seconds": second, "gradients": int(count),
          "test_loss": loss}
-        for protocol in PROTOCOLS
+        for protocol in result.curves
         for second, count, losses in zip(result.curves[protocol].seconds.tolist(),
                                          result.curves[protocol].gradients.tolist(),
                                          result.curves[protocol].losses.tolist(), strict=True)
@@ -148,15 +145,11 @@ def jobs(run: Run) -> list[Job]:
     """A job for every rule in every setting."""
     config = CONFIGS[run.scale].limited(run.models, run.rules)
     return [
-        Job(f"local: {setting.name}, {_TITLES[contender.rule]}", SECONDS[run.scale],
-            partial(measure, config, setting, contender, run.out, device=run.device, say=_to_stderr),
+        Job(f"local: {setting.name}, {TITLES[contender.rule]}", SECONDS[run.scale],
+            partial(measure, config, setting, contender, run.out, device=run.device, say=to_stderr),
             lane="processes" if run.device == "cpu" else "streams")
         for setting in config.settings for contender in config.contenders
     ]  # fmt: skip
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def section(run: Run) -> Section:
@@ -164,7 +157,7 @@ def section(run: Run) -> Section:
     return section_of(CONFIGS[run.scale].limited(run.models, run.rules), run.out, device=run.device)
 
 
-def section_of(config: Config, out: Path, *, device: str, say: Say = _to_stderr) -> Section:
+def section_of(config: Config, out: Path, *, device: str, say: Say = to_stderr) -> Section:
     """Run everything, and show it by both protocols."""
     panels = {
         setting: {
