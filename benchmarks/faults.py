@@ -2,8 +2,9 @@
 
     python -m benchmarks.faults [--minutes 3] [--only faults|attacks]
 
-Faults: each kind is done again and again to real runs of worker processes, for its share of the time, of which half is for
-servers that are killed and resumed. The gradient of job k has all entries k mod 7 + 1, so that the parameters tell whether every gradient was applied once and whole.
+Faults: each kind is done again and again to real runs of worker processes, for its share of the time, of which half is
+for servers that are killed and resumed. The gradient of job k has all entries k mod 7 + 1, so that the parameters tell
+whether every gradient was applied once and whole.
 
 Attacks: see benchmarks/attacks.py.
 """

@@ -143,7 +143,7 @@ def tell():
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    settings = Settings(steps=10**9, workers=1, record_every=10, out=folder / "run", compile=False)
+    settings = Settings(steps=int(sys.argv[2]), workers=1, record_every=10, out=folder / "run", compile=False)
     training = Training(SlowToEvaluate(hold=folder / "hold"), lg.SGD(lr=0.1), settings)
     threading.Thread(target=tell, daemon=True).start()
     print(training.run().steps.tolist())
@@ -151,11 +151,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_does_not_wait_for_long_evaluations_and_makes_up_for_them(held, tmp_path):
+@pytest.mark.parametrize("steps", [10**9, 20], ids=["on its way", "after its last update"])
+def test_an_interrupted_run_does_not_wait_for_long_evaluations_and_makes_up_for_them(steps, held, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    run = subprocess.Popen([sys.executable, script, tmp_path], start_new_session=True, text=True,
+    run = subprocess.Popen([sys.executable, script, tmp_path, str(steps)], start_new_session=True, text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                            env={**os.environ, "PYTHONPATH": paths})  # fmt: skip
     try:

@@ -425,10 +425,13 @@ class Run(contextlib.AbstractContextManager):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:worker", "ignore:stopped")
 def test_workers_come_and_go_with_their_machines(cluster):
     home = cluster.add_node(num_cpus=1)
-    with Run(home, steps=10**6, workers="1:3", slow="constant:10") as run:
+    with (
+        warnings.catch_warnings(record=True) as said,
+        Run(home, steps=10**6, workers="1:3", slow="constant:10") as run,
+    ):
+        warnings.simplefilter("always")
         workers = lambda: run.training.workers  # noqa: E731
         run.wait_for_progress()
         assert list(workers()) == [0]
@@ -448,6 +451,11 @@ def test_workers_come_and_go_with_their_machines(cluster):
     assert trace.loss[-1] < trace.loss[0] / 10
     assert trace.config["replaced"]["worker 2"] >= 1
     assert len(trace.worker.unique()) == 3
+    deaths = [str(one.message) for one in said if " died after update" in str(one.message)]
+    assert "worker 2 died" in deaths[0]
+    assert "its process ended" in deaths[0]
+    assert all("its machine is gone" in death or "it cannot be reached" in death for death in deaths[1:]), deaths
+    assert len(deaths) > 1
     cluster.remove_node(home)
 
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
@@ -448,10 +448,12 @@ def _brief(error: RayError) -> str:
     """Why an actor or its work ended, in one line."""
     if isinstance(error, GetTimeoutError):
         return "it does not answer"
+    if isinstance(error, ActorUnavailableError):
+        return "it cannot be reached"
     if isinstance(error, RayTaskError):
         cause = error.cause
         return f"{type(cause).__name__}: {cause}"
     text = str(error)
     if "creation task" in text or "Error" in text.splitlines()[-1]:
         return text.strip().splitlines()[-1].strip()
-    return "its machine is gone" if "node" in text and "died" in text else "its process ended"
+    return "its machine is gone" if "its node has died" in text else "its process ended"

@@ -14,7 +14,7 @@ import ray
 
 from lategrad.support.limited import OutOfTimeError, limited
 
-_SHUTDOWN = 10.0  # seconds
+_SHUTDOWN = 20.0  # seconds; it takes one or two, where the machine is not busy and Ray does not hang
 
 
 @contextlib.contextmanager
