@@ -26,7 +26,7 @@ ray = pytest.importorskip("ray")
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-from helpers.serving import Misbehaving, SlowToEvaluate, audit, wait_until  # noqa: E402
+from helpers.serving import Misbehaving, Poisonous, SlowToEvaluate, audit, wait_until  # noqa: E402
 from lategrad.serve.engines import ray_actors  # noqa: E402
 from lategrad.serve.engines.ray_actors import ServerActor  # noqa: E402
 from lategrad.serve.engines.ray_messages import (  # noqa: E402
@@ -512,6 +512,22 @@ def test_a_run_ends_on_demand_while_its_server_does_not_answer(cluster, tmp_path
             trace = run.end_and_replay()
     assert len(trace.delays) == run.engine._mirror.logged > 20
     assert lg.resume(tmp_path, PROBLEM, RULE, engine="threads", steps=len(trace.delays) + 10).complete
+    cluster.remove_node(home)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:stopped", "ignore:the state was not finite")
+def test_a_poisoned_run_goes_back_and_on(cluster, tmp_path):
+    home = cluster.add_node(num_cpus=2)
+    poisonous = Poisonous(tmp_path, doses=1)
+    with Run(home, problem=poisonous, rule=lg.SGD(lr=1.5), steps=10**6, workers=2, slow="constant:5") as run:
+        run.wait_for((tmp_path / "dose-0").exists)
+        poisoned = run.training.version
+        run.wait_for(lambda: run.engine._mirror.logged > poisoned + 100)  # what is not finite is never mirrored
+        trace = run.end()
+    assert trace.config["returns"] == 1
+    assert trace.output.isfinite().all()
+    assert torch.equal(lg.replay(trace, Poisonous(tmp_path, doses=0), lg.SGD(lr=1.5)).output, trace.output)
     cluster.remove_node(home)
 
 

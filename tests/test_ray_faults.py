@@ -19,6 +19,7 @@ import pytest
 import lategrad as lg
 from lategrad.problems import Quadratic
 from lategrad.serve import Settings, Training
+from lategrad.serve.checkpoint import checkpoint_paths
 
 ray = pytest.importorskip("ray")
 
@@ -298,6 +299,20 @@ def test_sigterm_and_sighup_end_a_run_as_ctrl_c_does(sent, why, tmp_path):
         assert driver.wait(60) == 0
     assert said == why
     assert lg.resume(tmp_path, PROBLEM, RULE, engine="threads", steps=int(made) + 10).complete
+
+
+@pytest.mark.slow
+def test_sigusr1_makes_a_checkpoint_at_once_and_the_run_goes_on(tmp_path):
+    with _driver(tmp_path) as driver:
+        _said(driver, "goes on")
+        for _ in range(2):
+            newest = checkpoint_paths(tmp_path)[0]
+            driver.send_signal(signal.SIGUSR1)
+            wait_until(lambda was=newest: checkpoint_paths(tmp_path)[0] != was)
+        driver.send_signal(signal.SIGINT)
+        _, why = _said(driver, "ended")
+        assert driver.wait(60) == 0
+    assert why == "interrupted"
 
 
 @pytest.mark.slow
