@@ -112,6 +112,7 @@ def test_a_regime_of_ones_own_needs_only_the_delays_at_which_steps_are_tuned(tmp
         replace(regime, delays=(0, 50))
 
 
+@pytest.mark.slow
 def test_jobs_do_what_the_sections_read(tmp_path, monkeypatch):
     """In other processes; a second time there is nothing left to do."""
     jobs = [job for job in sweep_jobs(TINY, tmp_path, "cpu") if job.label.startswith("strongly")]

@@ -223,6 +223,7 @@ def test_sparse_rows_are_the_dense_ones(build, format):
     np.testing.assert_allclose(got.coef_, dense.coef_, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_wide_sparse_rows_are_never_dense_at_once():
     """1,500 texts over 20,000 words: dense they would take 240 MB."""
     generator = np.random.default_rng(0)
