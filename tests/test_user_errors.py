@@ -71,6 +71,17 @@ def test_a_script_with_its_guard_or_with_threads_runs(tmp_path, call, engine):
     assert (result.returncode, result.stdout.splitlines()[-1:]) == (0, ["done"]), result.stderr
 
 
+@pytest.mark.slow
+def test_a_script_from_standard_input_is_told_that_workers_cannot_import_it():
+    script = SCRIPT.format(call="main()", engine="processes")
+    result = subprocess.run(
+        [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr.count("Traceback") == 1
+    assert 'save it as a file, or use engine="threads"' in result.stderr
+
+
 def test_a_module_that_is_no_module_and_a_vector_of_another_length_are_named():
     with pytest.raises(ValueError, match="module must be a torch.nn.Module, got 'function'"):
         lg.problems.ModuleProblem(lambda x: x, DIGITS)

@@ -23,6 +23,7 @@ from torch import Tensor
 from lategrad.support.files import read_regular, replacing
 
 FORMAT = "lategrad-checkpoint-3"
+_CHUNK = 1 << 20  # bytes
 
 
 class DamagedError(ValueError):
@@ -70,29 +71,39 @@ def write_pair(folder: Path, checkpoint: Checkpoint, log_mark: dict[str, int]) -
     """Write both files, so that a reader finds this checkpoint or the one before, never a part."""
     path = checkpoint_path(folder, checkpoint.version)
     output = {"output": checkpoint.tensors["output"].clone()}  # in the file it is a tensor of its own
-    tensors = safetensors.torch.save({name: leaf.contiguous() for name, leaf in (checkpoint.tensors | output).items()})
-    description = {
-        "format": FORMAT,
-        "version": checkpoint.version,
-        "output": "the tensor 'output': the vector to evaluate and ship",
-        "tensors": hashlib.sha256(tensors).hexdigest(),
-        "log": log_mark,
-        **checkpoint.description,
-    }
-    text = json.dumps(description, indent=1)
-    sealed = json.dumps({"checksum": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": text}, indent=1)
     try:
-        _write(path.with_suffix(".safetensors"), tensors)
-        _write(path, sealed.encode())
+        tensors = _write_tensors(path.with_suffix(".safetensors"), checkpoint.tensors | output)
+        description = {
+            "format": FORMAT,
+            "version": checkpoint.version,
+            "output": "the tensor 'output': the vector to evaluate and ship",
+            "tensors": tensors,
+            "log": log_mark,
+            **checkpoint.description,
+        }
+        text = json.dumps(description, indent=1)
+        sealed = json.dumps({"checksum": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": text}, indent=1)
+        with replacing(path) as part:
+            part.write_text(sealed, encoding="utf-8")
     except OSError:
         if not path.exists():
             path.with_suffix(".safetensors").unlink(missing_ok=True)  # where the disk is full, it must not fill it more
         raise
 
 
-def _write(path: Path, contents: bytes) -> None:
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+    """Returns the checksum of the file. Nothing here keeps the updates beside it from going on for long: making the
+    contents in memory first would hold the interpreter's lock."""
+    digest = hashlib.sha256()
     with replacing(path) as part:
-        part.write_bytes(contents)
+        try:
+            safetensors.torch.save_file({name: leaf.contiguous() for name, leaf in tensors.items()}, part)
+        except SafetensorError as error:  # what the disk said
+            raise OSError(str(error)) from None
+        with part.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_pair(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -16,10 +16,13 @@ if __name__ == "__main__":
 
 
 def require_main_guard() -> None:
-    """Raise a ``RuntimeError`` if the run is being started from an unguarded line of the main script."""
+    """Raise a ``RuntimeError`` if workers cannot import the main script, or an unguarded line of it starts the run."""
     main = sys.modules["__main__"]
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     package = spec is not None and spec.name.endswith("__main__")  # python -m package: workers do not import it
+    if file == "<stdin>":
+        raise RuntimeError("the script comes from standard input, where worker processes cannot import it from: "
+                           'save it as a file, or use engine="threads"')  # fmt: skip
     frame = _frame_of(vars(main))
     if file is None or package or frame is None or not Path(file).is_file():
         return
