@@ -11,13 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 import lategrad as lg
 from lategrad.problems import ModuleProblem, Quadratic, load
 from lategrad.registry import build_rule
 from lategrad.serve import Server, Settings
 from lategrad.serve.archive import Archive
-from lategrad.serve.checkpoint import DamagedError, checkpoint_paths
+from lategrad.serve.checkpoint import _DTYPES, DamagedError, _write_tensors, checkpoint_paths
 from lategrad.serve.identity import identify
 from lategrad.support.runs import tensors
 
@@ -391,3 +392,15 @@ def test_a_checkpoint_of_another_version_of_the_library_says_so(tmp_path):
         pytest.raises(DamagedError, match="its format is 'lategrad-checkpoint-1'"),
     ):
         server.load()
+
+
+def test_the_file_of_the_tensors_is_one_that_the_library_reads(tmp_path):
+    written = {str(dtype): torch.arange(7).to(dtype) for dtype in _DTYPES}
+    written |= {"number": torch.tensor(3.5), "none": torch.zeros(0), 'turned "ö"': torch.ones(3, 4).cumsum(0).T}
+    checksum = _write_tensors(tmp_path / "t.safetensors", written)
+    assert hashlib.sha256((tmp_path / "t.safetensors").read_bytes()).hexdigest() == checksum
+    read = load_file(tmp_path / "t.safetensors")
+    assert read.keys() == written.keys()
+    for name, tensor in written.items():
+        assert read[name].dtype == tensor.dtype
+        assert torch.equal(read[name], tensor)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
@@ -23,7 +24,10 @@ from torch import Tensor
 from lategrad.support.files import read_regular, replacing
 
 FORMAT = "lategrad-checkpoint-3"
-_CHUNK = 1 << 20  # bytes
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 class DamagedError(ValueError):
@@ -92,17 +96,26 @@ def write_pair(folder: Path, checkpoint: Checkpoint, log_mark: dict[str, int]) -
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
-    """Returns the checksum of the file. Nothing here keeps the updates beside it from going on for long: making the
-    contents in memory first would hold the interpreter's lock."""
+    """Write a safetensors file; returns its checksum.
+
+    The format is a header (its length, and names, types, shapes and places as JSON), then the bytes of all tensors.
+    They go to the disk from where they are, without the interpreter's lock: the library would hold it for as long as
+    two copies of the state, and the updates with it.
+    """
+    parts = {name: leaf.detach().cpu().contiguous() for name, leaf in tensors.items()}
+    header, end = {}, 0
+    for name, leaf in parts.items():
+        begin, end = end, end + leaf.nbytes
+        header[name] = {"dtype": _DTYPES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
-    with replacing(path) as part:
-        try:
-            safetensors.torch.save_file({name: leaf.contiguous() for name, leaf in tensors.items()}, part)
-        except SafetensorError as error:  # what the disk said
-            raise OSError(str(error)) from None
-        with part.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
+    with replacing(path) as part, part.open("wb") as file:
+        pieces: list[Any] = [len(text).to_bytes(8, "little"), text]
+        pieces += [leaf.reshape(-1).view(torch.uint8).numpy() for leaf in parts.values()]
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
     return digest.hexdigest()
 
 
