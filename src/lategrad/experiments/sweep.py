@@ -153,13 +153,17 @@ def cached_trace(path: Path, key: dict[str, Any], make: Callable[[], Trace]) -> 
 
 def find_trace(path: Path, key: dict[str, Any]) -> Trace | None:
     """The trace at ``path``, if it was made from the same choices and is complete."""
-    if not path.exists():
-        return None
+    found = load_trace(path)
+    whole = found is not None and found.config.get("made_from") == _fingerprint(key) and found.complete
+    return found if whole else None
+
+
+def load_trace(path: Path) -> Trace | None:
+    """The trace at ``path``; None if there is none, or a damaged one, which is then made again."""
     try:
-        found = Trace.load(path)
+        return Trace.load(path) if path.exists() else None
     except ValueError:
-        return None  # damaged: made again
-    return found if found.config.get("made_from") == _fingerprint(key) and found.complete else None
+        return None
 
 
 def keep_trace(path: Path, key: dict[str, Any], trace: Trace) -> Trace:

@@ -28,6 +28,7 @@ from lategrad.experiments.local.summary import TITLES, plot, ranked, rows, table
 from lategrad.experiments.part import Run
 from lategrad.experiments.results import Section
 from lategrad.experiments.style import loss_in_table, three_digits
+from lategrad.experiments.sweep import load_trace
 from lategrad.serve.settings import Settings
 from lategrad.serve.telemetry import Telemetry
 from lategrad.serve.training import train
@@ -121,14 +122,10 @@ def train_for_real(setting: Setting, contender: Contender, step: float, seed: in
 
 def _find(path: Path, key: dict[str, Any]) -> Trace | None:
     """The trace of a training that was made from the same choices and had all of its time."""
-    if not path.exists():
+    found = load_trace(path)
+    if found is None or found.config["stopped"] not in (None, _TIME_IS_UP):
         return None
-    try:
-        found = Trace.load(path)
-    except ValueError:
-        return None  # damaged: made again
-    whole = found.config["stopped"] in (None, _TIME_IS_UP)
-    return found if whole and found.config["settings"]["notes"] == {"made_from": key} else None
+    return found if found.config["settings"]["notes"] == {"made_from": key} else None
 
 
 def _until(seconds: float) -> OnRecord:
