@@ -64,7 +64,9 @@ def cores() -> int:
 def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> None:
     """Do all of them, the longest first, in all lanes at once."""
     ordered = sorted(jobs, key=lambda job: -job.expected)
-    width = {"processes": min(processes or cores(), max(1, len(jobs))), **AT_ONCE}
+    beside_a_gpu = any(job.lane != "processes" for job in jobs)  # which has its own processes and threads to feed it
+    here = processes or (max(1, cores() // 2) if beside_a_gpu else cores())
+    width = {"processes": min(here, max(1, len(jobs))), **AT_ONCE}
     progress = _Progress(jobs, width, say)
     if {job.lane for job in jobs} == {"processes"} and width["processes"] == 1:
         for job in ordered:

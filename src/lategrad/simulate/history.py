@@ -88,9 +88,8 @@ class History:
         if self.stage_of is None:
             return self.memory.index_select(0, read)
         slot = read.gather(1, self.stage_of)  # of each entry
-        times = self.memory.shape[1:-1].numel()  # runs that share a sequence
-        rows: Tensor = self.memory.flatten(1).gather(0, slot.repeat(1, times))
-        return rows.view(-1, *self.memory.shape[1:])
+        runs = self.memory.view(len(self.memory), -1, self.memory.shape[-1])  # that share a sequence
+        return runs.gather(0, slot.unsqueeze(1).expand(-1, runs.shape[1], -1)).view(-1, *self.memory.shape[1:])
 
     @staticmethod
     def bytes_needed(plans: list[SlotPlan], width: int, itemsize: int) -> int:

@@ -141,20 +141,20 @@ class _Runner:
     def _groups(self, missing: dict[str, Wanted]) -> Iterator[list[str]]:
         """Delays to simulate together: the same steps and seeds, and no more waiting queries than there is room for.
 
-        A pipeline goes alone, and last, as looking up every stage's own past costs the others time.
+        On a CPU a pipeline goes alone, and last, as looking up every stage's own past costs the others time.
         """
         if self.contender.synchronous:
             yield from ([delay] for delay in missing)  # each has a minibatch of its own
             return
-        problem = self.setting.problem(self.setting.batch)
+        problem, on_gpu = self.setting.problem(self.setting.batch), self.device.startswith("cuda")
         group: list[str] = []
         taken = 0.0
         for delay in sorted(missing, key=lambda delay: (missing[delay], delay == PIPELINE, MEAN_DELAY[delay])):
             steps, seeds = missing[delay]
             queries = 1 + needs_ticket(self.contender.build(steps, self.setting.updates))
             needed = 4.0 * problem.dim * queries * (2 + MEAN_DELAY[delay]) * len(steps) * len(seeds)
-            room = _HISTORY_BYTES["cuda" if self.device.startswith("cuda") else "cpu"]
-            alone = PIPELINE in (delay, *group)
+            room = _HISTORY_BYTES["cuda" if on_gpu else "cpu"]
+            alone = PIPELINE in (delay, *group) and not on_gpu
             if group and (alone or missing[delay] != missing[group[0]] or taken + needed > room):
                 yield group
                 group, taken = [], 0.0

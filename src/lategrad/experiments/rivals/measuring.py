@@ -1,4 +1,7 @@
-"""Running it: all steps of a rule under all delays as one simulation, judged at its output and at its query."""
+"""Running it: all steps of a rule under all delays as one simulation, judged at its output and at its query.
+
+Small data sets stay on the CPU even where there is a GPU, which has the others to do.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,13 @@ def jobs(run: Run) -> list[Job]:
             for contender in config.contenders:
                 runs = (len(contender.steps[:: config.every_step]) * max(1, len(contender.values)) * len(SCENARIOS)
                         * config.seeds)  # fmt: skip
+                small = setting.data not in TOO_LARGE
                 made.append(Job(
                     f"rivals: {setting.data}, {domain[0]}, {style.TITLES[contender.rule]}",
-                    6 + runs * setting.updates * RUN_STEP if run.device == "cpu" else 30,
+                    6 + runs * setting.updates * RUN_STEP if small else 30,
                     partial(measure, config, setting, domain, contender, run.out, device=run.device),
                     (_path(run.out, setting, domain, contender),),
-                    "processes" if run.device == "cpu" else "gpu",
+                    "processes" if small else "gpu",
                 ))  # fmt: skip
     return made
 
@@ -57,6 +61,7 @@ def _path(out: Path, setting: Setting, domain: tuple[str, str], contender: Conte
 def measure(config: Config, setting: Setting, domain: tuple[str, str], contender: Contender, out: Path, *,
             device: str) -> Trace:  # fmt: skip
     """All steps of a rule under all delays: axes seed, delay, knob, step and point; no vectors."""
+    device = device if setting.data in TOO_LARGE else "cpu"
     problem, (_, the_set) = config.problem(setting), domain
     kinds = scenarios_for(problem.outputs)
     scenarios = {label: describe(delays) for label, delays in kinds.items()}
@@ -68,9 +73,7 @@ def measure(config: Config, setting: Setting, domain: tuple[str, str], contender
         trace = simulate(
             problem, rule, list(kinds.values()), setting.updates, device=device,
             seed=[setting.first_seed + k for k in range(config.seeds)],
-            record_every=setting.updates,
-            # On a GPU the step is replayed as a graph: for small problems compiling takes longer than it saves.
-            compile=setting.updates > 10_000 and (device == "cpu" or setting.data in TOO_LARGE),
+            record_every=setting.updates, compile=setting.updates > 10_000,
         )  # fmt: skip
         return _at_both_points(trace, contender, problem, device)
 
