@@ -137,8 +137,9 @@ def test_jobs_that_share_a_gpu_run_beside_each_other():
     """Jobs that wait for each other come to their end."""
     there = threading.Barrier(2, timeout=600)
     said = []
-    run_jobs([Job(name, 1, there.wait, lane="streams") for name in "ab"], said.append, processes=1)
+    run_jobs([Job(name, 600, there.wait, lane="streams") for name in "ab"], said.append, processes=1)
     assert "2 pieces of work on 1 core(s) and a GPU" in said[0]
+    assert said[0].endswith("about 10 minutes")
     assert said[-1].startswith("100%")
 
 

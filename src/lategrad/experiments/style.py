@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -81,7 +82,7 @@ def panels(
     figure = Figure(figsize=(WIDTH, 0.8 + height * len(titles)), layout="constrained")
     axes = [ax for (ax,) in figure.subplots(len(titles), 1, sharey=sharey, squeeze=False)]
     for ax, title in zip(axes, titles, strict=True):
-        ax.set_title(title, fontsize="medium")
+        ax.set_title(textwrap.fill(title, 60), fontsize="medium")
         ax.set_ylabel(ylabel)
         ax.grid(alpha=0.3)
     return figure, axes

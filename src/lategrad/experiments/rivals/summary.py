@@ -58,8 +58,12 @@ def plot(panels: Panels, setting: Setting) -> Figure:
         for y, result in enumerate(panel):
             colour = style.COLOURS.get(result.rule, style.RIVAL)
             late = result.frozen.mean(0)[1:]
-            ax.plot([late.min(), late.max()], [y, y], color=colour, linewidth=3, alpha=0.35, solid_capstyle="butt")
-            ax.plot(mean_late(result.frozen), y, "o", color=colour, markersize=5)
+            if late.max() > 0:
+                ax.plot([late.min(), late.max()], [y, y], color=colour, linewidth=3, alpha=0.35, solid_capstyle="butt")
+                ax.plot(mean_late(result.frozen), y, "o", color=colour, markersize=5)
+            else:  # at 0 it would flatten all others
+                ax.annotate("frozen, it diverges under every delay", (0.02, y), xycoords=("axes fraction", "data"),
+                            verticalalignment="center", fontsize=7.5, color=colour)  # fmt: skip
             ax.plot(mean_late(result.oracle), y, "o", color=colour, markersize=5, markerfacecolor="white")
             ax.plot(result.frozen.mean(0)[0], y, "|", color=colour, markersize=8)
         ax.set_yticks(range(len(panel)), [title(result, the_set != "whole") for result in panel], fontsize=7.5)
