@@ -93,7 +93,8 @@ def plot(setting: Setting, panel: Panel, delays: Sequence[str]) -> Figure:
     if setting.by_loss:
         start = math.log(84)  # of a model that knows nothing
         best = min(score.mean().item() for result in panel.values() for score in result.frozen.values())
-        ax.set_ylim(best - 0.05 * (start - best), min(ax.get_ylim()[1], start))
+        if best < start:
+            ax.set_ylim(best - 0.05 * (start - best), min(ax.get_ylim()[1], start))
     style.legend(figure, [ax])
     return figure
 
