@@ -336,6 +336,16 @@ def test_records_are_looked_at_where_the_driver_is(tmp_path):
     assert problem.loss(load_file(tmp_path / "best.safetensors")["output"]).item() == trace.loss.min()
 
 
+def test_a_server_on_ray_makes_no_update_after_its_trace(actor):
+    """A run that was told to stop has workers that still send: they would be in its records, and not in its trace."""
+    begin(actor)
+    reply = actor.exchange(*gradient_at(actor.join(0, 0, HERE)))
+    trace = actor.trace()
+    assert actor.exchange(*gradient_at(reply)) is None
+    assert actor.join(1, 1, HERE) is None
+    assert status_of(actor).report.version == len(trace.delays) == 1
+
+
 def test_a_server_on_ray_waits_for_evaluations_and_answers_meanwhile(actor, tmp_path):
     hold = tmp_path / "hold"
     hold.touch()

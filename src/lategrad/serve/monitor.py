@@ -165,9 +165,10 @@ class WandB:
         if not kept.exists():
             folder.mkdir(parents=True, exist_ok=True)
             kept.write_text(secrets.token_hex(4))
+        mode: Any = os.environ.get("WANDB_MODE", "offline")  # wandb says which there are
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "lategrad"), name=folder.resolve().name, id=kept.read_text(),
-            resume="allow", dir=folder, mode=os.environ.get("WANDB_MODE", "offline"),
+            resume="allow", dir=folder, mode=mode,
             settings=wandb.Settings(silent=True, console="off"),
         )  # fmt: skip
         self._histogram = wandb.Histogram

@@ -129,6 +129,8 @@ class ServerActor:
         self._recorded: dict[int, Recorded] = {}
         """By its position among the records."""
         self._room: dict[str, Tensor] | None = None
+        self._is_over = False
+        """Whether the trace was asked for: what happened later would be in the records, and not in the trace."""
 
     def begin(
         self,
@@ -163,6 +165,8 @@ class ServerActor:
         """A job for a worker that has none: it has just started, or has lost the server for a while."""
         if self._server is None:
             return WAIT
+        if self._is_over:
+            return None
         self._segments.pop(member, None)
         self._desk.void_jobs(member, worker)
         return self._reply(member, self._desk.join(member, worker, location, self._room_for_query(member)))
@@ -186,6 +190,8 @@ class ServerActor:
             return WAIT
         if header.server_start != self._start:
             return REJOIN
+        if self._is_over:
+            return None
         if grad is None:
             if member not in self._segments:
                 return REJOIN
@@ -268,7 +274,8 @@ class ServerActor:
         return self._server.returns_in_a_row
 
     def trace(self, patience: float = math.inf) -> Trace | None:
-        """What happened, evaluations of so many seconds waited for; None before it begins."""
+        """What happened, evaluations of so many seconds waited for; None before it begins. It is the end."""
+        self._is_over = True
         return None if self._server is None else self._server.trace(patience)
 
 
