@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 reproduce: data ## the main job: the paper's experiments in ten minutes, and out/report.html (SCALE=quick|paper|full DEVICE=cpu|cuda)
-	$(BIN)/lategrad reproduce all --scale $(or $(SCALE),quick) --device $(or $(DEVICE),cpu) --out out
+	$(BIN)/python -m reproduction $(or $(PART),all) --scale $(or $(SCALE),quick) --device $(or $(DEVICE),cpu) --out out
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/ruff check .

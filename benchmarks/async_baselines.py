@@ -19,7 +19,7 @@ from torch import Tensor
 from lategrad.problems import Dataset, SoftmaxRegression, load
 from lategrad.problems.data import find_fashion_mnist
 from lategrad.problems.problem import Problem
-from lategrad.serve.job import Job
+from lategrad.serve.messages import Job
 from lategrad.serve.worker import Oracle, Slowness, Streams
 
 

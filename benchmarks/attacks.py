@@ -43,7 +43,7 @@ DEFENCES = {
     "max_norm_ratio=5": Defence(PLAIN, {"max_norm_ratio": 5.0}),
     "clip=0.5": Defence(PLAIN, {"clip": 0.5}),
     "clip=0.2": Defence(PLAIN, {"clip": 0.2}),
-    "CentredClipping, radius=0.2": Defence(lg.CentredClipping(lr=0.05, radius=0.2), {}),
+    "CenteredClipping, radius=0.2": Defence(lg.CenteredClipping(lr=0.05, radius=0.2), {}),
 }
 
 

@@ -13,7 +13,7 @@ import lategrad as lg
 from lategrad.delays import Constant
 from lategrad.execution.pays import SAVED_PER_ENTRY, SAVED_PER_UPDATE, SECONDS
 from lategrad.problems import Quadratic, SoftmaxRegression, load
-from lategrad.simulate.oracle import Simulation
+from lategrad.simulator.oracle import Simulation
 
 ROUNDS, UPDATES = 5, 100
 

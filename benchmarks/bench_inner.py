@@ -30,7 +30,7 @@ def main():
     parameter = torch.nn.Parameter(torch.zeros(DIM))
     parameter.grad = grad
     optimizer = torch.optim.AdamW([parameter], lr=1e-3)
-    rule = lg.rivals.AdamW(lr=1e-3)
+    rule = lg.baselines.AdamW(lr=1e-3)
     contenders = {
         BASELINE: lambda: [optimizer.step() for _ in range(STEPS)],
         "a job, in place": job(InnerOptimizer(rule, x), x, grad),

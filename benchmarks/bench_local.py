@@ -19,9 +19,9 @@ from torch import nn
 from lategrad.problems import Dataset, LocalSteps, ModuleProblem
 from lategrad.registry import parse_rule
 from lategrad.serve import Settings
-from lategrad.serve.job import Job, Made
+from lategrad.serve.compression import Wire
+from lategrad.serve.messages import Job, Made
 from lategrad.serve.server import Server
-from lategrad.serve.wire import Wire
 from lategrad.serve.worker import Oracle, Slowness, Streams
 from timing import verdict
 

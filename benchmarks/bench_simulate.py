@@ -9,7 +9,7 @@ import torch
 import lategrad as lg
 from lategrad import delays as d
 from lategrad.problems import SoftmaxRegression, load
-from lategrad.simulate import Simulation
+from lategrad.simulator import Simulation
 from timing import report, side_by_side, verdict
 
 BATCH, RUNS, STEPS = 64, 48, 40

@@ -8,7 +8,7 @@ import torch
 import lategrad as lg
 from lategrad.delays import Constant
 from lategrad.problems import Dataset, SoftmaxRegression
-from lategrad.simulate import Simulation
+from lategrad.simulator import Simulation
 from lategrad.support.runs import map_tensors
 from timing import verdict
 

@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from benchmarks.attacks import show_attacks
 from torch import Tensor
 
 import lategrad as lg
+from benchmarks.attacks import show_attacks
 from lategrad.problems import Quadratic
 from lategrad.problems.problem import Problem
 from lategrad.serve import Settings, Training, TrainingError
-from lategrad.serve.checkpoint import checkpoint_paths, version_of
+from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, version_of
 from lategrad.serve.engines.processes import _ARRIVED, _pack, _ProcessLink
 
 DIM = 50_000

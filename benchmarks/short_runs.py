@@ -1,8 +1,8 @@
 """Runs that are short against the delay: every rule, step frozen, after 1,500 updates and more.
 
 The step is the one of the smallest training loss at delay 0 after as many updates; a second number, where a rule has
-one, is granted in hindsight. `--parts` has Steady with one part changed at a time instead of the rivals. The last row
-is no rule but an anchor: descent with exact gradients, one for each round, with the step that is best there.
+one, is granted in hindsight. `--parts` has Steady with one part changed at a time instead of the baselines. The last
+row is no rule but an anchor: descent with exact gradients, one for each round, with the step that is best there.
 
     python benchmarks/short_runs.py digits --seeds 1 2
     python benchmarks/short_runs.py digits --seeds 0 --parts
@@ -22,22 +22,22 @@ import torch
 from torch import Tensor
 
 import lategrad as lg
-from lategrad.experiments import rivals
-from lategrad.experiments.style import TITLES, three_digits
 from lategrad.learners.learner import safe_ratio, squared_norm
 from lategrad.problems import SoftmaxRegression
 from lategrad.registry import build_rule
 from lategrad.rules.rule import average_in
 from lategrad.rules.steady import SteadyState
-from lategrad.simulate import simulate
+from lategrad.simulator import simulate
+from reproduction import baselines
+from reproduction.style import TITLES, three_digits
 
 DELAYS = [100, 300, 1000]
-SETTINGS = {"digits": rivals.Setting("digits", 20_000, 16), "letters": rivals.UNSEEN[0]}
-STEADY = next(contender for contender in rivals.CONTENDERS if contender.rule == "steady")
-SGD = next(contender for contender in rivals.CONTENDERS if contender.rule == "sgd-linear")
+SETTINGS = {"digits": baselines.Setting("digits", 20_000, 16), "letters": baselines.UNSEEN[0]}
+STEADY = next(contender for contender in baselines.CONTENDERS if contender.rule == "steady")
+SGD = next(contender for contender in baselines.CONTENDERS if contender.rule == "sgd-linear")
 CONTENDERS = (
     dataclasses.replace(STEADY, rule="steady-short"),
-    *rivals.CONTENDERS,
+    *baselines.CONTENDERS,
     dataclasses.replace(SGD, rule="sgd"),
 )
 
@@ -74,7 +74,7 @@ PARTS = {
 }
 
 
-def build(contender: rivals.Contender, steps: Tensor) -> object:
+def build(contender: baselines.Contender, steps: Tensor) -> object:
     """The rule with these steps, ``(knobs or 1, n, 1)``, and all values of its second number."""
     if contender.rule in PARTS:
         return Changed(steps, **PARTS[contender.rule])
@@ -93,7 +93,7 @@ def at(trace: lg.Trace, updates: Sequence[int]) -> tuple[Tensor, Tensor]:
     return loss.mean(1), accuracy.mean(1)
 
 
-def measure(problem: SoftmaxRegression, contender: rivals.Contender, updates: list[int], seeds: list[int]) -> Tensor:
+def measure(problem: SoftmaxRegression, contender: baselines.Contender, updates: list[int], seeds: list[int]) -> Tensor:
     """Accuracies, (updates, 1 + delays), with the step of the smallest training loss at delay 0 after as many."""
     last, every = max(updates), math.gcd(*updates)
     grid = torch.tensor(contender.steps, dtype=torch.float64)
@@ -136,7 +136,7 @@ def main() -> None:
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     setting = SETTINGS[args.data]
-    problem = rivals.Config((setting,), 1).problem(setting)
+    problem = baselines.Config((setting,), 1).problem(setting)
     contenders = [dataclasses.replace(STEADY, rule=name) for name in PARTS] if args.parts else list(CONTENDERS)
     if args.rules:
         named = {contender.rule: contender for contender in contenders}

@@ -1,8 +1,8 @@
-"""The rules and their rivals, steps frozen, on data that nobody tuned on: tables in minutes on a CPU.
+"""The rules and their baselines, steps frozen, on data that nobody tuned on: tables in minutes on a CPU.
 
-The same runs as `lategrad reproduce rivals --scale paper` has, but only those that the frozen protocol needs: all steps
-at delay 0, and at the other delays the step of the smallest training loss there. Every contender is kept in the folder
-`--out`, so that a second call goes on where the first ended.
+The same runs as `python -m reproduction baselines --scale paper` makes, but only those that the frozen protocol needs:
+all learning rates at delay 0, and at the other delays the one of the smallest training loss there. Every contender is
+kept in the folder `--out`, so that a second call continues where the first ended.
 
     python benchmarks/unseen_data.py letters satellite
     python benchmarks/unseen_data.py letters --updates 1500 --sets whole
@@ -17,12 +17,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lategrad.experiments import rivals
 from lategrad.problems import SoftmaxRegression
 from lategrad.registry import build_rule, parse_set
-from lategrad.simulate import simulate
+from lategrad.simulator import simulate
+from reproduction import baselines
 
-SETTINGS = {setting.data: setting for setting in (*rivals.UNSEEN, rivals.Setting("digits", 20_000, 16, first_seed=100))}
+SETTINGS = {
+    setting.data: setting for setting in (*baselines.UNSEEN, baselines.Setting("digits", 20_000, 16, first_seed=100))
+}
 
 
 def finals(problem: SoftmaxRegression, rule: object, delays: list, updates: int, seeds: list[int]) -> Tensor:
@@ -32,8 +34,8 @@ def finals(problem: SoftmaxRegression, rule: object, delays: list, updates: int,
     return torch.stack([torch.stack([trace.loss[-1], trace.accuracy[-1]]), at_query], dim=-1)
 
 
-def measure(problem, contender, domain, updates, seeds) -> list[rivals.Result]:
-    scenarios = list(rivals.scenarios_for(problem.outputs).values())
+def measure(problem, contender, domain, updates, seeds) -> list[baselines.Result]:
+    scenarios = list(baselines.scenarios_for(problem.outputs).values())
     undelayed = finals(problem, contender.build(domain, 1), scenarios[:1], updates, seeds)
     every = torch.zeros(2, len(seeds), len(scenarios), *undelayed.shape[3:], dtype=undelayed.dtype)
     every[:, :, :1] = undelayed
@@ -52,8 +54,8 @@ def measure(problem, contender, domain, updates, seeds) -> list[rivals.Result]:
     accuracy = torch.where(finite, every[1], 0.0).unbind(-1)
     loss = torch.where(finite, every[0], torch.inf).unbind(-1)
     rows = len(problem.test)
-    own = rivals.Result(contender.rule, contender, contender.steps, accuracy[0], accuracy[1], loss[0], rows)
-    last = rivals.Result("sgd", contender, contender.steps, accuracy[1], accuracy[1], loss[1], rows)
+    own = baselines.Result(contender.rule, contender, contender.steps, accuracy[0], accuracy[1], loss[0], rows)
+    last = baselines.Result("sgd", contender, contender.steps, accuracy[1], accuracy[1], loss[1], rows)
     return [last, own] if contender.rule == "sgd-linear" else [own]
 
 
@@ -68,22 +70,22 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.data:
         setting = SETTINGS[name]
-        problem = rivals.Config((setting,), args.seeds).problem(setting)
+        problem = baselines.Config((setting,), args.seeds).problem(setting)
         seeds = [setting.first_seed + k for k in range(args.seeds)]
         for domain in args.sets:
-            panel: list[rivals.Result] = []
-            for contender in rivals.CONTENDERS:
+            panel: list[baselines.Result] = []
+            for contender in baselines.CONTENDERS:
                 words = (name, domain.replace(":", ""), contender.rule, args.updates, args.seeds)
                 path = args.out / ("-".join(map(str, words)) + ".pt")
                 if not path.exists():
                     found = measure(problem, contender, domain, args.updates, seeds)
                     torch.save([(r.rule, r.accuracy, r.at_query, r.loss) for r in found], path)
                 panel += [
-                    rivals.Result(rule, contender, contender.steps, *tensors, len(problem.test))
+                    baselines.Result(rule, contender, contender.steps, *tensors, len(problem.test))
                     for rule, *tensors in torch.load(path)
                 ]
             print(f"\n**{name}, {domain}, {args.updates:,} updates**\n")
-            table = rivals.table(panel, domain != "whole", "frozen")
+            table = baselines.table(panel, domain != "whole", "frozen")
             print("| " + " | ".join(table[0]) + " |\n|" + "---|" * len(table[0]))
             for row in table:
                 print("| " + " | ".join(row.values()) + " |")

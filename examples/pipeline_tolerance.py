@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 import lategrad as lg
-from lategrad.experiments.deep.models import GPT
-from lategrad.tolerance import Wrap
+from lategrad.tolerance_study import Wrap
+from reproduction.deep.models import GPT
 
 SOURCES = (
     "argparse",

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import lategrad as lg
-from lategrad.serve.checkpoint import checkpoint_paths
+from lategrad.serve.checkpoints.checkpoint import checkpoint_paths
 
 
 def problem_of(data: str, network: bool) -> lg.problems.Problem:

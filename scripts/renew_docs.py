@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Put the figures, tables and verdicts of a reproduction into the docs.
 
-    lategrad reproduce all --scale paper --device cuda --out out
+    python -m reproduction all --scale paper --device cuda --out out
     scripts/renew_docs.py out
 
 Figures are copied to docs/figures. In every page what stands between ``<!-- table SECTION: CAPTION -->`` and
@@ -26,8 +26,8 @@ FIGURES = {
     "fig3-constrained": "fig3-excess-loss",
     "fig4": "fig4-heavy-tails",
     "fig4-forward": "fig4-update-queue",
-    "rivals-digits": "rivals-digits",
-    "rivals-fashion-mnist": "rivals-fashion-mnist",
+    "baselines-digits": "baselines-digits",
+    "baselines-fashion-mnist": "baselines-fashion-mnist",
     "deep-mlp": "deep-mlp",
     "deep-cnn": "deep-cnn",
     "deep-gpt": "deep-gpt",

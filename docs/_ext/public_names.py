@@ -18,7 +18,7 @@ FOREIGN = ("lightning", "transformers", "accelerate")
 MODULES = {
     "lategrad": "Traces, staleness, texts",
     "lategrad.rules": "Server rules: the contract",
-    "lategrad.rules.rivals": "Rivals",
+    "lategrad.rules.baselines": "Baselines",
     "lategrad.learners": "Online learners",
     "lategrad.sets": "Convex sets",
     "lategrad.problems": "Problems and data",
@@ -37,7 +37,7 @@ MODULES = {
 }
 """Modules whose ``__all__`` is public, with their titles; a name belongs to the first that has it."""
 
-_OWN_NAME = {"lategrad.rules.rivals": "lategrad.rivals"}
+_OWN_NAME = {"lategrad.rules.baselines": "lategrad.baselines"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Name:
     @property
     def target(self) -> str:
         """For autodoc: the colons keep the function ``lategrad.simulate`` apart from the module."""
-        return f"lategrad::rivals.{self.name}" if self.module in _OWN_NAME else f"{self.module}::{self.name}"
+        return f"lategrad::baselines.{self.name}" if self.module in _OWN_NAME else f"{self.module}::{self.name}"
 
     @property
     def is_rule(self) -> bool:

@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 _GENERATED = ".. Written by docs/_ext/reference.py.\n\n"
 
 EXAMPLES: dict[str, Callable[[], AnyRule[Any]]] = {
-    "CentredClipping": lambda: lg.CentredClipping(lr=1.0, radius=1.0),
+    "CenteredClipping": lambda: lg.CenteredClipping(lr=1.0, radius=1.0),
     "Scheduled": lambda: lg.Scheduled(lg.SGD(lr=1.0)),
 }
 """Rules that have no name on the command line, to be measured."""
@@ -124,8 +124,8 @@ def pages() -> dict[str, str]:
     rules, measurable = [name for name in names if name.is_rule], instances()
     costs = {name.full: costs_of(name, measurable[name.value]) for name in rules}
     written = {f"rules/{name.name}.rst": rule_page(name, measurable[name.value], costs[name.full]) for name in rules}
-    ours, rivals = ([name for name in rules if (name.module == "lategrad.rules.rivals") == rival]
-                    for rival in (False, True))  # fmt: skip
+    ours, baselines = ([name for name in rules if (name.module == "lategrad.rules.baselines") == baseline]
+                    for baseline in (False, True))  # fmt: skip
     index = heading("Reference") + f"Every public name of lategrad {lg.__version__}, from its docstring.\n\n"
     index += ".. toctree::\n   :maxdepth: 1\n\n   rules/index\n"
     overview = heading("All server rules") + (
@@ -134,7 +134,7 @@ def pages() -> dict[str, str]:
         "measured when this page was built (float32 parameters, no constraint). Where torch compiles the update, and "
         "not the library, passes are torch's affair; rules that step along matrices make matrix products besides.\n\n"
     )
-    for title, group in (("The paper's rules, and ours", ours), ("Rivals", rivals)):
+    for title, group in (("The paper's rules, and ours", ours), ("Baselines", baselines)):
         overview += heading(title, "-") + rules_table(group, costs)
         overview += ".. toctree::\n   :hidden:\n\n" + "".join(f"   {name.name}\n" for name in group) + "\n"
     written["rules/index.rst"] = overview

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lategrad.execution import UnsupportedError
-from lategrad.execution.loops import update_loops
+from lategrad.execution.codegen.run import update_loops
 from lategrad.rules import Blocks
 from lategrad.rules.rule import AnyRule, apply_update, first_state, issue_ticket, needs_ticket
 from lategrad.support.runs import tensors

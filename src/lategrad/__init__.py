@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from lategrad import delays, problems, serve, theory
+from lategrad.checks.synchronous import check_synchronous
 from lategrad.delays import clocks
 from lategrad.execution import in_place
 from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
@@ -12,21 +13,20 @@ from lategrad.rules import (
     SGD,
     Anytime,
     Blocks,
-    CentredClipping,
+    CenteredClipping,
     Scheduled,
     Steady,
     SteadyAdam,
     SteadyMuon,
     SteadyShort,
     StronglyConvexOGD,
-    rivals,
+    baselines,
 )
 from lategrad.serve.training import resume, train
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
-from lategrad.simulate import simulate
+from lategrad.simulator import simulate
 from lategrad.staleness import Staleness, StalenessGate
-from lategrad.synchronous import check_synchronous
-from lategrad.tolerance import Tolerance, tolerance
+from lategrad.tolerance_study import Tolerance, tolerance
 from lategrad.trace import Trace
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ __all__ = [
     "Ball",
     "Blocks",
     "Box",
-    "CentredClipping",
+    "CenteredClipping",
     "DoG",
     "DoWG",
     "HalfSpace",
@@ -65,6 +65,7 @@ __all__ = [
     "Tolerance",
     "Trace",
     "WholeSpace",
+    "baselines",
     "check_synchronous",
     "clocks",
     "delays",
@@ -75,7 +76,6 @@ __all__ = [
     "problems",
     "replay",
     "resume",
-    "rivals",
     "serve",
     "simulate",
     "theory",

@@ -1,5 +1,5 @@
 """``python -m lategrad`` is the command line."""
 
-from lategrad.cli import main
+from lategrad.cli.main import main
 
 main()

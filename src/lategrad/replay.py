@@ -11,16 +11,16 @@ from torch import Tensor
 
 from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.work import Count, Work, do_work, first_memory, remembers
+from lategrad.problems.worker_state import Count, Work, do_work, first_memory, remembers
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.rules.scheduled import Scheduled, has_step, with_schedule
-from lategrad.serve.identity import require_same
+from lategrad.serve.checkpoints.identity import require_same
+from lategrad.serve.compression import Wire
 from lategrad.serve.settings import FUNCTION
-from lategrad.serve.wire import Wire
 from lategrad.serve.worker import Streams
-from lategrad.simulate import simulate
+from lategrad.simulator import simulate
 from lategrad.support.runs import map_tensors
 from lategrad.support.threads import torch_threads
 from lategrad.support.validation import require

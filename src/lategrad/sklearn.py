@@ -29,7 +29,7 @@ from lategrad.registry import RuleSpec, read_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.serve import train
 from lategrad.sets import ConvexSet
-from lategrad.simulate import simulate
+from lategrad.simulator import simulate
 from lategrad.support.validation import require
 
 __all__ = ["LateClassifier", "LateRegressor"]

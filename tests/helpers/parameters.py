@@ -1,5 +1,7 @@
 """Parameters with random values and gradients, and a rule run on the same numbers as one vector."""
 
+import io
+
 import torch
 from torch import nn
 
@@ -43,3 +45,10 @@ ELEMENTWISE = [name for name in RULES if not hasattr(build_rule(name, 0.5, lg.Wh
 def backends(optimizer):
     """What runs each vector of the first group."""
     return [step.backend for step in optimizer.in_place_steps(0)]
+
+
+def saved_and_loaded(state_dict):
+    buffer = io.BytesIO()
+    torch.save(state_dict, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)

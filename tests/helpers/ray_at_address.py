@@ -10,7 +10,7 @@ import warnings
 
 import lategrad as lg
 from lategrad.problems import Quadratic
-from lategrad.serve.engines import ray_connection
+from lategrad.serve.engines.ray import connect as ray_connection
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """Delay models: how late each gradient is when the server applies it; see :class:`DelayModel`."""
 
 from lategrad.delays import clocks
-from lategrad.delays.composed import ByClass, FromFunction, Recorded, Regimes
-from lategrad.delays.laws import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
-from lategrad.delays.model import Arrivals, DelayModel, Law, as_delay_model, cap
+from lategrad.delays.base import Arrivals, DelayModel, Law, as_delay_model, cap
+from lategrad.delays.combinators import ByClass, FromFunction, Recorded, Regimes
+from lategrad.delays.distributions import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
 from lategrad.delays.specs import parse
 from lategrad.delays.stages import StageDelays, by_stage
 from lategrad.delays.summary import DelaySummary, Histogram, summarise

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.delays.model import Arrivals, check_draw, require_count
+from lategrad.delays.base import Arrivals, check_draw, require_count
 from lategrad.support.seeds import Stream, generator
 from lategrad.support.validation import require, require_number
 

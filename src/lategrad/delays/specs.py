@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from lategrad.delays.base import DelayModel, Law
 from lategrad.delays.clocks import (
     Cluster,
     ComputeTime,
@@ -17,9 +18,8 @@ from lategrad.delays.clocks import (
     SineDrift,
     Worker,
 )
-from lategrad.delays.composed import Regimes
-from lategrad.delays.laws import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
-from lategrad.delays.model import DelayModel, Law
+from lategrad.delays.combinators import Regimes
+from lategrad.delays.distributions import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
 from lategrad.delays.update_queue import UpdateQueue
 from lategrad.support.validation import require, require_choice
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from lategrad.delays.model import require_count
+from lategrad.delays.base import require_count
 from lategrad.rules.blocks import Blocks
 from lategrad.support.validation import require
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lategrad.delays.model import require_integers
+from lategrad.delays.base import require_integers
 from lategrad.support.validation import require
 
 _HISTOGRAM_BINS = 50

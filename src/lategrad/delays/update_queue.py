@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lategrad.delays.model import Arrivals, Law, check_draw
+from lategrad.delays.base import Arrivals, Law, check_draw
 from lategrad.support.validation import require
 
 _NEVER = 2**62

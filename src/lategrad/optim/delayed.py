@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from lategrad.delays import DelayModel, Recorded, as_delay_model
-from lategrad.delays.model import require_count
+from lategrad.delays.base import require_count
 from lategrad.delays.stages import StageDelays
 from lategrad.optim.arguments import require_object
 from lategrad.optim.output_mode import output_of, shipped_state

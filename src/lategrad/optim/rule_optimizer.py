@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lategrad.execution import StateBeside, TensorsStep, WithGradient, in_place
-from lategrad.execution.many_tensors import joined, same_objects, scatter, state_form
+from lategrad.execution.parameter_state import joined, same_objects, scatter, state_form
 from lategrad.execution.pays import STEPS_OF_AN_OPTIMIZER, compiling_pays
 from lategrad.optim.arguments import require_known_keys, require_params, require_state_of
 from lategrad.optim.output_mode import OutputMode, Values

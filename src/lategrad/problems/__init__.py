@@ -8,8 +8,8 @@ from lategrad.problems.module import ModuleProblem
 from lategrad.problems.optimum import Optimum, minimum
 from lategrad.problems.problem import Problem
 from lategrad.problems.quadratic import Quadratic
+from lategrad.problems.rounds import Synchronous
 from lategrad.problems.sources import NpyRows
-from lategrad.problems.synchronous import Synchronous
 from lategrad.problems.text import Text, load_text
 
 __all__ = [

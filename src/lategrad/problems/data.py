@@ -1,4 +1,4 @@
-"""Data sets as tensors: Fashion-MNIST, scikit-learn's digits, two of R's mlbench, or the user's own file.
+"""Data sets as tensors: Fashion-MNIST, scikit-learn's digits, or the user's own file.
 
 Fashion-MNIST is looked for in the folder ``$LATEGRAD_DATA``, in the user's cache, where Debian's package
 ``dataset-fashion-mnist`` puts it, and at last on OpenML. Its four files are pinned by checksum, so all
@@ -19,7 +19,6 @@ import zipfile
 import zlib
 from array import array
 from collections.abc import Iterator
-from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lategrad.problems import mlbench
 from lategrad.support.validation import require, require_choice
 
 __all__ = [
@@ -89,9 +87,6 @@ def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:
             - ``digits``: 8×8 images bundled with scikit-learn, scaled to [0, 1]; 1,437 to train and 360 to
               test, split at random within each class, always the same way;
             - ``fashion-mnist``: 28×28 images scaled to [0, 1]; 60,000 to train and 10,000 to test;
-            - ``letters``: 26 classes, 16 features of printed letters; 16,000 to train and 4,000 to test, split
-              as the digits; ``satellite``: 6 kinds of soil, 36 values of 3×3 pixels in four bands; 4,435 and
-              2,000. Both need ``scripts/fetch_mlbench.sh`` and the extra ``mlbench``;
             - a path ending in ``.npz``: arrays ``x_train``, ``y_train`` and, if there is a test part,
               ``x_test``, ``y_test``; or ``x`` and ``y``. Further dimensions of x are flattened;
             - a path ending in ``.csv``: commas between columns (or semicolons, tabs or bars, which are
@@ -115,8 +110,12 @@ def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:
     require_choice("preprocessing", preprocessing, tuple(PREPROCESSING))
     name = os.fspath(name)
     builtin = {"digits": _digits, "fashion-mnist": _fashion_mnist}
-    builtin |= {key: partial(_mlbench, key) for key in mlbench.FILES}
     dataset = builtin[name]() if name in builtin else _from_file(name)
+    return preprocess(dataset, preprocessing)
+
+
+def preprocess(dataset: Dataset, preprocessing: str) -> Dataset:
+    """A data set with shifted and scaled features; see :func:`load`."""
     if preprocessing == "none":
         return dataset
     shift, scale = _statistics(dataset, preprocessing)
@@ -153,14 +152,12 @@ def _digits() -> Dataset:
     from sklearn import datasets  # imported where it is used: it takes a second
 
     x, y = datasets.load_digits(return_X_y=True)
-    x = (x / 16).astype(np.float32)
-    x_train, x_test, y_train, y_test = _split(x, y, test_size=360, stratify=y)
-    return _dataset("digits", x_train, y_train, x_test, y_test)
+    return from_arrays("digits", (x / 16).astype(np.float32), y, test_rows=360)
 
 
-def _mlbench(name: str) -> Dataset:
-    x, y = mlbench.read(name)
-    x_train, x_test, y_train, y_test = _split(x, y, test_size=mlbench.FILES[name].test_rows, stratify=y)
+def from_arrays(name: str, x: Array, y: Array, test_rows: int) -> Dataset:
+    """A data set from rows and their classes, split at random within each class, always the same way."""
+    x_train, x_test, y_train, y_test = _split(x, y, test_size=test_rows, stratify=y)
     return _dataset(name, x_train, y_train, x_test, y_test)
 
 
@@ -179,7 +176,7 @@ def _from_file(name: str) -> Dataset:
     readers = {".npz": _read_npz, ".csv": _read_csv}
     readers |= dict.fromkeys((".libsvm", ".svm", ".svmlight"), _read_libsvm)
     require("name", name, path.suffix.lower() in readers,
-            f"'digits', 'fashion-mnist', 'letters', 'satellite', or a path ending in {', '.join(readers)}")  # fmt: skip
+            f"'digits', 'fashion-mnist', or a path ending in {', '.join(readers)}")  # fmt: skip
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {name!r}: check the path")
     arrays = readers[path.suffix.lower()](path)

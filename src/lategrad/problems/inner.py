@@ -30,7 +30,7 @@ class InnerOptimizer:
         x0: a point to check that at.
 
     >>> import lategrad as lg
-    >>> inner = InnerOptimizer(lg.rivals.SGDMomentum(lr=0.1), torch.zeros(1))
+    >>> inner = InnerOptimizer(lg.baselines.SGDMomentum(lr=0.1), torch.zeros(1))
     >>> x, memory = torch.tensor([5.0]), inner.memory(torch.zeros(1))
     >>> inner.walk(x, memory, lambda y, h: torch.ones(1), steps=2)[0]  # -0.1, then -0.19 more
     tensor([4.7100])

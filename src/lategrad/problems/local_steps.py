@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.problems.inner import InnerOptimizer
 from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.work import Count, Work, remembers
+from lategrad.problems.worker_state import Count, Work, remembers
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, as_dtype

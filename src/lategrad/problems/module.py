@@ -15,10 +15,10 @@ from torch.func import grad, vmap
 
 from lategrad.problems.flat_module import FlatModule, Value
 from lategrad.problems.minibatches import Minibatches
-from lategrad.problems.parts import parts_of
 from lategrad.problems.problem import Measures
 from lategrad.problems.running_statistics import recompute, stop_tracking, tracking_layers
 from lategrad.problems.sources import Batches, Columns, Inputs, Source, map_inputs
+from lategrad.problems.splits import parts_of
 from lategrad.rules.blocks import Blocks
 from lategrad.support.validation import require
 

@@ -1,10 +1,10 @@
 """Server rules: what to do with a gradient that was computed somewhere else, some time ago."""
 
 from lategrad.domains import take_texts
-from lategrad.rules import rivals
+from lategrad.rules import baselines
 from lategrad.rules.anytime import Anytime
 from lategrad.rules.blocks import Block, Blocks
-from lategrad.rules.robust import CentredClipping
+from lategrad.rules.centered_clipping import CenteredClipping
 from lategrad.rules.rule import (
     AnyRule,
     Rule,
@@ -32,7 +32,7 @@ __all__ = [
     "Anytime",
     "Block",
     "Blocks",
-    "CentredClipping",
+    "CenteredClipping",
     "Rule",
     "Scheduled",
     "Steady",
@@ -44,11 +44,11 @@ __all__ = [
     "WeighingRule",
     "apply_update",
     "as_number",
+    "baselines",
     "first_query",
     "first_state",
     "issue_ticket",
     "needs_ticket",
-    "rivals",
     "weigh_ticket",
 ]
 

@@ -104,7 +104,7 @@ class Steady:
     Guarantee: on convex, smooth objectives and a bounded set the rate of Theorem 1 in a constant delay, up to the
     root of a logarithm; delays that vary are free up to :math:`T^{3/8}`.
 
-    Reference: this rule is ours; proofs in docs/steady.md, comparisons in docs/rivals.md.
+    Reference: this rule is ours; proofs in docs/steady.md, comparisons in docs/baselines.md.
     """
 
     lr: Scalar = 1.0

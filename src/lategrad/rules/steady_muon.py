@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from lategrad.learners.decay import decayed
+from lategrad.rules._orthogonalize import matrix_steps
 from lategrad.rules.blocks import Blocks
 from lategrad.rules.lateness import next_mean_delay
 from lategrad.rules.moments import root_mean_square
-from lategrad.rules.orthogonal import matrix_steps
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run

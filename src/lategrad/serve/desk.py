@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.serve.job import PLAIN, Job, Made
+from lategrad.serve.messages import PLAIN, Job, Made
 from lategrad.serve.server import Server
 
 FOR_EVER = math.inf

@@ -32,17 +32,17 @@ from lategrad.execution import in_place
 from lategrad.execution.pays import compiling_pays
 from lategrad.gradient_norms import NormGate, clipped
 from lategrad.problems.problem import Problem
-from lategrad.problems.work import remembers
+from lategrad.problems.worker_state import remembers
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket, weigh_ticket
-from lategrad.serve.checkpoint import Checkpoint
-from lategrad.serve.identity import identify, require_same
-from lategrad.serve.job import PLAIN, Job, Made, is_finite, malformed, unusable
-from lategrad.serve.records import Records
+from lategrad.serve.checkpoints.checkpoint import Checkpoint
+from lategrad.serve.checkpoints.identity import identify, require_same
+from lategrad.serve.compression import Wire
+from lategrad.serve.messages import PLAIN, Job, Made, is_finite, malformed, unusable
+from lategrad.serve.observe.records import Records
+from lategrad.serve.observe.telemetry import Telemetry, measure
+from lategrad.serve.observe.update_log import UpdateLog
 from lategrad.serve.settings import Settings
-from lategrad.serve.telemetry import Telemetry, measure
-from lategrad.serve.update_log import UpdateLog
-from lategrad.serve.wire import Wire
 from lategrad.serve.worker import keeps_something
 from lategrad.sets import norm
 from lategrad.staleness import StalenessGate
@@ -198,7 +198,7 @@ class Server:
             sequence: of the job that it answers.
             grad: the gradient, as it travels; read before this returns, and not kept.
             out: where to write the next query.
-            checked: whether it has been found usable (``lategrad.serve.job.unusable``) where it was made.
+            checked: whether it has been found usable (``lategrad.serve.messages.unusable``) where it was made.
             made: how the worker made it.
         """
         with torch.no_grad():

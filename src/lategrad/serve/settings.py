@@ -14,9 +14,9 @@ from lategrad.delays import Law
 from lategrad.delays.specs import parse
 from lategrad.gradient_norms import require_norm_options
 from lategrad.rules.scheduled import Share, complete_schedule
-from lategrad.serve.monitor import LOGS, logs_of
-from lategrad.serve.watch import OnRecord
-from lategrad.serve.wire import WIRES
+from lategrad.serve.compression import WIRES
+from lategrad.serve.observe.monitor import LOGS, logs_of
+from lategrad.serve.observe.watch import OnRecord
 from lategrad.serve.worker import Slowness, Streams
 from lategrad.support.validation import require, require_choice, require_device, require_number
 

@@ -18,16 +18,16 @@ from lategrad.problems.problem import Problem, as_problem
 from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.rules.scheduled import with_schedule
-from lategrad.serve.archive import Archive, locked
-from lategrad.serve.checkpoint import Checkpoint, checkpoint_paths
-from lategrad.serve.control import ControlFile, listen_to_signals
+from lategrad.serve.checkpoints.archive import Archive, locked
+from lategrad.serve.checkpoints.checkpoint import Checkpoint, checkpoint_paths
 from lategrad.serve.desk import Location
 from lategrad.serve.engines.engine import Engine, TrainingError
 from lategrad.serve.engines.local import LocalEngine
-from lategrad.serve.monitor import Monitors
+from lategrad.serve.observe.monitor import Monitors
+from lategrad.serve.observe.watch import Watch
 from lategrad.serve.settings import KEPT, Settings, documentation, options
+from lategrad.serve.signals import ControlFile, listen_to_signals
 from lategrad.serve.supervisor import Supervisor
-from lategrad.serve.watch import Watch
 from lategrad.support.validation import did_you_mean, require
 from lategrad.trace import Trace
 
@@ -264,7 +264,7 @@ def _make_engine(problem: Problem, rule: AnyRule[Any], settings: Settings, archi
     if settings.engine != "ray":
         return LocalEngine(problem, rule, settings, archive)
     try:
-        from lategrad.serve.engines.ray import RayEngine
+        from lategrad.serve.engines.ray.driver import RayEngine
     except ImportError as error:
         raise ImportError(f"engine='ray' needs Ray ({error}): pip install 'lategrad[ray]'") from None
     return RayEngine(problem, rule, settings, archive)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lategrad.delays import Law
 from lategrad.problems.problem import Problem
-from lategrad.problems.work import Work, do_work, first_memory, remembers
-from lategrad.serve.job import PLAIN, Answer, Job, Made, is_finite, unusable
-from lategrad.serve.wire import Wire
+from lategrad.problems.worker_state import Work, do_work, first_memory, remembers
+from lategrad.serve.compression import Wire
+from lategrad.serve.messages import PLAIN, Answer, Job, Made, is_finite, unusable
 from lategrad.support.seeds import Stream, derived_seed
 
 _BLOCK = 256  # samples drawn at once

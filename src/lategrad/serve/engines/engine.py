@@ -6,11 +6,11 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from lategrad.serve.checkpoint import Checkpoint
+from lategrad.serve.checkpoints.checkpoint import Checkpoint
 from lategrad.serve.desk import Activity, Location
-from lategrad.serve.records import Records
-from lategrad.serve.telemetry import Telemetry
-from lategrad.serve.watch import Look
+from lategrad.serve.observe.records import Records
+from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.serve.observe.watch import Look
 from lategrad.trace import Trace
 
 LAST_EVALUATIONS = 5.0

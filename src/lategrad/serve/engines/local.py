@@ -13,8 +13,9 @@ from torch import Tensor
 
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.archive import Archive, MemoryArchive
-from lategrad.serve.checkpoint import Checkpoint
+from lategrad.serve.checkpoints.archive import Archive, MemoryArchive
+from lategrad.serve.checkpoints.checkpoint import Checkpoint
+from lategrad.serve.checkpoints.writer import Writer
 from lategrad.serve.desk import FOR_EVER, Desk, ForeignMessageError, Location
 from lategrad.serve.engines.engine import (
     LAST_EVALUATIONS,
@@ -27,14 +28,13 @@ from lategrad.serve.engines.engine import (
 from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.threads import Threads
 from lategrad.serve.engines.transport import Arrived, Failed, Garbled, Lost, Ready, Transport, WorkerHandle
-from lategrad.serve.job import Job
 from lategrad.serve.main_guard import require_main_guard
-from lategrad.serve.records import Records
+from lategrad.serve.messages import Job
+from lategrad.serve.observe.records import Records
+from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.serve.observe.watch import Look
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
-from lategrad.serve.telemetry import Telemetry
-from lategrad.serve.watch import Look
-from lategrad.serve.writer import Writer
 from lategrad.support.threads import torch_threads
 from lategrad.trace import Trace
 

@@ -35,13 +35,13 @@ import torch.multiprocessing  # shared tensors travel by reference
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
+from lategrad.serve.compression import Wire
 from lategrad.serve.engines.transport import Arrived, Event, Failed, Garbled, Lost, Ready
-from lategrad.serve.job import PLAIN, Answer, Job, Made, unusable
-from lategrad.serve.packing import Packed
+from lategrad.serve.messages import PLAIN, Answer, Job, Made, unusable
 from lategrad.serve.settings import Settings
-from lategrad.serve.wire import Wire
+from lategrad.serve.shared_pickle import Packed
 from lategrad.serve.worker import Oracle, Slowness, Streams, work
-from lategrad.support.limited import limited
+from lategrad.support.timeouts import limited
 
 fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone
 _MESSAGE = struct.Struct("<BBqqqq")  # kind, slot, sequence, version, steps, previous job; text may follow

@@ -11,7 +11,7 @@ import torch
 
 from lategrad.problems.problem import Problem
 from lategrad.serve.engines.transport import Arrived, Event, Failed, Lost, Ready
-from lategrad.serve.job import Answer, Job
+from lategrad.serve.messages import Answer, Job
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import Oracle, work
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from lategrad.serve.job import Job, Made
+from lategrad.serve.messages import Job, Made
 
 
 class WorkerHandle(Protocol):

@@ -1,0 +1,87 @@
+"""Two data sets of R's package mlbench, read without R: letters and satellite images.
+
+Their ``.rda`` files are looked for in the folder ``$LATEGRAD_DATA``, in the user's cache, and where Debian's
+package ``r-cran-mlbench`` puts them. They are pinned by checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lategrad.problems.data import Dataset, from_arrays, preprocess
+
+__all__ = ["FILES", "cache_folder", "find", "read"]
+
+Array = npt.NDArray[Any]
+
+_DEBIAN_FOLDER = Path("/usr/lib/R/site-library/mlbench/data")
+
+
+class File(NamedTuple):
+    """Where a data set is in the package."""
+
+    table: str
+    """The name of the data frame, and of its file."""
+    target: str
+    """The column of the classes."""
+    test_rows: int
+    sha256: str
+
+
+FILES = {
+    "letters": File("LetterRecognition", "lettr", 4_000,
+                    "967a1a3e10b548d7269cbe50182bcecd6365cc58ea07638bbc34c51f17f34f1d"),
+    "satellite": File("Satellite", "classes", 2_000,
+                      "29f8cf9bb1bc51b769d694c9caf740fd1c36ed6a7c87603edf5985962e330f64"),
+}  # fmt: skip
+"""The data sets by name."""
+
+
+def cache_folder() -> Path:
+    """Where fetched files are kept: ``lategrad/mlbench`` in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lategrad" / "mlbench"
+
+
+def find(name: str) -> Path:
+    """The first ``.rda`` file of a data set, verified."""
+    file = FILES[name]
+    own = os.environ.get("LATEGRAD_DATA")
+    folders = [*([Path(own).expanduser()] if own else []), cache_folder(), _DEBIAN_FOLDER]
+    path = next((folder / f"{file.table}.rda" for folder in folders if (folder / f"{file.table}.rda").is_file()), None)
+    if path is None:
+        raise FileNotFoundError(
+            f"{file.table}.rda, which {name!r} is read from, was not found in {', '.join(map(str, folders))}: run "
+            "scripts/fetch_mlbench.sh, or install Debian's package r-cran-mlbench"
+        )
+    if hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
+        raise ValueError(f"{path} does not have SHA-256 {file.sha256}: delete it, then run scripts/fetch_mlbench.sh")
+    return path
+
+
+def read(name: str) -> tuple[Array, Array]:
+    """Features as float32 and classes as words."""
+    path, file = find(name), FILES[name]
+    try:
+        import rdata
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{name!r} is stored in R's format, which the package rdata reads: pip install 'lategrad[mlbench]'"
+        ) from error
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Unknown encoding")  # all text in the files is ASCII
+        frame = rdata.read_rda(path)[file.table]
+    y = np.asarray(frame[file.target].astype(str), dtype=np.str_)
+    return frame.drop(columns=file.target).to_numpy(np.float32), y
+
+
+def load(name: str, preprocessing: str = "none") -> Dataset:
+    """A data set of mlbench, with a fixed split: 4,000 letters or 2,000 pieces of satellite images to test."""
+    x, y = read(name)
+    return preprocess(from_arrays(name, x, y, FILES[name].test_rows), preprocessing)

@@ -1,0 +1,170 @@
+"""The figures of the theorems' section."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from reproduction.style import COLOURS, TITLES
+from reproduction.theorems.measuring import Point, compared
+from reproduction.theorems.reading import (
+    at_root,
+    curve,
+    distinct,
+    noise_term,
+    normalised,
+    select,
+    slope,
+)
+from reproduction.theorems.setup import (
+    ANYTIME,
+    CONSTANT,
+    INDEPENDENT,
+    NO_DEGRADATION,
+    ONE_IN_TEN,
+    OPTIMISTIC,
+    PROMISED,
+    ROUNDING,
+    RULES,
+    SGD_AVERAGE,
+    STRONGLY_CONVEX,
+)
+from reproduction.theorems.verdicts import _with_step
+
+ALGORITHM = {ANYTIME: "Algorithm 1", OPTIMISTIC: "Algorithm 2", STRONGLY_CONVEX: "Algorithm 4"}
+_BOUND = "#999999"
+
+
+def _grid(rows: int, height: float, xlabels: Sequence[str], ylabel: str) -> tuple[Figure, list[Axes]]:
+    """Two columns of panels with logarithmic axes, narrow enough to be read on a telephone."""
+    figure = Figure(figsize=(5.4, height), layout="constrained")
+    axes = list(figure.subplots(rows, 2, squeeze=False).flat)
+    for ax, xlabel in zip(axes[-2:], xlabels, strict=True):
+        ax.set_xlabel(xlabel, fontsize=9.5)
+    figure.supylabel(ylabel, fontsize=9.5)
+    for ax in axes:
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.grid(alpha=0.25, linewidth=0.6)
+        ax.tick_params(labelsize=8.5)
+        ax.minorticks_off()
+    return figure, axes
+
+
+def _measured(ax: Axes, points: Sequence[Point], late: bool) -> None:
+    """The mean excess over the horizon, with two standard errors to either side, and the bound."""
+    T, colour, line = [point.T for point in points], COLOURS[points[0].rule], "--" if late else "-"
+    excess, errors = [point.excess for point in points], [2 * point.error for point in points]
+    ax.errorbar(T, excess, errors, fmt="s" if late else "o", linestyle=line, color=colour, markersize=4,
+                linewidth=1.4, markerfacecolor="white" if late else colour)  # fmt: skip
+    ax.plot(T, [point.bound or math.nan for point in points], color=_BOUND, linewidth=1.6, linestyle=line)
+
+
+def plot_rates(points: Iterable[Point], problem: str) -> Figure:
+    """Measured excess and bounds over the horizon: a panel for each theorem."""
+    points = select(points, panel="delay", problem=problem, delays=CONSTANT)
+    figure, axes = _grid(2, 5.6, ["updates T"] * 2, "excess loss")
+    for ax, theorem in zip(axes, PROMISED, strict=True):
+        ours = select(points, theorem=theorem)
+        slopes = []
+        for late, shown in ((False, select(ours, delay=0)), (True, at_root(ours))):
+            if shown:
+                _measured(ax, shown, late)
+                slopes.append(f"slope {slope(shown):.2f}, {'delay √T' if late else 'no delay'}".replace("-", "−"))
+        ax.text(0.04, 0.04, "\n".join(slopes), transform=ax.transAxes, fontsize=8.5)
+        low, high = ax.get_ylim()
+        ax.set_ylim(low * (low / high) ** 0.18, high)  # room for the text
+        ax.set_title(f"Theorem {theorem}", fontsize=10)
+    handles = [
+        Line2D([], [], color="black", marker="o", markersize=4, label="measured, no delay"),
+        Line2D([], [], color="black", marker="s", markersize=4, linestyle="--", markerfacecolor="white",
+               label="measured, delay √T"),
+        Line2D([], [], color=_BOUND, label="bound, no delay"),
+        Line2D([], [], color=_BOUND, linestyle="--", label="bound, delay √T"),
+    ]  # fmt: skip
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
+    return figure
+
+
+def plot_threshold(points: Iterable[Point]) -> Figure:
+    """The price of a delay over the delay in units of √T: a row for each rule, a column for each problem."""
+    points = select(points, panel="delay")
+    names = distinct(points, "problem")
+    figure, axes = _grid(len(RULES), 7.4, ["mean delay / √T"] * 2, "excess loss / excess loss without delay")
+    for ax, (rule, problem) in zip(axes, [(rule, name) for rule in RULES for name in names], strict=True):
+        ours = select(points, rule=rule, problem=problem)
+        for T, alpha in zip(compared(sorted(distinct(ours, "T"))), (0.35, 0.6, 1.0), strict=True):
+            of_T, root = select(ours, T=T), math.sqrt(T)
+            steady = curve(of_T)
+            ax.plot([point.mean_delay / root for point, _ in steady], [ratio for _, ratio in steady],
+                    color=COLOURS[rule], alpha=alpha, linewidth=1.5, label=f"T = {T:,}")  # fmt: skip
+            without = select(of_T, delay=0)[0].excess
+            for burst in at_root(of_T, ONE_IN_TEN):
+                ax.plot(burst.mean_delay / root, burst.excess / without, "*", color=COLOURS[rule], alpha=alpha,
+                        markersize=9, markeredgecolor="black", markeredgewidth=0.6)  # fmt: skip
+        ax.axvline(1, color="black", linewidth=0.8, linestyle=":")
+        ax.axhline(NO_DEGRADATION, color="black", linewidth=0.8, linestyle=":")
+        ax.set_ylim(0.7, None)
+        ax.set_title(f"{ALGORITHM[rule]}, {problem}", fontsize=10)
+        ax.legend(fontsize=8, loc="upper left", handlelength=1.2, framealpha=0.9)
+    return figure
+
+
+def plot_noise(points: Iterable[Point]) -> Figure:
+    """Excess over the noise at the longest horizon, without delay and at a delay of √T."""
+    points = select(points, panel="noise")
+    T = max(distinct(points, "T"))
+    figure, axes = _grid(1, 3.7, ["noise σ"] * 2, f"excess loss at T = {T:,}")
+    for ax, delay in zip(axes, sorted(distinct(points, "delay")), strict=True):
+        ours = select(points, T=T, delay=delay)
+        for rule in RULES:
+            noisy = [point for point in select(ours, rule=rule) if point.sigma > 0]
+            ax.plot([point.sigma for point in noisy], [point.excess for point in noisy], "o-", color=COLOURS[rule],
+                    markersize=3.5, linewidth=1.5, label=TITLES[rule])  # fmt: skip
+        for rule, dashes, label in ((OPTIMISTIC, "--", "σD/√T"), (STRONGLY_CONVEX, ":", "σ²/(HT)")):
+            noisy = [point for point in select(ours, rule=rule) if point.sigma > 0]
+            ax.plot([point.sigma for point in noisy], [noise_term(point) for point in noisy], dashes, color=_BOUND,
+                    linewidth=1.6, label=label)  # fmt: skip
+        ax.set_title("no delay" if delay == 0 else "delay √T", fontsize=10)
+    low = min(ax.get_ylim()[0] for ax in axes)
+    for ax in axes:
+        ax.set_ylim(max(low, ROUNDING), 1)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8.5)
+    return figure
+
+
+def plot_constants(points: Iterable[Point]) -> Figure:
+    """How much worse than at L = sigma = 1: over L, at the worst sigma, and over sigma, at the worst L."""
+    points = select(points, panel="constants")
+    figure, axes = _grid(2, 5.2, ["smoothness L", "noise σ"], "normalised excess loss / that at L = σ = 1")
+    panels = [(delay, name) for delay in sorted(distinct(points, "delay")) for name in ("L", "sigma")]
+    for ax, (delay, name) in zip(axes, panels, strict=True):
+        for rule in (SGD_AVERAGE, ANYTIME, OPTIMISTIC):
+            values = normalised(select(points, delay=delay, rule=rule))
+            scales = sorted(distinct(points, name))
+            worst = [max(value for key, value in values.items() if key[name == "sigma"] == scale) for scale in scales]
+            ax.plot(scales, [value / values[1.0, 1.0] for value in worst], "o-", color=COLOURS[rule], markersize=3.5,
+                    label=_with_step(rule))  # fmt: skip
+        ax.axhline(INDEPENDENT, color="black", linewidth=0.8, linestyle=":")
+        ax.set_title(f"{'no delay' if delay == 0 else 'delay √T'}, worst {'σ' if name == 'L' else 'L'}", fontsize=10)
+    for row in (axes[:2], axes[2:]):
+        top = max(ax.get_ylim()[1] for ax in row)
+        for ax in row:
+            ax.set_ylim(0.5, top)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=1, fontsize=8.5)
+    return figure
+
+
+def plot(points: Sequence[Point]) -> dict[str, Figure]:
+    """All figures, by the stems of their files."""
+    return {
+        "theorems-quadratic": plot_rates(points, "quadratic"),
+        "theorems-least-squares": plot_rates(points, "least squares"),
+        "theorems-delay": plot_threshold(points),
+        "theorems-noise": plot_noise(points),
+        "theorems-constants": plot_constants(points),
+    }

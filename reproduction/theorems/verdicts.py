@@ -1,0 +1,188 @@
+"""Whether the theorems' promises show in the points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from reproduction.results import Verdict
+from reproduction.style import TITLES
+from reproduction.theorems.measuring import Point, compared
+from reproduction.theorems.reading import (
+    at_root,
+    curve,
+    distinct,
+    doubling_exponent,
+    fall_without_noise,
+    longest,
+    noise_term,
+    select,
+    settled,
+    slope,
+    worsening,
+)
+from reproduction.theorems.setup import (
+    ANYTIME,
+    BEYOND,
+    CONSTANT,
+    FITTED,
+    INDEPENDENT,
+    NO_DEGRADATION,
+    NOISE_CONSTANT,
+    ONE_IN_TEN,
+    OPTIMISTIC,
+    PROMISED,
+    RULES,
+    SAME,
+    SGD_AVERAGE,
+    SLOPE_TOLERANCE,
+    STRONGLY_CONVEX,
+    WITHOUT_NOISE,
+)
+
+
+def bound_verdict(points: Iterable[Point], theorem: int) -> Verdict:
+    """No measured mean is above the bound, where the bound says anything at all."""
+    bounded = select(points, theorem=theorem)
+    counted = [point for point in bounded if point.says_something]
+    shares = [(point.excess + 2 * point.error) / point.bound for point in counted if point.bound is not None]
+    of = f"{len(counted)} of {len(bounded)} settings counted"
+    closest = min((p.bound / p.worst for p in bounded if p.bound is not None), default=math.nan)
+    return Verdict(
+        claim=f"Theorem {theorem}: the bound holds with explicit constants",
+        criterion="mean excess loss plus two standard errors at most the bound, at every problem, horizon, delay, "
+        "noise and L at which the bound is below the largest excess loss that a point of the set can have",
+        measured=f"{of}, at most {max(shares):.2g} of the bound" if shares else
+        f"{of}: at the closest one the bound is {closest:.2g} times the largest excess loss of any point, so that no "
+        "run "
+        "could break it",
+        reproduced=max(shares) <= 1 if shares else None,
+        figure="theorems-quadratic",
+    )  # fmt: skip
+
+
+def rate_verdict(points: Iterable[Point], theorem: int) -> Verdict:
+    """The excess falls at least as fast as promised."""
+    points = select(points, panel="delay", theorem=theorem, delays=CONSTANT)
+    slopes = {}
+    for problem in distinct(points, "problem"):
+        ours = select(points, problem=problem)
+        if theorem != 4:
+            slopes[f"{problem}, no delay"] = slope(select(ours, delay=0))
+        if theorem != 3:
+            start = f", from T = {longest(at_root(ours))[0].T:,} on" if theorem == 4 else ""
+            slopes[f"{problem}, delay √T{start}"] = slope(at_root(ours))
+    promised = PROMISED[theorem]
+    where = {3: "without delay", 4: "at a delay of √T"}.get(theorem, "without delay and at a delay of √T")
+    return Verdict(
+        claim=f"Theorem {theorem}: the excess loss falls as T^{promised:g} or faster, {where}",
+        criterion=f"slope over the {FITTED} longest horizons at most {promised + SLOPE_TOLERANCE:g}",
+        measured="; ".join(f"{name}: {value:.2f}" for name, value in slopes.items()),
+        reproduced=max(slopes.values()) <= promised + SLOPE_TOLERANCE,
+        figure="theorems-least-squares",
+    )
+
+
+def threshold_verdict(points: Iterable[Point], rule: str) -> Verdict:
+    """Delays up to √T cost a constant factor, the same for all T; far longer ones cost more."""
+    points = select(points, panel="delay", rule=rule)
+    at_threshold, beyond, exponents = [], [], {}
+    for problem in distinct(points, "problem"):
+        ours = select(points, problem=problem)
+        for T in compared(sorted(distinct(ours, "T"))):
+            late = curve(select(ours, T=T))
+            ((root, ratio),) = [(point, ratio) for point, ratio in late if at_root([point])]
+            if rule != STRONGLY_CONVEX or settled(root):
+                at_threshold.append(ratio)
+            beyond.append(late[-1][1] / ratio)
+        exponents[problem] = doubling_exponent(ours)
+    long_enough = " (for T past (24 L/H)²)" if rule == STRONGLY_CONVEX else ""
+    shown = f"at most {max(at_threshold):.2f}" if at_threshold else "no horizon long enough"
+    return Verdict(
+        claim=f"{TITLES[rule]}: no degradation, up to a constant, as long as the mean delay is of the order of √T",
+        criterion=f"excess loss at a delay of √T at most {NO_DEGRADATION:g} times that without delay{long_enough}; at "
+        f"T/2 at least {BEYOND:g} times that at √T; the delay that doubles it grows as T^{0.5 - SLOPE_TOLERANCE:g} or "
+        "faster",
+        measured=f"{shown}; at least {min(beyond):.1f}; exponents "
+        + ", ".join(f"{value:.2f} ({problem})" for problem, value in exponents.items()),
+        reproduced=max(at_threshold) <= NO_DEGRADATION
+        and min(beyond) >= BEYOND
+        and min(exponents.values()) >= 0.5 - SLOPE_TOLERANCE
+        if at_threshold
+        else None,
+        quote="we do not degrade compared to non-delayed SGD as long as μ_τ ≤ O(√T)" if rule == STRONGLY_CONVEX else "",
+        figure="theorems-delay",
+    )
+
+
+def average_delay_verdict(points: Iterable[Point]) -> Verdict:
+    """The mean delay counts, not the largest."""
+    points = [point for point in select(points, panel="delay") if point.rule in (ANYTIME, OPTIMISTIC)]
+    ratios = []
+    for burst in at_root(points, ONE_IN_TEN):
+        (even,) = at_root(select(points, problem=burst.problem, rule=burst.rule, T=burst.T))
+        ratios.append(burst.excess / even.excess)
+    return Verdict(
+        claim="Theorems 1 and 2: the average delay counts, not the largest",
+        criterion="with one gradient in ten 10√T late and the others on time, excess loss at most "
+        f"{SAME:g} times that with all of them √T late",
+        measured=f"{min(ratios):.2f} to {max(ratios):.2f} times, in {len(ratios)} settings",
+        reproduced=max(ratios) <= SAME,
+        figure="theorems-delay",
+    )
+
+
+def noise_verdict(points: Iterable[Point], theorem: int) -> Verdict:
+    """The noise enters through its own term only, and without it the rate is the fast one."""
+    rule, term = {2: (OPTIMISTIC, "σD/√T"), 3: (STRONGLY_CONVEX, "σ²/(HT)")}[theorem]
+    points = select(points, panel="noise", rule=rule, delay=0)
+    rate, promised = fall_without_noise(points), WITHOUT_NOISE[theorem]
+    silent, *noisy = sorted(select(points, T=max(distinct(points, "T"))), key=lambda point: point.sigma)
+    shares = [(point.excess - silent.excess) / noise_term(point) for point in noisy]
+    return Verdict(
+        claim=f"Theorem {theorem}: without noise the excess loss falls as T^{promised:g} or faster, and noise adds a "
+        f"term of the order of {term}",
+        criterion=f"without noise and delay, slope at most {promised + SLOPE_TOLERANCE:g} until the excess is lost in "
+        f"rounding; at the longest horizon, every σ adds at most {NOISE_CONSTANT:g} {term}",
+        measured=f"slope {rate:.2f}; noise adds at most {max(shares):.2g} {term}",
+        reproduced=rate <= promised + SLOPE_TOLERANCE and max(shares) <= NOISE_CONSTANT,
+        figure="theorems-noise",
+    )
+
+
+def independence_verdict(points: Iterable[Point]) -> Verdict:
+    """Algorithm 2 needs neither L nor sigma; SGD with a fixed step does."""
+    points = select(points, panel="constants")
+    worst = {
+        rule: [worsening(select(points, rule=rule, delay=delay)) for delay in sorted(distinct(points, "delay"))]
+        for rule in (OPTIMISTIC, ANYTIME, SGD_AVERAGE)
+    }
+    decades = math.log10(max(distinct(points, "L")) / min(distinct(points, "L")))
+    return Verdict(
+        claim="Algorithm 2 needs to know neither L nor σ",
+        criterion=f"over {decades:.0f} decades of L and of σ, excess loss divided by LD²/T^1.5 + LD²μ/T + σD/√T at "
+        f"most {INDEPENDENT:g} times that at L = σ = 1, without delay and at a delay of √T; not so for SGD with the "
+        "step that is best at L = σ = 1",
+        measured="; ".join(
+            f"{_with_step(rule)}: {without:.3g} and {late:.3g} times" for rule, (without, late) in worst.items()
+        ),
+        reproduced=max(worst[OPTIMISTIC]) <= INDEPENDENT < min(worst[SGD_AVERAGE]),
+        figure="theorems-constants",
+    )
+
+
+def _with_step(rule: str) -> str:
+    """The title of a rule in the panel where L and sigma vary and steps do not."""
+    return TITLES[rule] + ("" if rule == OPTIMISTIC else ", fixed step")
+
+
+def verdicts(points: Sequence[Point]) -> tuple[Verdict, ...]:
+    """All of them."""
+    return (
+        *(bound_verdict(points, theorem) for theorem in PROMISED),
+        *(rate_verdict(points, theorem) for theorem in PROMISED),
+        *(threshold_verdict(points, rule) for rule in RULES),
+        average_delay_verdict(points),
+        *(noise_verdict(points, theorem) for theorem in WITHOUT_NOISE),
+        independence_verdict(points),
+    )

@@ -1,0 +1,141 @@
+"""The command line: list what there is, simulate it, train for real, replay what happened, reproduce the paper.
+
+Each command is a file of :mod:`lategrad.commands`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from lategrad import __version__
+from lategrad.cli.listing import list_everything
+from lategrad.cli.replay import replay
+from lategrad.cli.simulate import simulate
+from lategrad.cli.tolerance import tolerance
+from lategrad.cli.train import resume, train
+from lategrad.serve import TrainingError
+
+app = typer.Typer(
+    name="lategrad",
+    help="Train from late gradients: compare server rules under unknown, changing delays.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="markdown",
+)
+
+_REPEATED = {
+    "simulate": ("--rule", "--lr", "--delay"),
+    "train": ("--slow",),
+    "replay": ("--rule", "--lr"),
+    "tolerance": ("--optimizer",),
+}
+"""Options of each command that take several values after one name: ``--lr 0.1 0.3 1``."""
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What the parser raises for wrong options: its own click's or the installed one's, depending on its version."""
+
+app.command()(tolerance)
+app.command("list")(list_everything)
+for command in (simulate, train, resume, replay):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lategrad {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version, and stop.")
+    ] = False,
+) -> None:
+    """What every command has."""
+
+
+def spread_values(arguments: Sequence[str]) -> list[str]:
+    """Write ``--lr 0.1 0.3`` as ``--lr 0.1 --lr 0.3``, which the parser understands, where a command takes several.
+
+    An option that takes one value and is given twice is an error: the parser would keep the last one.
+
+    >>> spread_values(["simulate", "--lr", "0.1", "-0.3", "--steps", "5"])
+    ['simulate', '--lr', '0.1', '--lr', '-0.3', '--steps', '5']
+    """
+    repeated = _REPEATED.get(next(iter(arguments), ""), ())
+    spread: list[str] = []
+    seen: set[str] = set()
+    option, count = "", 0
+    for argument in arguments:
+        if argument.startswith("-") and not _is_number(argument):
+            option, equals, _ = argument.partition("=")
+            count = len(equals)
+            if option in seen and option not in repeated:
+                raise ValueError(f"{option} is given twice: it takes one value")
+            seen.add(option)
+            spread.append(argument)
+            continue
+        if option in repeated and count > 0:
+            spread.append(option)
+        spread.append(argument)
+        count += 1
+    return spread
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; errors of the user are one line on stderr and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
+        sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> Any:
+    result: Any = 0
+    try:
+        result = app(spread_values(arguments), standalone_mode=False)
+    except _UsageError as error:
+        if message := error.format_message():  # type: ignore[attr-defined]
+            typer.echo(f"error: {message}", err=True)  # no message: the help has been printed instead
+        result = 2
+    except (ValueError, OSError, MemoryError, torch.OutOfMemoryError, TrainingError, ImportError) as error:
+        typer.echo(f"error: {_with_option_name(str(error), arguments)}", err=True)
+        result = 2
+    except (KeyboardInterrupt, typer.Abort):
+        result = 130
+    return result
+
+
+_LIBRARY_NAMES = {"preprocessing": "preprocess", "name": "problem", "delays": "delay"}
+"""Arguments of the library that an option has another name for."""
+
+
+def _with_option_name(message: str, arguments: Sequence[str]) -> str:
+    """``steps must be ...`` as ``--steps must be ...``, where the command has that option."""
+    command = typer.main.get_command(app).commands.get(next(iter(arguments), ""))  # type: ignore[attr-defined]
+    options = {name for parameter in command.params for name in parameter.opts} if command else set()
+    found = re.match(r"(\w+) must be ", message)
+    if found:
+        name = found[1]
+        option = "--" + _LIBRARY_NAMES.get(name, name).replace("_", "-")
+        if option in options:
+            return f"{option}{message.removeprefix(name)}"
+    return message

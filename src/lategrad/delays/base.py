@@ -1,0 +1,127 @@
+r"""What a delay model is: how late each gradient is when the server applies it.
+
+At update t = 1..T the server receives the gradient of the past query :math:`x_{t - \tau_t}`. A model's
+``draw(steps, seed, labels)`` gives :math:`\tau_1, \dots, \tau_T`, never more than t - 1 (:func:`cap`), and
+depends on nothing but its arguments. A longer draw starts with the shorter one, unless a model says not.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lategrad.support.validation import require
+
+
+class Arrivals(NamedTuple):
+    """What the server receives, one entry for every update t = 1..T."""
+
+    delays: Tensor
+    r"""int64 ``(T,)``: :math:`\tau_t \le t - 1`."""
+    time: Tensor | None = None
+    """float64 ``(T,)``: virtual seconds at which update t was applied."""
+    worker: Tensor | None = None
+    """int64 ``(T,)``: who sent the gradient."""
+    local_steps: Tensor | None = None
+    """int64 ``(T,)``: how many steps of its own the sender took, where that is for the arrivals to say."""
+    fresh: Tensor | None = None
+    """bool ``(T,)``: whether the sender had lost its memory before the job; None where nobody has."""
+
+
+@runtime_checkable
+class DelayModel(Protocol):
+    """Where delays come from."""
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether ``draw`` must be given the class labels of every update's samples."""
+        ...
+
+    @property
+    def largest(self) -> int | None:
+        """The largest delay that it can give; None when there is no bound, or it does not know one."""
+        ...
+
+    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+        """The arrivals of ``steps`` updates; labels are integers of shape ``(steps, batch)``."""
+        ...
+
+
+_MEMBERS = ("needs_labels", "largest", "draw")
+
+
+def as_delay_model(value: DelayModel | int | str, name: str = "delays") -> DelayModel:
+    """A delay model from what users write: a model, an integer for a constant delay, or a text.
+
+    >>> as_delay_model(500), as_delay_model("lognormal:7,0.4")
+    (Constant(delay=500), LogNormal(mu=7.0, sigma=0.4))
+
+    Args:
+        value: what was written.
+        name: how messages call it.
+    """
+    from lategrad.delays.distributions import Constant  # here: both are made of what this module defines
+    from lategrad.delays.specs import parse
+
+    if isinstance(value, str):
+        return parse(value)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return Constant(int(value))
+    missing = [member for member in _MEMBERS if not hasattr(value, member)]
+    is_model = not missing and not isinstance(value, type)
+    lacks = f" (it has no {', '.join(missing)})" if 0 < len(missing) < len(_MEMBERS) else ""
+    require(name, value, is_model, f"a delay model, an integer, or a text such as 'uniform:0,16'{lacks}")
+    return cast(DelayModel, value)
+
+
+def cap(raw: NDArray[Any]) -> Tensor:
+    r"""Integer delays that exist: :math:`\tau_t = \min(\lfloor \mathrm{raw}_t \rfloor, t - 1)`, t from 1.
+
+    >>> cap(np.array([2.5, 2.5, 2.5, 2.5, np.inf]))
+    tensor([0, 1, 2, 2, 4])
+    """
+    return torch.from_numpy(np.minimum(raw, np.arange(len(raw))).astype(np.int64))
+
+
+def require_count(name: str, value: int, low: int = 0) -> None:
+    """Require an integer >= ``low``."""
+    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    require(name, value, is_int and value >= low, f"an integer >= {low}")
+
+
+def check_draw(steps: int, seed: int) -> None:
+    """Require a number of updates and a seed."""
+    require_count("steps", steps, low=1)
+    require_count("seed", seed)
+
+
+class Law(ABC):
+    """A delay model whose values depend on nothing but their position: also a law for pauses, uncapped."""
+
+    needs_labels: ClassVar[bool] = False
+
+    @property
+    def largest(self) -> int | None:
+        """None: a law without a bound."""
+        return None
+
+    @abstractmethod
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
+        """``steps`` values >= 0, before they are capped at t - 1 and rounded down."""
+
+    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+        """The values as delays: rounded down, and at most t - 1."""
+        check_draw(steps, seed)
+        return Arrivals(cap(self.raw(steps, seed)))
+
+
+def require_integers(name: str, value: Tensor) -> None:
+    """Require a tensor of integers."""
+    require(name, value, isinstance(value, Tensor), "a tensor of integers")
+    no_integers = value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
+    require(name, value.dtype, not no_integers, "a tensor of integers")

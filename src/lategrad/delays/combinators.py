@@ -1,0 +1,270 @@
+"""Delay models made from something else: a function, a record, other models in turn or by class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lategrad.delays.base import (
+    Arrivals,
+    DelayModel,
+    as_delay_model,
+    cap,
+    check_draw,
+    require_count,
+    require_integers,
+)
+from lategrad.support.seeds import Stream, generator
+from lategrad.support.validation import require, require_choice
+
+
+def _own_seed(seed: int, part: int) -> int:
+    """The seed of one of the models inside a model."""
+    return int(generator(seed, Stream.PARTS, part).integers(2**63))
+
+
+def _largest(models: Iterable[DelayModel]) -> int | None:
+    """The largest delay of several models, if all of them have one."""
+    largest = [model.largest for model in models]
+    known = [delay for delay in largest if delay is not None]
+    return max(known) if len(known) == len(largest) else None
+
+
+@dataclass(frozen=True, eq=False)
+class FromFunction:
+    r"""Delays chosen by an adversary, :math:`\tau_t = \min(\mathrm{function}(t), t - 1)`, t from 1.
+
+    The adversary is oblivious: it fixes all delays in advance and sees neither gradients nor samples, so
+    the delays stay independent of the data, as the paper assumes.
+
+    >>> FromFunction(lambda t: t // 2).draw(steps=6, seed=0).delays
+    tensor([0, 1, 1, 2, 2, 3])
+    """
+
+    function: Callable[[int], int]
+    needs_labels: ClassVar[bool] = False
+    largest: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        require("function", self.function, callable(self.function), "a function of t that gives a delay")
+
+    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+        """Ask the function once for each update."""
+        check_draw(steps, seed)
+        delays = [self.function(t) for t in range(1, steps + 1)]
+        for t, delay in enumerate(delays, start=1):
+            require_count(f"function({t})", delay)
+        return Arrivals(cap(np.array([min(delay, steps) for delay in delays])))
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A trace that was recorded somewhere; ``Recorded(*arrivals)`` replays a draw of another model.
+
+    Nothing is capped: a delay above t - 1 means that the trace does not start at update 1, and raises.
+
+    Args:
+        delays: integers ``(T,)``.
+        time: when each update was applied, finite and never decreasing, ``(T,)``.
+        worker: who sent each gradient, integers ``(T,)``.
+        local_steps: how many steps of its own each sender took, integers >= 1, ``(T,)``.
+        fresh: whether each sender had lost its memory before the job, ``(T,)``.
+
+    >>> Recorded(torch.tensor([0, 0, 2, 1])).draw(steps=3, seed=0).delays
+    tensor([0, 0, 2])
+    """
+
+    delays: Tensor
+    time: Tensor | None = None
+    worker: Tensor | None = None
+    local_steps: Tensor | None = None
+    fresh: Tensor | None = None
+    needs_labels: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_integers("delays", self.delays)
+        require("delays", tuple(self.delays.shape), self.delays.dim() == 1, "of shape (T,)")
+        most = torch.arange(len(self.delays), device=self.delays.device)
+        for i in _first((self.delays < 0) | (self.delays > most)):
+            valid = f"in 0..{i}: update t = {i + 1} has t - 1 = {i}"
+            require(f"delays[{i}]", int(self.delays[i]), False, valid)
+        for name in ("time", "worker", "local_steps", "fresh"):
+            value = getattr(self, name)
+            if value is not None:
+                same = value.shape == self.delays.shape
+                require(name, tuple(value.shape), same, f"as long as delays, {tuple(self.delays.shape)}")
+        if self.time is not None:
+            steady = torch.isfinite(self.time)
+            steady[1:] &= self.time[1:] >= self.time[:-1]
+            for i in _first(~steady):
+                require(f"time[{i}]", float(self.time[i]), False, "finite and no earlier than the one before")
+        if self.worker is not None:
+            require_integers("worker", self.worker)
+        if self.local_steps is not None:
+            require_integers("local_steps", self.local_steps)
+            for i in _first(self.local_steps < 1):
+                require(f"local_steps[{i}]", int(self.local_steps[i]), False, ">= 1")
+
+    @property
+    def largest(self) -> int:
+        """The largest of the trace."""
+        return int(self.delays.max()) if len(self.delays) else 0
+
+    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+        """The first ``steps`` updates of the trace."""
+        check_draw(steps, seed)
+        require("steps", steps, steps <= len(self.delays), f"<= {len(self.delays)}, the length of the trace")
+        return Arrivals(
+            delays=_copy(self.delays, steps, torch.int64),
+            time=None if self.time is None else _copy(self.time, steps, torch.float64),
+            worker=None if self.worker is None else _copy(self.worker, steps, torch.int64),
+            local_steps=None if self.local_steps is None else _copy(self.local_steps, steps, torch.int64),
+            fresh=None if self.fresh is None else _copy(self.fresh, steps, torch.bool),
+        )
+
+
+def _first(mask: Tensor) -> list[int]:
+    """The first position where the mask holds, if any."""
+    return [int(i) for i in mask.nonzero()[:1]]
+
+
+def _copy(x: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    return x[:steps].to(device="cpu", dtype=dtype, copy=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Regimes:
+    r"""Delays that change their nature in mid-run: one model after another.
+
+    At update t the delay is what the part in force gives at update t of the whole run, so a part that
+    starts late is not capped anew.
+
+    Args:
+        parts: pairs ``(length, model)``. A float length in (0, 1] is a fraction of the run, and the part
+            ends at the rounded sum of the fractions so far; an integer length is a number of updates. The
+            last part lasts to the end whatever its length, which may be None. A model may be an integer,
+            for a constant delay, or a text. Only with integer lengths does a longer draw start with the shorter one.
+
+    >>> from lategrad.delays import Cyclic
+    >>> Regimes(((4, 0), (0.2, 3), (None, Cyclic((1, 2))))).draw(steps=10, seed=0).delays
+    tensor([0, 0, 0, 0, 3, 3, 1, 2, 1, 2])
+    """
+
+    parts: Sequence[tuple[float | int | None, DelayModel | int | str]]
+
+    def __post_init__(self) -> None:
+        require("parts", self.parts, len(self.parts) > 0, "at least one pair (length, model)")
+        for i, part in enumerate(self.parts):
+            require("parts", part, isinstance(part, tuple) and len(part) == 2, "pairs (length, model)")
+            length, model = part
+            valid = "an integer >= 1 (updates) or a float in (0, 1] (fraction of the run)"
+            if isinstance(length, int) and not isinstance(length, bool):
+                require(f"the length of part {i + 1}", length, length >= 1, valid)
+            elif isinstance(length, float):
+                require(f"the length of part {i + 1}", length, 0 < length <= 1, valid)
+            else:
+                is_last = i == len(self.parts) - 1
+                require(f"the length of part {i + 1}", length, length is None and is_last, valid)
+            as_delay_model(model, f"the model of part {i + 1}")
+        fractions = [length for length, _ in self.parts if isinstance(length, float)]
+        require("the fractions of parts", fractions, sum(fractions) <= 1 + 1e-9, "at most 1 together")
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether any part does."""
+        return any(model.needs_labels for model in self._models())
+
+    @property
+    def largest(self) -> int | None:
+        """The largest of all parts."""
+        return _largest(self._models())
+
+    def _models(self) -> list[DelayModel]:
+        return [as_delay_model(model) for _, model in self.parts]
+
+    def _ends(self, steps: int) -> list[int]:
+        """How many updates have been made when each part ends."""
+        ends, updates, fraction = [], 0, 0.0
+        for length, _ in self.parts[:-1]:
+            if isinstance(length, float):
+                fraction += length
+            else:
+                updates += length or 0
+            ends.append(min(updates + round(fraction * steps), steps))
+        return [*ends, steps]
+
+    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+        """Each part is drawn from update 1 to its own end, and in force after the end of the one before."""
+        check_draw(steps, seed)
+        pieces, start = [], 0
+        for i, (model, end) in enumerate(zip(self._models(), self._ends(steps), strict=True)):
+            if end > start:
+                seen = None if labels is None else labels[:end]
+                pieces.append(model.draw(end, _own_seed(seed, i), seen).delays[start:])
+            start = end
+        return Arrivals(torch.cat(pieces))
+
+
+@dataclass(frozen=True, eq=False)
+class ByClass:
+    r"""Delays that depend on the samples: some classes are late, such as those a slow site collects.
+
+    Every class has a delay at every update, drawn from its own model with its own random numbers; the
+    delay of an update is the largest over its batch (the batch waits for its latest sample).
+
+    This breaks the paper's assumption that the delays are independent of the data: stale gradients then
+    come from other classes than fresh ones, and no theorem applies.
+
+    Args:
+        by_class: a model for each class, or an integer for a constant delay; a mapping from class to
+            model, or a sequence with the model of class k at position k.
+        reduce: "max", or "mean" for the average over the batch, rounded down.
+
+    >>> slow_ones = ByClass((0, 3))
+    >>> slow_ones.draw(steps=6, seed=0, labels=torch.tensor([[1], [1], [1], [1], [0], [1]])).delays
+    tensor([0, 1, 2, 3, 0, 3])
+    """
+
+    by_class: Mapping[int, DelayModel | int | str] | Sequence[DelayModel | int | str]
+    reduce: str = "max"
+    needs_labels: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require("by_class", self.by_class, len(self.by_class) > 0, "a delay model for at least one class")
+        for k in self._models():
+            require_count("each class of by_class", k)
+        require_choice("reduce", self.reduce, ("max", "mean"))
+
+    @property
+    def largest(self) -> int | None:
+        """The largest of all classes."""
+        return _largest(self._models().values())
+
+    def _models(self) -> dict[int, DelayModel]:
+        models = self.by_class
+        pairs = models.items() if isinstance(models, Mapping) else enumerate(models)
+        return {k: as_delay_model(model, f"by_class[{k!r}]") for k, model in pairs}
+
+    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+        """Look every sample's class up; classes that are in no batch cost nothing."""
+        check_draw(steps, seed)
+        valid = f"integers of shape (steps = {steps}, batch), the class of every sample of every update"
+        if labels is None:
+            raise ValueError(f"labels must be {valid}, got None")
+        require_integers("labels", labels)
+        shape = tuple(labels.shape)
+        require("labels", shape, len(shape) == 2 and shape[0] == steps and shape[1] > 0, valid)
+        models, labels = self._models(), labels.cpu()
+        classes = np.unique(labels.numpy()).tolist()
+        unknown = sorted(set(classes) - set(models))
+        require("labels", unknown, not unknown, f"among the classes of by_class, {sorted(models)}")
+        late = torch.zeros(shape, dtype=torch.int64)
+        for k in classes:
+            of_class = models[k].draw(steps, _own_seed(seed, k), labels).delays
+            late = torch.where(labels == k, of_class[:, None], late)
+        return Arrivals(late.amax(1) if self.reduce == "max" else late.sum(1) // shape[1])

@@ -1,0 +1,160 @@
+"""Laws of delays: one value after another, constant, periodic or random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lategrad.delays.base import Law, require_count
+from lategrad.support.seeds import Stream, generator
+from lategrad.support.validation import require, require_number
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Law):
+    r"""The same delay at every update, :math:`\tau_t = \min(\mathrm{delay}, t - 1)`.
+
+    >>> Constant(2).draw(steps=5, seed=0).delays
+    tensor([0, 1, 2, 2, 2])
+    """
+
+    delay: int
+
+    def __post_init__(self) -> None:
+        require_count("delay", self.delay)
+
+    @property
+    def largest(self) -> int:
+        """The delay itself."""
+        return self.delay
+
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
+        """Nothing is random."""
+        return np.full(steps, self.delay)
+
+
+@dataclass(frozen=True, eq=False)
+class Uniform(Law):
+    r"""Independent delays, uniform on the integers low, ..., high (both included).
+
+    >>> Uniform(2, 3).draw(steps=1000, seed=0).delays[3:].unique()
+    tensor([2, 3])
+    """
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        require_count("low", self.low)
+        require_count("high", self.high)
+        require("low", self.low, self.low <= self.high, f"<= high = {self.high!r}")
+
+    @property
+    def largest(self) -> int:
+        """The upper end."""
+        return self.high
+
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
+        """One integer for each update."""
+        return generator(seed, Stream.DELAYS).integers(self.low, self.high, steps, endpoint=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Geometric(Law):
+    r"""Independent geometric delays, :math:`P(\tau = k) = p(1-p)^k` for k = 0, 1, ..., with mean m = 1/p - 1.
+
+    The standard deviation is :math:`\sqrt{m(m+1)}`, a little more than the mean.
+
+    >>> Geometric(0.0).draw(steps=4, seed=0).delays
+    tensor([0, 0, 0, 0])
+    """
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        require_number("mean", self.mean, low=0)
+
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
+        """Failures before the first success, one count for each update."""
+        return generator(seed, Stream.DELAYS).geometric(1 / (1 + self.mean), steps) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class LogNormal(Law):
+    r"""Independent delays :math:`\lfloor e^z \rfloor` with :math:`z \sim N(\mu, \sigma^2)`.
+
+    Up to the floor and the cap, the median is :math:`e^\mu` and the mean :math:`e^{\mu + \sigma^2/2}`:
+    ``LogNormal(7, 0.4)`` has median 1097, mean 1188, standard deviation 495 and 99th percentile 2781.
+
+    >>> LogNormal(1.0, 0.0).draw(steps=5, seed=0).delays
+    tensor([0, 1, 2, 2, 2])
+    """
+
+    mu: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.mu, int | float) and not isinstance(self.mu, bool)
+        require("mu", self.mu, is_number and math.isfinite(self.mu), "a finite number")
+        require_number("sigma", self.sigma, low=0)
+
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
+        """One exponential of a normal for each update."""
+        z = generator(seed, Stream.DELAYS).standard_normal(steps)
+        with np.errstate(over="ignore"):  # inf is a delay like any other: it is capped
+            return np.exp(self.mu + self.sigma * z)
+
+
+@dataclass(frozen=True, eq=False)
+class Pareto(Law):
+    r"""Independent heavy-tailed delays :math:`\lfloor \mathrm{scale} \cdot U^{-1/\mathrm{shape}} \rfloor`.
+
+    :math:`P(\tau \ge k) = (k / \mathrm{scale})^{-\mathrm{shape}}` for integers k >= scale. Before the cap
+    the mean is infinite for shape <= 1 and the variance for shape <= 2.
+
+    >>> Pareto(shape=1.5, scale=3.0).draw(steps=1000, seed=0).delays[3:].min()
+    tensor(3)
+    """
+
+    shape: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        require_number("shape", self.shape, low=0, strict=True)
+        require_number("scale", self.scale, low=0, strict=True)
+
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
+        """One power of a uniform number for each update."""
+        u = 1 - generator(seed, Stream.DELAYS).random(steps)  # in (0, 1]
+        with np.errstate(over="ignore"):
+            return self.scale * u ** (-1 / self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Cyclic(Law):
+    r"""A sequence repeated for ever: :math:`\tau_t` = sequence[(t - 1) mod its length].
+
+    >>> Cyclic((0, 1, 4)).draw(steps=7, seed=0).delays
+    tensor([0, 1, 2, 0, 1, 4, 0])
+    """
+
+    sequence: Sequence[int]
+
+    def __post_init__(self) -> None:
+        require("sequence", self.sequence, len(self.sequence) > 0, "at least one delay")
+        for delay in self.sequence:
+            require_count("each delay of sequence", delay)
+
+    @property
+    def largest(self) -> int:
+        """The largest of the sequence."""
+        return max(self.sequence)
+
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
+        """Nothing is random."""
+        return np.resize(self.sequence, steps)

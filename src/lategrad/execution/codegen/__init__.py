@@ -1,0 +1,1 @@
+"""A rule's update as generated C loops."""

@@ -1,6 +1,0 @@
-"""Deep models under delay: the rules that survive it, those that do not, and synchronous training beside them."""
-
-from lategrad.experiments.deep.setup import CONFIGS
-from lategrad.experiments.deep.summary import jobs, section, section_of
-
-__all__ = ["CONFIGS", "jobs", "section", "section_of"]

@@ -1,0 +1,100 @@
+"""AdamW (Loshchilov & Hutter 2019), in the form of ``torch.optim.AdamW``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require_choice, require_number, require_share
+
+
+class AdamWState(NamedTuple):
+    """State of :class:`AdamW`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the iterate."""
+    moments: Moments
+    mean: Tensor
+    """The average of :math:`x_1, \\dots, x_t`; without averaging it has no entries."""
+    t: Tensor
+    """Updates so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class AdamW:
+    r"""AdamW: Adam with decoupled weight decay.
+
+    .. math::
+
+        m_t = \beta_1 m_{t-1} + (1 - \beta_1) g, \quad v_t = \beta_2 v_{t-1} + (1 - \beta_2) g^2, \quad
+        x_{t+1} = \Pi_K\Big((1 - \mathrm{lr}\,\lambda) x_t
+            - \mathrm{lr}\, \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}\Big)
+
+    The projection is ours and outside its theory.
+
+    Args:
+        lr: the step.
+        domain: K.
+        beta1, beta2, eps, weight_decay: torch's 0.9, 0.999, 1e-8 and 0.01.
+        average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T` with weights 1
+            ("uniform") or t ("linear").
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.baselines.AdamW(lr=0.1, weight_decay=0.0)
+    >>> state = rule.init(torch.zeros(2))
+    >>> rule.output(rule.update(state, torch.tensor([5.0, -0.2]), delay=torch.tensor(0)))  # whatever its size
+    tensor([-0.1000,  0.1000])
+
+    Must know: nothing.
+
+    Guarantee: none under delay.
+
+    Reference: I. Loshchilov and F. Hutter, Decoupled weight decay regularization, 2019.
+    """
+
+    lr: Scalar
+    domain: ConvexSet = WholeSpace()
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    average: str = "none"
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_share("beta1", self.beta1)
+        require_share("beta2", self.beta2)
+        require_number("eps", self.eps, low=0, strict=True)
+        require_number("weight_decay", self.weight_decay, low=0)
+        require_choice("average", self.average, AVERAGES)
+
+    def init(self, x0: Tensor) -> AdamWState:
+        """Start at the projection of ``x0``."""
+        x = first_query(self, x0)
+        return AdamWState(x=x, moments=start_moments(x), mean=start_mean(x, self.average), t=per_run(x, 0))
+
+    def query(self, state: AdamWState) -> Tensor:
+        """The iterate."""
+        return state.x
+
+    def update(self, state: AdamWState, grad: Tensor, delay: Delay) -> AdamWState:
+        """One projected step, and the decay of the weights."""
+        t = state.t + 1
+        moments = next_moments(state.moments, grad, self.beta1, self.beta2)
+        direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
+        return AdamWState(
+            x=self.domain.project(state.x - as_dtype(self.lr, grad) * direction),
+            moments=moments,
+            mean=next_mean(state.mean, state.x, t, self.average),
+            t=t,
+        )
+
+    def output(self, state: AdamWState) -> Tensor:
+        """The last iterate, or the average of the queries that have had their update."""
+        return state.x if self.average == "none" else state.mean

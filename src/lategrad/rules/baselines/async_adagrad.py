@@ -1,0 +1,95 @@
+"""Asynchronous AdaGrad: late gradients treated as if they were on time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.rules.rule import AVERAGES, Delay, first_query, next_mean, start_mean
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require_choice, require_number
+
+
+class AsyncAdaGradState(NamedTuple):
+    """State of :class:`AsyncAdaGrad`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the iterate."""
+    z: Tensor
+    """For every coordinate 1 plus the sum of the squared gradients, float64."""
+    mean: Tensor
+    """The average of :math:`x_1, \\dots, x_t`; without averaging it has no entries."""
+    t: Tensor
+    """Updates so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class AsyncAdaGrad:
+    r"""AsyncAdaGrad: AdaGrad, coordinate by coordinate, on gradients that happen to be late.
+
+    .. math:: z \leftarrow z + g^2, \qquad x \leftarrow \Pi_K(x - \mathrm{lr}\, g / \sqrt{z})
+
+    The descent form that McMahan and Streeter compare with (Duchi et al. average in the dual):
+    :class:`AdaptiveRevision` with :math:`b = 0`, without the revision and without the products of gradients that
+    missed each other, which are all that delays change there. lr is tuned. The start z = 1 is that of
+    AdaptiveRevision. The projection is coordinate by coordinate in theory (WholeSpace, Box and their products);
+    others are outside it.
+
+    Args:
+        lr: the step of a coordinate whose gradients are small.
+        domain: K.
+        average: the output is the average of :math:`x_1, \dots, x_T` with weights 1 ("uniform") or t
+            ("linear"), or the last iterate ("none").
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.baselines.AsyncAdaGrad(lr=1.0, average="none")
+    >>> state = rule.init(torch.zeros(2))
+    >>> rule.output(rule.update(state, torch.tensor([3.0, 0.1]), torch.tensor(0)))
+    tensor([-0.9487, -0.0995])
+
+    Must know: nothing.
+
+    Guarantee: of the form that averages in the dual, where delays are bounded and data is sparse; none for this form.
+
+    References: J. Duchi, M. Jordan and H. B. McMahan, Estimation, optimization, and parallelism when data is
+    sparse, 2013; H. B. McMahan and M. Streeter, Delay-tolerant algorithms for asynchronous distributed online
+    learning, 2014.
+    """
+
+    lr: Scalar
+    domain: ConvexSet = WholeSpace()
+    average: str = "uniform"
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_choice("average", self.average, AVERAGES)
+
+    def init(self, x0: Tensor) -> AsyncAdaGradState:
+        """Start at the projection of ``x0``, with z = 1."""
+        x = first_query(self, x0)
+        z = torch.ones_like(x, dtype=torch.float64)
+        return AsyncAdaGradState(x=x, z=z, mean=start_mean(x, self.average), t=per_run(x, 0))
+
+    def query(self, state: AsyncAdaGradState) -> Tensor:
+        """The iterate."""
+        return state.x
+
+    def update(self, state: AsyncAdaGradState, grad: Tensor, delay: Delay) -> AsyncAdaGradState:
+        """One projected AdaGrad step."""
+        t = state.t + 1
+        z = state.z + grad.double() ** 2
+        move = self.lr * grad / z.sqrt()
+        return AsyncAdaGradState(
+            x=self.domain.project(state.x - move.to(state.x.dtype)),
+            z=z,
+            mean=next_mean(state.mean, state.x, t, self.average),
+            t=t,
+        )
+
+    def output(self, state: AsyncAdaGradState) -> Tensor:
+        """The average of the queries that have had their update, or the last iterate."""
+        return state.x if self.average == "none" else state.mean

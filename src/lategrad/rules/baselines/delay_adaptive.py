@@ -1,0 +1,90 @@
+"""Delay-adaptive asynchronous SGD (Mishchenko et al. 2022, Koloskova et al. 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.rules.rule import Delay, as_number, first_query
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require_number
+
+
+class DelayAdaptiveState(NamedTuple):
+    """State of :class:`DelayAdaptive`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the iterate."""
+    delay_sum: Tensor
+    """The sum of the delays of all gradients received."""
+    t: Tensor
+    """Updates so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class DelayAdaptive:
+    r"""Delay-adaptive asynchronous SGD: shorter steps for gradients later than there are workers.
+
+    .. math:: x_{t+1} = \Pi_K\Big(x_t - \mathrm{lr}\, \frac{M}{\max(M, \tau_t)}\, g\Big)
+
+    With M workers that are never idle the delays average to M - 1, so that most steps have full length and
+    only stragglers are cut. In theory lr is of order 1/(LM), here
+    it is tuned. Without M it is taken to be one more than the mean delay so far, which is ours. The
+    projection is ours and outside its theory.
+
+    Args:
+        lr: the full step.
+        domain: K.
+        workers: M >= 1; by default estimated from the delays.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.baselines.DelayAdaptive(lr=1.0, workers=2)
+    >>> state = rule.init(torch.zeros(1))
+    >>> for tau in (0, 1, 2, 3):
+    ...     state = rule.update(state, torch.tensor([1.0]), delay=torch.tensor(tau))
+    >>> rule.query(state)  # 1 + 1 + 1 + 2/3
+    tensor([-3.6667])
+
+    Must know: the delay of every gradient, and the number of workers M.
+
+    Guarantee: in its papers, on smooth objectives and with lr of order 1/(LM): rates that depend on the number of
+    workers and not on the largest delay, without a projection.
+
+    References: K. Mishchenko, F. Bach, M. Even and B. Woodworth, Asynchronous SGD beats minibatch SGD under
+    arbitrary delays, 2022; A. Koloskova, S. Stich and M. Jaggi, Sharper convergence guarantees for
+    asynchronous SGD for distributed and federated learning, 2022.
+    """
+
+    lr: Scalar
+    domain: ConvexSet = WholeSpace()
+    workers: Scalar | None = None
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        if self.workers is not None:
+            require_number("workers", self.workers, low=1)
+
+    def init(self, x0: Tensor) -> DelayAdaptiveState:
+        """Start at the projection of ``x0``."""
+        x = first_query(self, x0)
+        return DelayAdaptiveState(x=x, delay_sum=per_run(x, 0), t=per_run(x, 0))
+
+    def query(self, state: DelayAdaptiveState) -> Tensor:
+        """The iterate."""
+        return state.x
+
+    def update(self, state: DelayAdaptiveState, grad: Tensor, delay: Delay) -> DelayAdaptiveState:
+        """One projected step, shorter for stragglers."""
+        t = state.t + 1
+        delay_sum = state.delay_sum + delay
+        M = 1 + delay_sum / t if self.workers is None else self.workers * torch.ones_like(t)
+        step = self.lr * M / torch.maximum(M, as_number(delay))
+        return DelayAdaptiveState(x=self.domain.project(state.x - step.to(grad.dtype) * grad), delay_sum=delay_sum, t=t)
+
+    def output(self, state: DelayAdaptiveState) -> Tensor:
+        """The last iterate."""
+        return state.x

@@ -1,0 +1,111 @@
+"""Delayed Nesterov (Liu et al. 2024): the outer momentum moves once in N arrivals, with all that came in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.rules.rule import Delay, as_dtype, first_query
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require, require_number, require_share
+
+
+class DelayedNesterovState(NamedTuple):
+    """State of :class:`DelayedNesterov`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the iterate."""
+    velocity: Tensor
+    """m, the momentum, as it was when the buffer was last full."""
+    buffer: Tensor
+    """:math:`\\Delta`, the sum of what has come since then."""
+    collected: Tensor
+    """How many they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class DelayedNesterov:
+    r"""Delayed Nesterov: every arrival is a step of its own length, and every N-th one also moves the momentum.
+
+    .. math::
+
+        \Delta \leftarrow \Delta + g, \qquad
+        \text{every N-th time: } m \leftarrow \gamma m + \Delta / N,\ \Delta \leftarrow 0, \qquad
+        x_{t+1} = \Pi_K\big(x_t - \mathrm{lr}\,(s_t\, \gamma\, m + g / N)\big)
+
+    with :math:`s_t = 1 - cN + c` every N-th time and c otherwise, so that in N arrivals the momentum is applied once
+    in all: at once (c = 0), or in equal parts (c = 1/N). N arrivals make one step of Nesterov momentum with their
+    mean. Made for the pseudo-gradients of workers that take local steps. The projection is ours and outside its
+    theory.
+
+    Args:
+        lr: the step; DiLoCo's 0.7 where gradients are pseudo-gradients.
+        domain: K.
+        momentum: :math:`\gamma`, the authors' 0.9.
+        period: N >= 1; the authors take the number of workers, the default is that of :func:`lategrad.train`.
+        activation: c in [0, 1/N]; the authors' default 0.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.baselines.DelayedNesterov(lr=1.0, period=2)
+    >>> state = rule.init(torch.zeros(1))
+    >>> for t in range(3):
+    ...     state = rule.update(state, torch.tensor([1.0]), delay=torch.tensor(0))
+    ...     print(f"{rule.query(state).item():.1f}")  # 1/2; then 1/2 and momentum 0.9; then 1/2
+    -0.5
+    -1.9
+    -2.4
+
+    Must know: N, in theory the number of workers.
+
+    Guarantee: none; its paper is empirical.
+
+    Reference: B. Liu, R. Chhaparia, A. Douillard, S. Kale, A. A. Rusu, J. Shen, A. Szlam and M. Ranzato,
+    Asynchronous local-SGD training for language modeling, 2024, Algorithm 3.
+    """
+
+    lr: Scalar = 0.7
+    domain: ConvexSet = WholeSpace()
+    momentum: float = 0.9
+    period: Scalar = 4
+    activation: Scalar = 0.0
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_share("momentum", self.momentum)
+        require_number("period", self.period, low=1)
+        require("period", self.period, self.period % 1 == 0, "a whole number")
+        require_number("activation", self.activation, low=0)
+        require("activation", self.activation, self.activation * self.period <= 1, "at most 1/period")
+
+    def init(self, x0: Tensor) -> DelayedNesterovState:
+        """Start at the projection of ``x0``, at rest."""
+        x = first_query(self, x0)
+        rest = torch.zeros_like(x)
+        return DelayedNesterovState(x=x, velocity=rest, buffer=rest.clone(), collected=per_run(x, 0))
+
+    def query(self, state: DelayedNesterovState) -> Tensor:
+        """The iterate."""
+        return state.x
+
+    def update(self, state: DelayedNesterovState, grad: Tensor, delay: Delay) -> DelayedNesterovState:
+        """One projected step of an N-th of the gradient, with the momentum when its time has come."""
+        lr, period, share = (as_dtype(value, grad) for value in (self.lr, self.period, self.activation))
+        collected = state.collected + 1
+        full = collected >= self.period
+        buffer = state.buffer + grad
+        velocity = torch.where(full, self.momentum * state.velocity + buffer / period, state.velocity)
+        applied = torch.where(full, (1 - share * period + share) * velocity, share * velocity)
+        return DelayedNesterovState(
+            x=self.domain.project(state.x - lr * (self.momentum * applied + grad / period)),
+            velocity=velocity,
+            buffer=torch.where(full, 0.0, buffer),
+            collected=torch.where(full, 0.0, collected),
+        )
+
+    def output(self, state: DelayedNesterovState) -> Tensor:
+        """The last iterate."""
+        return state.x

@@ -1,0 +1,105 @@
+"""FedAsync (Xie, Koyejo & Gupta 2019): the server's model mixed with each worker's, the later the less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.rules.rule import Delay, as_number, average_in, first_query
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.validation import Scalar, require_choice, require_number
+
+_STALENESS = ("constant", "polynomial", "hinge")
+
+
+class FedAsyncState(NamedTuple):
+    """State of :class:`FedAsync`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the server's model."""
+
+
+@dataclass(frozen=True, eq=False)
+class FedAsync:
+    r"""FedAsync: a step of length :math:`\alpha s(\tau)` towards the model that a worker has arrived at.
+
+    .. math::
+
+        x_{t+1} = \Pi_K\big((1 - \alpha s(\tau))\, x_t + \alpha s(\tau)\, (x_{t-\tau} - g)\big), \qquad
+        s(\tau) = 1, \quad (1 + \tau)^{-a} \quad\text{or}\quad \min\Big(1, \frac{1}{1 + a (\tau - b)^+}\Big)
+
+    where g is a pseudo-gradient, so that :math:`x_{t-\tau} - g` is the worker's model; a query therefore carries
+    itself. On plain gradients the worker's model is one step of length 1. We count delays
+    from 0, the authors' staleness of a model that nothing has overtaken. The projection is ours and outside its
+    theory.
+
+    Args:
+        mixing: :math:`\alpha`; 0.6, one of the authors' choices. Above 1 it overshoots the worker's model.
+        domain: K.
+        staleness: "constant", "polynomial" or "hinge".
+        power: a of the polynomial, the authors' 0.5.
+        slope: a of the hinge, the authors' 10.
+        grace: b of the hinge, the authors' 4.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.baselines.FedAsync(mixing=0.5)
+    >>> state = rule.init(torch.zeros(1))
+    >>> state = rule.update(state, torch.tensor([1.0]), torch.tensor(0), rule.ticket(state))
+    >>> rule.query(state)  # half-way to -1
+    tensor([-0.5000])
+    >>> rule.query(rule.update(state, torch.tensor([1.0]), torch.tensor(3), torch.zeros(1)))  # a quarter of the way
+    tensor([-0.6250])
+
+    Must know: the delay of every gradient.
+
+    Guarantee: in its paper, for local SGD on objectives that are weakly convex, with bounded delays and without a
+    projection.
+
+    Reference: C. Xie, S. Koyejo and I. Gupta, Asynchronous federated optimization, 2019.
+    """
+
+    mixing: Scalar = 0.6
+    domain: ConvexSet = WholeSpace()
+    staleness: str = "polynomial"
+    power: Scalar = 0.5
+    slope: Scalar = 10.0
+    grace: Scalar = 4.0
+
+    def __post_init__(self) -> None:
+        require_number("mixing", self.mixing, low=0)
+        require_choice("staleness", self.staleness, _STALENESS)
+        for name in ("power", "slope", "grace"):
+            require_number(name, getattr(self, name), low=0)
+
+    def init(self, x0: Tensor) -> FedAsyncState:
+        """Start at the projection of ``x0``."""
+        return FedAsyncState(x=first_query(self, x0))
+
+    def query(self, state: FedAsyncState) -> Tensor:
+        """The server's model."""
+        return state.x
+
+    def ticket(self, state: FedAsyncState) -> Tensor:
+        """The model that the worker starts from."""
+        return state.x
+
+    def _weight(self, delay: Tensor) -> Tensor:
+        """s, of shape ``(*runs, 1)`` or one for all runs."""
+        if self.staleness == "polynomial":
+            return (1 + delay) ** -self.power
+        if self.staleness == "hinge":
+            return 1 / (1 + self.slope * (delay - self.grace).clamp_min(0))
+        return torch.ones_like(delay)
+
+    def update(self, state: FedAsyncState, grad: Tensor, delay: Delay, ticket: Tensor) -> FedAsyncState:
+        """Mix the worker's model in."""
+        model = ticket - grad
+        share = self.mixing * self._weight(as_number(delay))
+        return FedAsyncState(x=self.domain.project(average_in(state.x, model, share)))
+
+    def output(self, state: FedAsyncState) -> Tensor:
+        """The server's model."""
+        return state.x

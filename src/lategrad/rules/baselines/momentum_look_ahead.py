@@ -1,0 +1,88 @@
+"""Momentum look-ahead (Ajanthan et al. 2025): late pseudo-gradients extrapolated along the outer momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.rules.rule import Delay, as_dtype, first_query
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.validation import Scalar, require, require_number, require_share
+
+
+class MomentumLookAheadState(NamedTuple):
+    """State of :class:`MomentumLookAhead`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the iterate."""
+    velocity: Tensor
+    """:math:`m_t`, the moving average of the gradients."""
+
+
+@dataclass(frozen=True, eq=False)
+class MomentumLookAhead:
+    r"""Momentum look-ahead: each arrival in full, and the averaged momentum on top of it.
+
+    .. math::
+
+        m_t = \gamma\, m_{t-1} + (1 - \gamma)\, g, \qquad
+        x_{t+1} = \Pi_K\big(x_t - \mathrm{lr}\,(g + \gamma\, m_t)\big)
+
+    Nesterov momentum whose memory is an average, not a sum: the momentum is as long as one gradient, however many
+    arrive. With ``ahead`` workers also start from where the momentum will lead, :math:`\Pi_K(x - \mathrm{lr}\,
+    \gamma\, m)`, as HeLoCo has it. The projections are ours and outside its theory.
+
+    Args:
+        lr: the step; DiLoCo's 0.7 where gradients are pseudo-gradients.
+        domain: K.
+        momentum: :math:`\gamma`, the authors' 0.9.
+        ahead: hand out the point ahead instead of the iterate.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.baselines.MomentumLookAhead(lr=1.0, ahead=True)
+    >>> state = rule.update(rule.init(torch.zeros(1)), torch.tensor([1.0]), delay=torch.tensor(0))
+    >>> rule.output(state), rule.query(state)  # m = 0.1
+    (tensor([-1.0900]), tensor([-1.1800]))
+
+    Must know: nothing.
+
+    Guarantee: none that we know of for late gradients.
+
+    References: T. Ajanthan, S. Ramasinghe, G. Avraham, Y. Zuo and A. Long, Momentum look-ahead for asynchronous
+    distributed low-communication training, 2025; for ``ahead``, A. Al Asif et al., HeLoCo: efficient asynchronous
+    low-communication training under data and device heterogeneity, 2026.
+    """
+
+    lr: Scalar = 0.7
+    domain: ConvexSet = WholeSpace()
+    momentum: float = 0.9
+    ahead: bool = False
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_share("momentum", self.momentum)
+        require("ahead", self.ahead, isinstance(self.ahead, bool), "True or False")
+
+    def init(self, x0: Tensor) -> MomentumLookAheadState:
+        """Start at the projection of ``x0``, at rest."""
+        x = first_query(self, x0)
+        return MomentumLookAheadState(x=x, velocity=torch.zeros_like(x))
+
+    def query(self, state: MomentumLookAheadState) -> Tensor:
+        """The iterate, or the point ahead of it."""
+        if not self.ahead:
+            return state.x
+        return self.domain.project(state.x - as_dtype(self.lr, state.x) * self.momentum * state.velocity)
+
+    def update(self, state: MomentumLookAheadState, grad: Tensor, delay: Delay) -> MomentumLookAheadState:
+        """One projected step of the gradient and the momentum."""
+        velocity = self.momentum * state.velocity + (1 - self.momentum) * grad
+        move = as_dtype(self.lr, grad) * (grad + self.momentum * velocity)
+        return MomentumLookAheadState(x=self.domain.project(state.x - move), velocity=velocity)
+
+    def output(self, state: MomentumLookAheadState) -> Tensor:
+        """The last iterate."""
+        return state.x

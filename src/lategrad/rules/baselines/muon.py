@@ -1,0 +1,132 @@
+"""Muon (Jordan et al. 2024): steps along the orthogonal factor of the momentum of every matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.rules._orthogonalize import matrix_steps
+from lategrad.rules.blocks import Blocks
+from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require_choice, require_number, require_share
+
+
+class MuonState(NamedTuple):
+    """State of :class:`Muon`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the iterate."""
+    momentum: Tensor
+    """M, the moving average of the gradients that matrices use."""
+    moments: Moments
+    """Adam's, for all that is not a matrix."""
+    mean: Tensor
+    """The average of :math:`x_1, \\dots, x_t`; without averaging it has no entries."""
+    t: Tensor
+    """Updates so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class Muon:
+    r"""Muon on the matrices, AdamW on the rest, with one step for both.
+
+    For a matrix of r rows and c columns, as ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`` does it:
+
+    .. math::
+
+        M \leftarrow \mu M + (1 - \mu) G, \qquad N = \mu M + (1 - \mu) G, \qquad
+        X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \cdot 0.2 \sqrt{\max(r, c)}\; \mathrm{orth}(N)
+
+    where orth makes all singular values about 1 (``rules/_orthogonalize.py``; torch does it in bfloat16, we in the
+    dtype of x). The factor gives the step the size that AdamW's has. Convolutions are matrices with a row for every
+    channel that they give. Everything else takes the step of :class:`AdamW` with its constants. Without blocks the
+    vector is one piece without matrices, and the rule is AdamW. The projection is ours and outside its theory.
+
+    Args:
+        lr: the step.
+        domain: K.
+        momentum, weight_decay: of the matrices, torch's 0.95 and 0.1.
+        beta1, beta2, eps, other_decay: of the rest, AdamW's 0.9, 0.999, 1e-8 and 0.01.
+        average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T` with weights 1
+            ("uniform") or t ("linear").
+        blocks: where the matrices are; hosts fill it in.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.baselines.Muon(lr=1.0, blocks=lg.rules.Blocks.of_tensors([torch.zeros(3, 4)]))
+    >>> state = rule.init(torch.zeros(12))
+    >>> step = rule.output(rule.update(state, torch.arange(12.0), delay=torch.tensor(0))).view(3, 4)
+    >>> (torch.linalg.svdvals(step) / (0.2 * 2)).round(decimals=1)  # of the gradient: 22, 1.5 and 0
+    tensor([0.8000, 0.7000, 0.0000])
+
+    Must know: which entries are matrices.
+
+    Guarantee: none under delay.
+
+    Reference: K. Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024.
+    """
+
+    lr: Scalar
+    domain: ConvexSet = WholeSpace()
+    momentum: float = 0.95
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    other_decay: float = 0.01
+    average: str = "none"
+    blocks: Blocks | None = None
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        for name in ("momentum", "beta1", "beta2"):
+            require_share(name, getattr(self, name))
+        require_number("eps", self.eps, low=0, strict=True)
+        require_number("weight_decay", self.weight_decay, low=0)
+        require_number("other_decay", self.other_decay, low=0)
+        require_choice("average", self.average, AVERAGES)
+
+    def init(self, x0: Tensor) -> MuonState:
+        """Start at the projection of ``x0``."""
+        x = first_query(self, x0)
+        mean = start_mean(x, self.average)
+        return MuonState(x=x, momentum=torch.zeros_like(x), moments=start_moments(x), mean=mean, t=per_run(x, 0))
+
+    def query(self, state: MuonState) -> Tensor:
+        """The iterate."""
+        return state.x
+
+    def update(self, state: MuonState, grad: Tensor, delay: Delay) -> MuonState:
+        """One projected step, and the decay of the weights."""
+        t = state.t + 1
+        momentum = self.momentum * state.momentum + (1 - self.momentum) * grad
+        nesterov = self.momentum * momentum + (1 - self.momentum) * grad
+        moments = next_moments(state.moments, grad, self.beta1, self.beta2)
+        adam = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.other_decay * state.x
+        direction = in_matrices(self.blocks, nesterov, self.weight_decay * state.x, adam)
+        return MuonState(
+            x=self.domain.project(state.x - as_dtype(self.lr, grad) * direction),
+            momentum=momentum,
+            moments=moments,
+            mean=next_mean(state.mean, state.x, t, self.average),
+            t=t,
+        )
+
+    def output(self, state: MuonState) -> Tensor:
+        """The last iterate, or the average of the queries that have had their update."""
+        return state.x if self.average == "none" else state.mean
+
+
+def in_matrices(blocks: Blocks | None, momentum: Tensor, decay: Tensor, elsewhere: Tensor) -> Tensor:
+    """The step along the momentum plus ``decay`` on every matrix, and ``elsewhere`` on all other blocks."""
+    if blocks is None:
+        return elsewhere
+    steps, decays, others = matrix_steps(blocks, blocks.split(momentum)), blocks.split(decay), blocks.split(elsewhere)
+    return blocks.join(
+        [steps[i] + decays[i] if block.kind == "matrix" else others[i] for i, block in enumerate(blocks.parts)]
+    )

@@ -1,0 +1,88 @@
+"""Picky SGD (Cohen, Daniely, Drori, Koren & Schain 2021): only gradients that were taken nearby."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.rules.rule import Delay, as_dtype, first_query
+from lategrad.sets import ConvexSet, WholeSpace, norm
+from lategrad.support.validation import Scalar, require_number
+
+
+class PickyState(NamedTuple):
+    """State of :class:`PickySGD`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the iterate."""
+
+
+@dataclass(frozen=True, eq=False)
+class PickySGD:
+    r"""Picky SGD: a step if the query of the gradient is near the iterate, else nothing.
+
+    .. math::
+
+        x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g) \text{ if } \|x_t - x_{t-\tau_t}\| \le \epsilon / (2\beta),
+        \text{ else } x_t
+
+    A query carries itself. Its theory speaks of one of the iterates;
+    the output here is the last one. Written from memory of the paper; the default distance is ours. The
+    projection is ours and outside its theory.
+
+    Args:
+        lr: the step.
+        domain: K.
+        distance: :math:`\epsilon / (2\beta)`, how far away a gradient may have been taken.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.baselines.PickySGD(lr=1.0, distance=1.5)
+    >>> state = rule.init(torch.zeros(1))
+    >>> ticket = rule.ticket(state)  # all gradients come from x_1
+    >>> for tau in range(10):
+    ...     state = rule.update(state, torch.tensor([1.0]), torch.tensor(tau), ticket)
+    >>> rule.query(state)  # from -2 on they were taken too far away
+    tensor([-2.])
+
+    Must know: the query that the gradient was taken at, its ticket; the smoothness :math:`\beta` and the accuracy
+    :math:`\epsilon` wanted, through the distance.
+
+    Guarantee: in its paper, on smooth objectives: a gradient of norm :math:`\epsilon` after a number of updates that
+    grows with the mean delay and not with the largest, without a projection.
+
+    Reference: A. Cohen, A. Daniely, Y. Drori, T. Koren and M. Schain, Asynchronous stochastic optimization
+    robust to arbitrary delays, 2021.
+    """
+
+    lr: Scalar
+    domain: ConvexSet = WholeSpace()
+    distance: Scalar = 1.0
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_number("distance", self.distance, low=0)
+
+    def init(self, x0: Tensor) -> PickyState:
+        """Start at the projection of ``x0``."""
+        return PickyState(x=first_query(self, x0))
+
+    def query(self, state: PickyState) -> Tensor:
+        """The iterate."""
+        return state.x
+
+    def ticket(self, state: PickyState) -> Tensor:
+        """The query itself."""
+        return state.x
+
+    def update(self, state: PickyState, grad: Tensor, delay: Delay, ticket: Tensor) -> PickyState:
+        """One projected step, or none."""
+        near = norm(state.x - ticket) <= self.distance
+        stepped = self.domain.project(state.x - as_dtype(self.lr, grad) * grad)
+        return PickyState(x=torch.where(near, stepped, state.x))
+
+    def output(self, state: PickyState) -> Tensor:
+        """The last iterate."""
+        return state.x

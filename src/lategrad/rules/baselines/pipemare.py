@@ -1,0 +1,94 @@
+"""PipeMare's step schedule (Yang et al. 2021): steps divided by the delay at first, whole at last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules.rule import Delay, as_dtype, as_number, first_query
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require_number, require_share
+
+
+class PipeMareState(NamedTuple):
+    """State of :class:`PipeMare`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the iterate."""
+    moments: Moments
+    t: Tensor
+    """Updates so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class PipeMare:
+    r"""AdamW with PipeMare's first technique, the rescheduled step.
+
+    .. math:: \mathrm{lr}_t = \frac{\mathrm{lr}}{\max(1, \tau_t)^{p_t}}, \qquad p_t = 1 - \min(t / K, 1)
+
+    The authors take K from the schedule that they train with: a quarter of its first phase, or five times its
+    warm-up. Here there is no schedule, and K = 5000 is a quarter of a run of 20,000 updates. Their second technique,
+    which corrects the weights of the backward pass of a pipeline, has nothing to correct here: forward and backward
+    use the same weights. The projection is ours and outside its theory.
+
+    Args:
+        lr: the step.
+        domain: K.
+        annealing: K, in updates.
+        beta1, beta2, eps, weight_decay: as in :class:`AdamW`.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.baselines.PipeMare(lr=0.1, annealing=1e9, weight_decay=0.0)
+    >>> state = rule.init(torch.zeros(1))
+    >>> rule.output(rule.update(state, torch.tensor([5.0]), delay=torch.tensor(4)))
+    tensor([-0.0250])
+
+    Must know: the delay of every gradient.
+
+    Guarantee: none beyond its authors' analysis of the stability of quadratics.
+
+    Reference: B. Yang, J. Zhang, J. Li, C. Ré, C. Aberger and C. De Sa, PipeMare: asynchronous pipeline parallel DNN
+    training, 2021.
+    """
+
+    lr: Scalar
+    domain: ConvexSet = WholeSpace()
+    annealing: Scalar = 5000
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_number("annealing", self.annealing, low=0, strict=True)
+        require_share("beta1", self.beta1)
+        require_share("beta2", self.beta2)
+        require_number("eps", self.eps, low=0, strict=True)
+        require_number("weight_decay", self.weight_decay, low=0)
+
+    def init(self, x0: Tensor) -> PipeMareState:
+        """Start at the projection of ``x0``."""
+        x = first_query(self, x0)
+        return PipeMareState(x=x, moments=start_moments(x), t=per_run(x, 0))
+
+    def query(self, state: PipeMareState) -> Tensor:
+        """The iterate."""
+        return state.x
+
+    def update(self, state: PipeMareState, grad: Tensor, delay: Delay) -> PipeMareState:
+        """One projected step of AdamW, shortened."""
+        t = state.t + 1
+        power = 1 - (t / self.annealing).clamp_max(1)
+        lr = self.lr * (-power * as_number(delay).clamp_min(1).log()).exp()  # lr / max(1, tau)^p
+        moments = next_moments(state.moments, grad, self.beta1, self.beta2)
+        direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
+        return PipeMareState(x=self.domain.project(state.x - as_dtype(lr, grad) * direction), moments=moments, t=t)
+
+    def output(self, state: PipeMareState) -> Tensor:
+        """The last iterate."""
+        return state.x

@@ -1,0 +1,99 @@
+"""Weight prediction (SpecTrain, XPipe): gradients where the weights are expected to be when they arrive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules.rule import Delay, as_dtype, first_query
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.runs import per_run
+from lategrad.support.validation import Scalar, require_number, require_share
+
+
+class WeightPredictionState(NamedTuple):
+    """State of :class:`WeightPrediction`."""
+
+    x: Tensor
+    """:math:`x_{t+1}`, the iterate."""
+    moments: Moments
+    delay: Tensor
+    """The delay of the last gradient, which the next is expected to have, float64."""
+    t: Tensor
+    """Updates so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPrediction:
+    r"""AdamW whose queries run ahead along its own direction, as in XPipe.
+
+    .. math:: y_t = \Pi_K(x_t - \tau\, \mathrm{lr}\, d_{t-1}), \qquad x_{t+1} = x_t - \mathrm{lr}\,(d_t + \lambda x_t)
+
+    d is Adam's direction, :math:`\tau` the delay of the gradient that came last: if the direction does not change,
+    the gradient is taken where the weights are when it arrives. SpecTrain does the same along the velocity of SGD with
+    momentum. A pipeline knows its delays; here the last one is the guess for the next. The projection is ours and
+    outside its theory.
+
+    Args:
+        lr: the step.
+        domain: K.
+        beta1, beta2, eps, weight_decay: as in :class:`AdamW`.
+
+    >>> import torch, lategrad as lg
+    >>> rule = lg.baselines.WeightPrediction(lr=0.1, weight_decay=0.0)
+    >>> state = rule.update(rule.init(torch.zeros(1)), torch.tensor([5.0]), delay=torch.tensor(3))
+    >>> rule.output(state), rule.query(state)
+    (tensor([-0.1000]), tensor([-0.4000]))
+
+    Must know: the delay of every gradient.
+
+    Guarantee: none.
+
+    References: C.-C. Chen, C.-L. Yang and H.-Y. Cheng, Efficient and robust parallel DNN training through model
+    parallelism on multi-GPU platform (SpecTrain), 2018; L. Guan, W. Yin, D. Li and X. Lu, XPipe: efficient pipeline
+    model parallelism for multi-GPU DNN training, 2019.
+    """
+
+    lr: Scalar
+    domain: ConvexSet = WholeSpace()
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_number("lr", self.lr, low=0)
+        require_share("beta1", self.beta1)
+        require_share("beta2", self.beta2)
+        require_number("eps", self.eps, low=0, strict=True)
+        require_number("weight_decay", self.weight_decay, low=0)
+
+    def init(self, x0: Tensor) -> WeightPredictionState:
+        """Start at the projection of ``x0``; nothing is known of delays yet."""
+        x = first_query(self, x0)
+        return WeightPredictionState(x=x, moments=start_moments(x), delay=per_run(x, 0), t=per_run(x, 0))
+
+    def _direction(self, moments: Moments, t: Tensor) -> Tensor:
+        return adam_direction(moments, t, self.beta1, self.beta2, self.eps)
+
+    def query(self, state: WeightPredictionState) -> Tensor:
+        """Where the iterate is expected to be."""
+        direction = self._direction(state.moments, state.t.clamp_min(1))  # zero before any update
+        ahead = as_dtype(self.lr * state.delay, state.x) * direction
+        return self.domain.project(state.x - ahead)
+
+    def update(self, state: WeightPredictionState, grad: Tensor, delay: Delay) -> WeightPredictionState:
+        """One projected step of AdamW from the iterate itself."""
+        t = state.t + 1
+        moments = next_moments(state.moments, grad, self.beta1, self.beta2)
+        move = as_dtype(self.lr, grad) * (self._direction(moments, t) + self.weight_decay * state.x)
+        return WeightPredictionState(
+            x=self.domain.project(state.x - move), moments=moments, delay=0 * state.delay + delay, t=t
+        )
+
+    def output(self, state: WeightPredictionState) -> Tensor:
+        """The iterate."""
+        return state.x

@@ -1,0 +1,1 @@
+"""Ray as an engine."""

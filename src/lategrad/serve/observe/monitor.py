@@ -1,0 +1,230 @@
+"""Watching a run: a line on the terminal, files of numbers, TensorBoard and W&B."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import secrets
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from lategrad.serve.observe.telemetry import Telemetry
+
+_LINE_EVERY = 30.0  # seconds between two lines off a terminal
+_LOGGED = ("step", "seconds", "updates_per_second", "record", "loss", "accuracy", "test_loss", "delay_mean",
+           "delay_p95", "delay_max", "refused", "workers")  # fmt: skip
+"""The columns of ``log.csv``, the same for all runs; ``log.jsonl`` has the user's metrics, too."""
+
+
+class Monitor(Protocol):
+    """Something that is shown how a run is doing, about once a second and at its end."""
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """Take note; ``delays`` are those of the updates since the last time."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+def summary_line(telemetry: Telemetry, alive: int) -> str:
+    """Speed, loss, delays and workers in one line."""
+    t = telemetry
+    accuracy = "" if t.accuracy is None else f", accuracy {t.accuracy:.4f}"
+    refused = f", {t.refused} refused" if t.refused else ""
+    return (
+        f"{t.updates_per_second:,.0f} updates/s, loss {t.loss:.4g}{accuracy}, "
+        f"delay {t.delay_mean:.1f} mean {t.delay_p95:.0f} p95 {t.delay_max} max, {alive} workers{refused}"
+    )
+
+
+class Terminal:
+    """A progress bar on stderr, and :func:`summary_line` below it."""
+
+    def __init__(self, steps: int) -> None:
+        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns)
+        self._task = self._bar.add_task("", total=steps)
+        self._live = Live(Group(self._bar, "starting workers"), console=Console(stderr=True), transient=True)
+        self._live.start()
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """Redraw."""
+        self._bar.update(self._task, completed=telemetry.version)
+        self._live.update(Group(self._bar, summary_line(telemetry, alive)))
+
+    def close(self) -> None:
+        """Take it away."""
+        self._live.stop()
+
+
+class Lines:
+    """:func:`summary_line` on stderr every so often, where nobody sees a bar move."""
+
+    def __init__(self, every: float = _LINE_EVERY) -> None:
+        self._every, self._next = every, time.monotonic() + every
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """Print, if it is time to."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._every
+            print(f"update {telemetry.version} of {telemetry.steps}: {summary_line(telemetry, alive)}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class LogFiles:
+    """The telemetry as ``log.csv`` and as ``log.jsonl``, a row about once a second; a resumed run goes on in them."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._csv, self._lines = folder / "log.csv", folder / "log.jsonl"
+        self._last = -1
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """A row, unless nothing has happened since the last one."""
+        if telemetry.version == self._last:
+            return
+        self._last = telemetry.version
+        numbers = telemetry._asdict()
+        row = {"step": numbers.pop("version"), **numbers.pop("metrics"), **numbers, "workers": alive}
+        with open(self._lines, "a") as file:
+            file.write(json.dumps(row) + "\n")
+        begun = self._csv.exists() and self._csv.stat().st_size > 0
+        with open(self._csv, "a", newline="") as file:
+            plain = {name: row[name] for name in _LOGGED}
+            writer = csv.DictWriter(file, _LOGGED, lineterminator="\n")
+            if not begun:
+                writer.writeheader()
+            writer.writerow(plain)
+
+    def close(self) -> None:
+        """Every row is on its way to the disk already."""
+
+
+def _scalars(telemetry: Telemetry, alive: int) -> dict[str, float]:
+    """What TensorBoard and W&B draw over the updates."""
+    t = telemetry
+    scalars = {
+        "loss": t.loss, "accuracy": t.accuracy, "test_loss": t.test_loss, **t.metrics,
+        "updates per second": t.updates_per_second,
+        "delay/mean": t.delay_mean, "delay/p95": t.delay_p95, "delay/max": t.delay_max,
+        "workers/alive": alive, "workers/refused gradients": t.refused,
+    }  # fmt: skip
+    return {name: value for name, value in scalars.items() if value is not None}
+
+
+class TensorBoard:
+    """Scalars and histograms of delays in a folder that ``tensorboard --logdir`` shows."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError("log='tensorboard' needs a package more: pip install 'lategrad[tensorboard]'") from None
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """One point of each scalar, at the number of updates."""
+        for name, value in _scalars(telemetry, alive).items():
+            self._writer.add_scalar(name, value, telemetry.version)
+        if len(delays):
+            self._writer.add_histogram("delay", delays, telemetry.version)
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._writer.close()
+
+
+class WandB:
+    """The same as a run of Weights & Biases, offline unless ``WANDB_MODE`` says otherwise.
+
+    A resumed run goes on under the same id, which is kept in the folder: ``wandb sync`` joins the parts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError("log='wandb' needs a package more: pip install 'lategrad[wandb]'") from None
+        kept = folder / "wandb-id"
+        if not kept.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            kept.write_text(secrets.token_hex(4))
+        mode: Any = os.environ.get("WANDB_MODE", "offline")  # wandb says which there are
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "lategrad"), name=folder.resolve().name, id=kept.read_text(),
+            resume="allow", dir=folder, mode=mode,
+            settings=wandb.Settings(silent=True, console="off"),
+        )  # fmt: skip
+        self._histogram = wandb.Histogram
+        self._last = -1
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """One point of each scalar, at the number of updates; W&B takes one for each number."""
+        if telemetry.version == self._last:
+            return
+        self._last = telemetry.version
+        seen = {"delays": self._histogram(delays.tolist())} if len(delays) else {}
+        self._run.log({**_scalars(telemetry, alive), **seen}, step=telemetry.version)
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._run.finish()
+
+
+LOGS: dict[str, Callable[[Path], Monitor]] = {"tensorboard": TensorBoard, "wandb": WandB}
+
+
+def logs_of(text: str | None) -> list[str]:
+    """The names in ``tensorboard,wandb``."""
+    return [] if text is None else text.split(",")
+
+
+class Monitors(AbstractContextManager["Monitors"]):
+    """All monitors of a run, closed together."""
+
+    def __init__(
+        self, progress: bool, steps: int, log: str | None, folder: Path | None, *, lines: bool = False
+    ) -> None:
+        self._all: list[Monitor] = []
+        if folder is not None:
+            self._all.append(LogFiles(folder))
+        for name in logs_of(log):
+            if folder is None:
+                raise ValueError(f"log={log!r} needs a folder to write to: give out=...")
+            self._all.append(LOGS[name](folder))
+        if progress:
+            self._all.append(Terminal(steps))
+        elif lines:
+            self._all.append(Lines())
+
+    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
+        """Show all of them."""
+        for monitor in list(self._all):
+            try:
+                monitor.show(telemetry, alive, delays)
+            except OSError as error:  # a full disk is no reason to end a run
+                self._all.remove(monitor)
+                warnings.warn(f"{type(monitor).__name__} is switched off: {error}", stacklevel=2)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for monitor in self._all:
+            with suppress(OSError):
+                monitor.close()

@@ -1,0 +1,73 @@
+"""How a run is doing: the few numbers that monitors show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from lategrad.serve.observe.records import Records
+from lategrad.serve.observe.update_log import UpdateLog
+
+_RECENT = 1000  # updates that the reported delays and rates are taken over
+
+
+class Telemetry(NamedTuple):
+    """Rates and delays of the last thousand updates, the last record, and counts."""
+
+    version: int
+    steps: int
+    seconds: float
+    updates_per_second: float
+    loss: float
+    accuracy: float | None
+    delay_mean: float
+    delay_p95: float
+    delay_max: int
+    refused: int
+    record: int
+    """After how many updates the last record was taken."""
+    test_loss: float | None
+    metrics: dict[str, float]
+    """The user's own, at the last record."""
+    bytes_up: int = 0
+    """Of all vectors that came from workers, as they travelled."""
+    bytes_down: int = 0
+    """Of all vectors that went to workers."""
+    memories_lost: int = 0
+    """How often a worker had to begin without what the one before it had kept."""
+
+
+def measure(
+    log: UpdateLog,
+    records: Records,
+    *,
+    steps: int,
+    seconds: float,
+    refused: int,
+    traffic: Mapping[str, int],
+    memories_lost: int,
+) -> Telemetry:
+    """Of a run that has been going on for so many seconds."""
+    delays, times = log.column("delay", _RECENT).double(), log.column("time", _RECENT)
+    spent = seconds - float(times[0]) if len(times) else 0.0
+    ordered = delays.sort().values
+    last = records.last()
+    return Telemetry(
+        version=len(log),
+        steps=steps,
+        seconds=seconds,
+        updates_per_second=len(times) / spent if spent > 0 else 0.0,
+        loss=last.pop("loss"),
+        accuracy=last.pop("accuracy", None),
+        delay_mean=float(delays.mean()) if len(delays) else 0.0,
+        delay_p95=float(ordered[math.ceil(0.95 * len(ordered)) - 1]) if len(delays) else 0.0,
+        delay_max=int(ordered[-1]) if len(delays) else 0,
+        refused=refused,
+        record=records.steps[-1],
+        test_loss=last.pop("test_loss", None),
+        metrics=last,
+        bytes_up=traffic["up"],
+        bytes_down=traffic["down"],
+        memories_lost=memories_lost,
+    )

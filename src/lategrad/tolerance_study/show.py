@@ -1,0 +1,142 @@
+"""A study to look at: a table, a picture, one page."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lategrad.tolerance_study.result import Point, Tolerance
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLUMNS = ("optimizer", "delay", "number", "gap to delay 0", "updates", "rounds", "slower by", "verdict")
+_MEANING = {
+    "free": "the gap is within the cost that was allowed",
+    "unclear": "the gap is larger, but within two standard errors of the seeds: more seeds would tell",
+    "tax": "it costs, and is still improving fast enough that more updates would pay it back",
+    "floor": "it costs, and has stopped improving, or is too slow to pay it back",
+    "costs": "it costs; the training gave too few numbers over time to say more",
+    "diverged": "the number is not finite",
+}
+
+
+def _cells(point: Point) -> tuple[str, ...]:
+    return (
+        point.optimizer,
+        str(point.delay),
+        f"{point.number:.4g}{_plus_minus(point.spread)}",
+        "" if point.delay == 0 else f"{point.gap:+.3g}{_plus_minus(point.gap_spread)}",
+        f"{point.updates:,}",
+        f"{point.rounds:,.0f}",
+        "" if point.slowdown is None or point.delay == 0 else f"{point.slowdown:.2f}x",
+        "" if point.delay == 0 else point.verdict,
+    )
+
+
+def _plus_minus(spread: float) -> str:
+    return "" if math.isnan(spread) else f" ± {spread:.2g}"
+
+
+def conclusions(result: Tolerance) -> list[str]:
+    """A sentence for each optimizer."""
+    lines = []
+    for name in result.optimizers:
+        largest, longest = result.largest(optimizer=name), result.delays[-1]
+        at_least = "at least " if largest == longest else ""
+        lines.append(f"{name}: stands {at_least}a delay of {largest} at a cost of {result.cost:.0%}.")
+    return lines
+
+
+def table(result: Tolerance) -> str:
+    """The points as a Markdown table, and a sentence for each optimizer."""
+    rows = [_COLUMNS, *(_cells(point) for point in result.points())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join([*lines, "", *conclusions(result)])
+
+
+def plot(result: Tolerance, path: str | os.PathLike[str] | None = None) -> Figure:
+    """The number against the delay, with the range of seeds; the own optimizer over updates where that is known."""
+    from matplotlib.figure import Figure
+
+    over_time = len(result.curve(result.optimizers[0], 0)[1]) > 2
+    panels = 1 + (len(result.optimizers) if over_time else 0)
+    figure = Figure(figsize=(4.4 * min(panels, 3), 3.6 * math.ceil(panels / 3)), layout="constrained")
+    axes = [figure.add_subplot(math.ceil(panels / 3), min(panels, 3), i + 1) for i in range(panels)]
+    for name in result.optimizers:
+        numbers = [result.numbers(name, delay) for delay in result.delays]
+        (line,) = axes[0].plot(result.delays, [of_seeds.mean() for of_seeds in numbers], marker="o", label=name)
+        low, high = [of_seeds.min() for of_seeds in numbers], [of_seeds.max() for of_seeds in numbers]
+        axes[0].fill_between(result.delays, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
+    first = result.numbers(result.optimizers[0], 0).mean()
+    allowed = first + (1 if result.better == "lower" else -1) * result.cost * abs(first)
+    axes[0].axhline(allowed, color="grey", linestyle=":", linewidth=1, label=f"{result.cost:.0%} worse")
+    where = "at the first stage" if result.profile else "of every gradient"
+    axes[0].set_xscale("symlog", linthresh=1)
+    axes[0].set_xticks(result.delays, [str(delay) for delay in result.delays])
+    axes[0].minorticks_off()
+    axes[0].set_xlim(-0.3, 1.3 * max(1, result.delays[-1]))
+    axes[0].set(xlabel=f"delay {where} (updates)", ylabel=f"{result.name} ({result.better} is better)")
+    axes[0].legend(fontsize="small")
+    for axis, name in zip(axes[1:], result.optimizers, strict=False):
+        for delay in result.delays:
+            axis.plot(*result.curve(name, delay), label=f"delay {delay}", linewidth=1)
+        axis.set(xlabel="updates", title=name)
+        axis.legend(fontsize="x-small")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        if over_time:  # what diverges leaves the picture
+            axis.set_ylim(*_range_without_delay(result))
+    if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+    return figure
+
+
+def _range_without_delay(result: Tolerance) -> tuple[float, float]:
+    """The numbers of the runs without delay, a little more on the better side, and as much again on the worse."""
+    curves = [result.curve(name, 0)[1] for name in result.optimizers]
+    finite = np.concatenate([curve[np.isfinite(curve)] for curve in curves])
+    low, high = float(finite.min()), float(finite.max())
+    margin = high - low or 1.0
+    return (low - 0.1 * margin, high + margin) if result.better == "lower" else (low - margin, high + 0.1 * margin)
+
+
+def page(result: Tolerance) -> str:
+    """One HTML page, with the picture inside."""
+    drawing = io.StringIO()
+    plot(result).savefig(drawing, format="svg")
+    picture = drawing.getvalue()
+    head = "".join(f"<th>{escape(name)}</th>" for name in _COLUMNS)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(point)) + "</tr>" for point in result.points()
+    )
+    sentences = "".join(f"<li>{escape(line)}</li>" for line in conclusions(result))
+    used = dict.fromkeys(point.verdict for point in result.points() if point.delay > 0)
+    meaning = "".join(f"<dt>{verdict}</dt><dd>{_MEANING[verdict]}</dd>" for verdict in used)
+    profile = "the same delay everywhere" if result.profile is None else f"delays of {result.profile}"
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>What delay can {escape(result.name)} stand?</title>
+<style>body {{ font: 16px/1.5 sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
+table {{ border-collapse: collapse; }}
+td, th {{ padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #ccc; }}
+td:first-child, th:first-child {{ text-align: left; }} svg {{ max-width: 100%; height: auto; }}</style></head>
+<body><h1>What delay can {escape(result.name)} stand?</h1>
+<ul>{sentences}</ul>
+<p>{len(result.runs)} runs, {escape(profile)}, {result.better} is better. A gap is that of each seed to itself without
+delay, ± the standard deviation over seeds. Rounds are updates / (1 + delay): how many can build one on another.</p>
+{picture[picture.index("<svg") :]}
+<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
+<dl>{meaning}</dl></body></html>
+"""

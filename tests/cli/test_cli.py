@@ -1,0 +1,259 @@
+"""The command line as a user meets it."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+import torch
+import typer
+from sklearn.datasets import load_wine
+
+import lategrad as lg
+from lategrad.cli import main as cli
+from lategrad.delays.specs import FORMS
+from lategrad.problems import Quadratic
+from lategrad.registry import RULES
+from lategrad.trace import Trace, plot_traces
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    output = capsys.readouterr()
+    return ended.value.code or 0, output.out, output.err
+
+
+def test_list_names_everything(capsys):
+    code, out, _ = run(capsys, "list")
+    assert code == 0
+    for name in [*RULES, *FORMS, "ball:RADIUS", "digits", "fashion-mnist", "softmax"]:
+        assert name in out
+
+
+def test_simulate_prints_a_table_and_writes_everything(capsys, tmp_path):
+    code, out, _ = run(
+        capsys, "simulate", "--rule", "sgd", "anytime-sgd", "--lr", "0.1", "1", "--delay", "constant:0", "uniform:0,9",
+        "--domain", "ball:5", "--steps", "50", "--seeds", "2", "--out", str(tmp_path / "demo"),
+    )  # fmt: skip
+    assert code == 0
+    assert out.count("anytime-sgd") >= 4
+    rows = list(csv.DictReader((tmp_path / "demo" / "results.csv").open()))
+    assert len(rows) == 2 * 2 * 2 * 2 * 11
+    assert {row["delay"] for row in rows} == {"constant:0", "uniform:0,9"}
+    trace = Trace.load(tmp_path / "demo" / "sgd.safetensors")
+    last = [row for row in rows if row["rule"] == "sgd" and row["step"] == "50"]
+    assert float(last[0]["accuracy"]) == pytest.approx(trace.accuracy[-1, 0, 0, 0].item())
+    assert (tmp_path / "demo" / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
+        "anytime-sgd.safetensors", "results.csv", "results.png", "sgd.safetensors"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rule", "xyz"], "unknown rule 'xyz'; valid: anytime-sgd"),
+        (["--domain", "cube:1"], "unknown set 'cube:1'; valid: whole, ball:RADIUS"),
+        (["--delay", "sometimes"], "valid forms: 500, constant:500"),
+        (["--delay", "lognormal:7"], "lognormal:7,0.4"),
+        (["--lr", "fast"], "'--lr'"),
+        (["--lr", "-1"], "lr must be a finite number >= 0"),
+        (["--steps", "0"], "--steps must be an integer >= 1, got 0"),
+        (["--rule", "stedy"], "did you mean 'steady'?"),
+        (["--rule", "steady:lr=x"], "lr of rule 'steady' must be a number, got 'x'"),
+        (["--rule", "strongly-convex", "--lr", "0.1"], "write --rule strongly-convex:strong_convexity=0.1"),
+        (["--rule", "sgd", "sgd"], "--rule sgd is given twice"),
+        (["--rule", "sgd:lr=1", "--lr", "2"], "--lr 2 is of no use"),
+        (["--steps", "5", "--steps", "6"], "--steps is given twice"),
+        (["--record-every", "0"], "--record-every must be an integer >= 1"),
+        (["--seeds", "0"], "--seeds must be an integer >= 1, got 0"),
+        (["--problem", "no-such.csv"], "no-such.csv"),
+        (["--problem", "imagenet"], "'digits', 'fashion-mnist'"),
+        (["--model", "forest"], "--model must be one of 'softmax', 'least-squares', 'svm', got 'forest'"),
+        (["--preprocess", "whiten"], "--preprocess must be one of 'standardise', 'standardise-globally'"),
+        (["--batch", "0"], "--batch must be an integer >= 1, got 0"),
+        (["--clip", "0"], "--clip must be a finite number > 0, got 0"),
+        (["--max-norm-ratio", "1"], "--max-norm-ratio must be a finite number > 1, got 1"),
+        (["--speed", "9"], "No such option: --speed"),
+    ],
+)
+def test_errors_are_one_line_with_exit_code_2(capsys, arguments, message):
+    code, out, err = run(capsys, "simulate", *arguments)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+    assert out == ""
+
+
+def test_simulate_shortens_and_refuses_long_gradients_as_train_does(capsys, tmp_path):
+    code, _, err = run(capsys, "simulate", "--problem", "quadratic", "--rule", "sgd", "--steps", "60", "--delay", "3",
+                       "--clip", "0.01", "--max-norm-ratio", "50", "--out", str(tmp_path / "clipped"))  # fmt: skip
+    assert code == 0, err
+    trace = Trace.load(tmp_path / "clipped" / "sgd.safetensors")
+    assert (trace.config["clip"], trace.config["max_norm_ratio"]) == (0.01, 50.0)
+    same = lg.simulate(Quadratic(), "sgd:lr=0.1", 3, 60, clip=0.01, max_norm_ratio=50.0)
+    torch.testing.assert_close(trace.output.reshape(-1), same.output)
+    commands = typer.main.get_command(cli.app).commands
+    for name in ("clip", "max_norm_ratio"):
+        one, other = (next(p for p in commands[c].params if p.name == name) for c in ("simulate", "train"))
+        assert (one.opts, one.help, one.default) == (other.opts, other.help, other.default)
+
+
+def test_an_unknown_command_and_no_command(capsys):
+    assert run(capsys, "simulat")[0] == 2
+    code, out, _ = run(capsys)
+    assert code in (0, 2)
+    assert "simulate" in out
+
+
+def test_help_teaches(capsys):
+    code, out, _ = run(capsys, "simulate", "--help")
+    assert code == 0
+    for word in ("--rule", "lognormal:7,0.4", "ball:5", "Example"):
+        assert word in out
+
+
+def test_the_installed_program_runs():
+    done = subprocess.run([sys.executable, "-m", "lategrad", "list"], capture_output=True, text=True, check=True)
+    assert "anytime-sgd" in done.stdout
+
+
+def test_rules_with_differently_named_numbers_share_a_table(capsys, tmp_path):
+    rules = ["anytime-sgd", "optimistic-anytime:diameter=2", "steady:lr=0.5|1,c=20"]
+    command = ["simulate", "--problem", "quadratic", "--rule", *rules, "--steps", "20", "--out", str(tmp_path)]
+    code, out, err = run(capsys, *command)
+    assert code == 0, err
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    settings = {(row["rule"], row["lr"], row["diameter"], row["c"]) for row in rows}
+    assert settings == {("anytime-sgd", "0.1", "", ""), ("optimistic-anytime:diameter=2", "", "2.0", ""),
+                        ("steady:c=20", "0.5", "", "20.0"), ("steady:c=20", "1.0", "", "20.0")}  # fmt: skip
+    assert "spread" not in out  # of one seed there is none
+    assert "lr 0.5" in out
+    code, _, err = run(capsys, *command)
+    assert code == 2
+    assert "holds results already: choose another folder, or add --overwrite" in err
+    assert run(capsys, *command, "--overwrite")[0] == 0
+
+
+def test_legends_have_round_numbers_and_single_seeds_no_band(tmp_path):
+    rule = lg.SGD(torch.tensor([[0.1], [0.3]]))  # float32: 0.10000000149
+    figure = plot_traces({name: lg.simulate(Quadratic(), rule, 0, 10) for name in ("first", "second")})
+    (axes,) = figure.axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["first, lr 0.1", "first, lr 0.3", "second, lr 0.1", "second, lr 0.3"]
+    assert not axes.collections
+    assert lg.simulate(Quadratic(), rule, 0, 10, seed=[0, 1]).plot().axes[0].collections
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rule", "sgd", "steady"], "unexpected extra argument"),
+        (["--lr", "0.1", "7"], "unexpected extra argument"),
+        (["--rule", "sgd", "--rule", "steady"], "--rule is given twice: it takes one value"),
+        (["--rule", "sgd:lr=0.1|1"], "a training has one value of lr"),
+        (["--rule", "strongly-convex", "--lr", "2"], "write --rule strongly-convex:strong_convexity=2"),
+    ],
+)
+def test_train_takes_one_value_of_everything(capsys, arguments, message):
+    code, _, err = run(capsys, "train", "--problem", "quadratic", *arguments)
+    assert code == 2
+    assert message in err
+
+
+def test_a_pause_for_a_worker_that_is_not_there_is_said(capsys):
+    code, _, err = run(capsys, "train", "--problem", "quadratic", "--steps", "20", "--workers", "2", "--engine",
+                       "threads", "--slow", "9=constant:1")  # fmt: skip
+    assert code == 0
+    assert "warning: slow for worker 9 is of no use unless workers join" in err
+
+
+def test_a_rule_may_have_a_set_of_its_own(capsys):
+    command = ["simulate", "--problem", "quadratic", "--steps", "20", "--rule", "sgd:lr=0.1,domain=box:0,1"]
+    code, out, err = run(capsys, *command)
+    assert code == 0, err
+    assert "domain=box:0,1" in out
+    code, _, err = run(capsys, *command, "--domain", "ball:2")
+    assert code == 2
+    assert "rule 'sgd' has its own" in err
+
+
+def test_version_and_short_help(capsys):
+    assert run(capsys, "--version")[:2] == (0, f"lategrad {lg.__version__}\n")
+    for arguments in (["-h"], ["simulate", "-h"]):
+        code, out, _ = run(capsys, *arguments)
+        assert code == 0
+        assert "Usage" in out
+
+
+def test_list_shows_options_with_defaults_and_no_raw_mathematics(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = run(capsys, "list")
+    assert "lr=1, c=30, per_coordinate=false" in out
+    assert "lr, schedule=sqrt, weight_decay=0, power=1, interpolation=1" in out
+    assert ":math:" not in out
+    assert "\\" not in out
+
+
+OWN_PROBLEM = """
+from lategrad.problems import Quadratic
+
+class Bowl(Quadratic):
+    def __init__(self, dim: int = 3, noise: float = 0.0):
+        super().__init__(dim=dim, noise=noise)
+"""
+
+
+def test_a_problem_of_ones_own_is_simulated_trained_and_resumed(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_bowl.py").write_text(OWN_PROBLEM)
+    problem = f"{tmp_path / 'my_bowl.py'}:Bowl:dim=4"
+    code, out, err = run(capsys, "simulate", "--problem", problem, "--rule", "sgd", "--steps", "30")
+    assert code == 0, err
+    assert "sgd" in out
+    code, _, err = run(capsys, "simulate", "--problem", problem, "--l2", "1")
+    assert (code, "do not apply to --problem" in err) == (2, True)
+    folder = str(tmp_path / "night")
+    code, _, err = run(capsys, "train", "--problem", problem, "--rule", "sgd", "--steps", "30", "--engine", "threads",
+                       "--out", folder)  # fmt: skip
+    assert code == 0, err
+    code, _, err = run(capsys, "resume", folder, "--steps", "60")
+    assert code == 2
+    assert "the run used code of your own: name it again, --problem" in err
+    code, out, err = run(capsys, "resume", folder, "--steps", "60", "--problem", problem)
+    assert code == 0, err
+    assert "60 updates" in out
+    code, out, err = run(capsys, "replay", folder, "--problem", problem, "--rule", "sgd:lr=0.1|0.2")
+    assert code == 0, err
+    assert "lr 0.2" in out
+    sys.modules.pop("my_bowl")
+
+
+def test_wine_needs_each_feature_standardised(capsys, tmp_path):
+    wine = load_wine()
+    lines = [",".join([*map(str, x), wine.target_names[y]]) for x, y in zip(wine.data, wine.target, strict=True)]
+    (tmp_path / "wine.csv").write_text("\n".join(lines))
+    command = ["simulate", "--problem", str(tmp_path / "wine.csv"), "--rule", "steady", "--steps", "300", "--out"]
+    accuracy = {}
+    for how in ("standardise", "standardise-globally"):
+        code, _, err = run(capsys, *command, str(tmp_path / how), "--preprocess", how)
+        assert code == 0, err
+        accuracy[how] = Trace.load(tmp_path / how / "steady.safetensors").accuracy[-1].item()
+    assert accuracy["standardise"] > 0.97
+    assert accuracy["standardise-globally"] < 0.9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "banana"], "device must be 'cpu' or 'cuda', got 'banana'"),
+        (["--problem", "quadratic", "--l2", "0.5"], "do not apply to --problem quadratic"),
+        (["--problem", "quadratic", "--steps", "5", "--out", __file__], "exists"),
+    ],
+)
+def test_more_errors_in_one_line(capsys, arguments, message):
+    code, _, err = run(capsys, "simulate", *arguments)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1

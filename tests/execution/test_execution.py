@@ -1,0 +1,166 @@
+"""A pure rule as an in-place step: the same values, in buffers that the host owns."""
+
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import lategrad as lg
+from helpers.memory import largest_allocation
+from lategrad.execution.eager import overwrite
+from lategrad.registry import RULES, build_rule
+from lategrad.rules import apply_update, issue_ticket
+from lategrad.support.runs import map_tensors, tensors
+
+
+@pytest.mark.parametrize("backend", ["eager", "compile"])
+@pytest.mark.parametrize(
+    "name", ["anytime-sgd", "optimistic-anytime", "strongly-convex", "sgd-linear", "steady", "dc-asgd"]
+)
+def test_equals_the_pure_form_in_the_same_memory(name, backend):
+    rule = build_rule(name, 0.5, lg.Ball(1.0))
+    generator = torch.Generator().manual_seed(0)
+    pure = state = rule.init(torch.zeros(4, 1000, dtype=torch.float64))
+    state = map_tensors(torch.Tensor.clone, state)
+    addresses = [leaf.data_ptr() for leaf in tensors(state)]
+    ticket = issue_ticket(rule, pure)  # all gradients come from the start
+    step = lg.in_place(rule, state, backend=backend)
+    assert step.backend == backend
+    for t in range(20):
+        grad = torch.randn(4, 1000, generator=generator, dtype=torch.float64)
+        pure = apply_update(rule, pure, grad, torch.tensor(t), ticket)
+        step(grad, t, ticket)
+    for got, want in zip(tensors(state), tensors(pure), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert [leaf.data_ptr() for leaf in tensors(state)] == addresses
+
+
+def test_a_missing_ticket_is_named():
+    grad, delay = torch.ones(2), torch.tensor(0)
+    rule = lg.baselines.DCASGD(0.1)
+    state = rule.init(torch.zeros(2))
+    with pytest.raises(ValueError, match="ticket must be what issue_ticket gave with the query: DCASGD needs it"):
+        lg.in_place(rule, state, backend="eager")(grad, delay)
+    assert torch.equal(state.x, torch.zeros(2))
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+def test_values_that_change_places_are_not_lost():
+    state = Pair(torch.tensor([1.0]), torch.tensor([2.0]))
+    overwrite(state, Pair(a=state.b, b=state.a))
+    assert (state.a.item(), state.b.item()) == (2.0, 1.0)
+    overwrite(state, Pair(a=state.a + state.b, b=state.a))
+    assert (state.a.item(), state.b.item()) == (3.0, 2.0)
+
+
+def test_the_profiler_sees_allocations():
+    """The measure itself: two vectors of 4 bytes x 10^6, one after the other and both kept."""
+    assert largest_allocation(lambda: [torch.ones(10**6), torch.ones(10**6)]) >= 8e6
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_update_allocates_at_most_one_new_state(name):
+    dim = 200_000
+    rule = build_rule(name, 0.5, lg.WholeSpace())
+    state = rule.init(torch.zeros(dim))
+    size = sum(leaf.nbytes for leaf in tensors(state))
+    grad, delay, ticket = torch.randn(dim), torch.tensor(0), issue_ticket(rule, state).clone()
+    slack = 10_000  # scalars
+    update = torch.compile(lambda *args: apply_update(rule, *args), fullgraph=True, dynamic=False)
+    torch.compiler.reset()
+    assert largest_allocation(lambda: update(state, grad, delay, ticket)) <= size + slack
+    for backend in ("compile", "loops") if name in ("anytime-sgd", "dc-asgd", "steady") else ("loops",):
+        step = lg.in_place(rule, state, backend=backend)
+        assert largest_allocation(partial(step, grad, delay, ticket)) <= slack
+
+
+def test_what_is_private_in_torch_is_still_there():
+    """All that the package uses of it: when a version of torch drops one, this says which."""
+    import torch._dynamo.exc
+    import torch._inductor.codecache
+    import torch._inductor.exc
+
+    assert callable(torch._inductor.codecache.CppCodeCache.load)
+    assert callable(torch.cuda._compile_kernel)
+    assert callable(torch._foreach_copy_)
+    assert callable(torch.autograd.graph._engine_run_backward)
+    assert issubclass(torch._dynamo.exc.TorchDynamoException, Exception)
+    assert issubclass(torch._inductor.exc.InvalidCxxCompiler, Exception)
+    assert issubclass(torch._inductor.exc.CppCompileError, Exception)
+    private = re.compile(r"(torch|cuda|graph)\._[a-z]|\b_inductor\b|\b_dynamo\b|_engine_run_backward")
+    source = Path(lg.__file__).parent
+    using = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if private.search(path.read_text())}
+    assert using == {"support/torch_private.py"}
+
+
+def test_the_step_says_what_runs_it():
+    rule = lg.Anytime(lg.OGD(lr=0.5))
+    one, many = rule.init(torch.zeros(5)), rule.init(torch.zeros(2, 5))
+    assert repr(lg.in_place(rule, one)) == "<loops step of Anytime>"
+    assert repr(lg.in_place(rule, many)) == "<compile step of Anytime>"
+    assert repr(lg.in_place(rule, None, tensors=[torch.zeros(2, 2), torch.zeros(3)])) == (
+        "<loops step of Anytime on 2 tensors>"
+    )
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(5, dtype=torch.float64), torch.zeros(2, 5)])
+def test_loops_refuse_a_gradient_of_another_form(wrong):
+    rule = lg.SGD(0.1)
+    step = lg.in_place(rule, rule.init(torch.zeros(5)), backend="loops")
+    with pytest.raises(ValueError, match="grad must be torch.float32 of shape \\(5,\\) on cpu"):
+        step(wrong, 0)
+
+
+def test_a_gradient_may_have_gaps():
+    rule = lg.SGD(1.0)
+    state = rule.init(torch.zeros(5))
+    lg.in_place(rule, state, backend="loops")(torch.arange(10.0)[::2], 0)
+    assert state.x.tolist() == [0.0, -2.0, -4.0, -6.0, -8.0]
+
+
+def test_without_a_compiler_it_warns_and_runs_eagerly(tmp_path):
+    """A machine with no C++ compiler: an empty PATH and a compiler that does not exist."""
+    program = """
+import torch, warnings, lategrad as lg
+rule = lg.Anytime(lg.OGD(lr=0.5))
+state = rule.init(torch.zeros(2))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for run in range(2):  # the second step says nothing
+        state = rule.init(torch.zeros(2))
+        step = lg.in_place(rule, state)
+        for t in range(3):
+            step(torch.tensor([1.0, 0.0]), 0)
+assert step.backend == "eager"
+assert sum("running eagerly" in str(w.message) for w in caught) == 1, [str(w.message) for w in caught]
+for backend in ("loops", "compile"):
+    try:
+        lg.in_place(rule, state, backend=backend)
+    except lg.execution.UnsupportedError as error:
+        assert "no compiler works here" in str(error)
+    else:
+        raise AssertionError(backend)
+want = rule.init(torch.zeros(2))
+for t in range(3):
+    want = rule.update(want, torch.tensor([1.0, 0.0]), torch.tensor(0))
+assert torch.equal(rule.query(state), rule.query(want))
+"""
+    env = {
+        "PATH": "",
+        "CXX": "no-such-compiler",
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "HOME": str(tmp_path),
+        **{name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ},
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,217 @@
+"""Local steps: a worker's own optimizer is torch's, its state is kept from job to job, and all runs go at once."""
+
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import lategrad as lg
+from lategrad.problems import LocalSteps, ModuleProblem, Quadratic, SoftmaxRegression, load
+from lategrad.problems.inner import InnerOptimizer
+from lategrad.problems.worker_state import do_work, first_memory, remembers
+from lategrad.support.runs import tensors
+
+
+def digits_mlp():
+    torch.manual_seed(0)
+    return ModuleProblem(nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)), load("digits"), batch=16)
+
+
+class Torch:
+    """H steps of a torch optimizer on the module itself: an independent form of the same worker."""
+
+    def __init__(self, problem, make):
+        self.problem, self.module = problem, problem.module_at(problem.start())
+        self.optimizer = make(self.module)
+
+    def job(self, x, minibatches):
+        with torch.no_grad():
+            nn.utils.vector_to_parameters(x.clone(), self.module.parameters())
+        for rows in minibatches:
+            self.optimizer.zero_grad()
+            inputs, targets = self.problem.parts.train.rows(rows)
+            nn.functional.cross_entropy(self.module(inputs), targets).backward()
+            self.optimizer.step()
+        return x - nn.utils.parameters_to_vector(self.module.parameters()).detach()
+
+
+OPTIMIZERS = {
+    "sgd:lr=0.1": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    "sgd-momentum:lr=0.05": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9),
+    "adamw:lr=0.01": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01),
+}
+
+
+@pytest.mark.parametrize("inner", OPTIMIZERS)
+def test_a_worker_does_what_torch_does_and_keeps_its_moments_from_job_to_job(inner):
+    plain = digits_mlp()
+    problem, reference = LocalSteps(plain, steps=5, inner=inner), Torch(plain, OPTIMIZERS[inner])
+    x = problem.start()
+    memory = problem.memory(x)
+    for k in range(4):
+        sample = problem.samples(seed=3, first=k, count=1)[0]
+        assert torch.equal(sample, plain.samples(3, 5 * k, 5))
+        grad, memory = problem.work(x, sample, memory)
+        torch.testing.assert_close(grad, reference.job(x, sample), rtol=1e-5, atol=1e-7)
+        x = x - 0.7 * grad
+
+
+def test_muon_steps_along_matrices_because_the_worker_knows_the_shapes():
+    plain = digits_mlp()
+    problem = LocalSteps(plain, steps=1, inner="muon:lr=0.02,weight_decay=0")
+    step = problem.gradient(problem.start(), problem.samples(0, 0, 1)[0])
+    hidden = problem.blocks.split(step)[2]  # the 10 x 12 matrix
+    values = torch.linalg.svdvals(hidden) / (0.02 * 0.2 * 12**0.5)
+    assert (values > 0.5).sum() == len(values) - 1, "all but one: the gradients of cross-entropy sum to 0"
+    assert values.max() < 1.3
+
+
+def test_scaled_by_its_steps_an_sgd_worker_sends_the_mean_of_the_gradients_on_its_way():
+    plain = Quadratic(noise=0.3)
+    problem = LocalSteps(plain, steps=4, inner="sgd:lr=0.2", scaled=True)
+    x = y = torch.linspace(-1, 1, 10, dtype=torch.float64)
+    sample, seen = problem.samples(0, 7, 1)[0], []
+    for z in sample:
+        seen.append(plain.gradient(y, z))
+        y = y - 0.2 * seen[-1]
+    torch.testing.assert_close(problem.gradient(x, sample), torch.stack(seen).mean(0))
+    fewer = problem.work(x, sample, problem.memory(x), 2).grad
+    torch.testing.assert_close(fewer, torch.stack(seen[:2]).mean(0))
+
+
+@given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=4), seed=st.integers(0, 100))
+def test_runs_with_counts_of_their_own_are_the_same_as_each_by_itself(counts, seed):
+    problem = LocalSteps(Quadratic(dim=3, noise=0.5), steps=6, inner="adamw:lr=0.1")
+    xs = torch.randn(len(counts), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    sample = problem.samples(seed, 2, 1)[0]
+    warm = problem.work(xs, problem.samples(seed, 0, 1)[0], problem.memory(xs)).memory
+    together = problem.work(xs, sample, warm, torch.tensor(counts).unsqueeze(-1))
+    for i, count in enumerate(counts):
+        memory = problem.work(xs[i], problem.samples(seed, 0, 1)[0], problem.memory(xs[i])).memory
+        alone = problem.work(xs[i], sample, memory, count)
+        torch.testing.assert_close(together.grad[i], alone.grad, rtol=1e-12, atol=1e-14)
+        for batched, single in zip(tensors(together.memory), tensors(alone.memory), strict=True):
+            torch.testing.assert_close(batched[i], single, rtol=1e-12, atol=1e-14)
+
+
+def test_one_large_vector_is_walked_in_place_and_comes_out_the_same(monkeypatch):
+    walks = []
+    real = InnerOptimizer._walk_in_place
+    monkeypatch.setattr(InnerOptimizer, "_walk_in_place", lambda *args: walks.append(1) or real(*args))
+    problem = LocalSteps(Quadratic(dim=200_000, noise=0.3, dtype=torch.float32), steps=3, inner="adamw:lr=0.01")
+    samples, x = problem.samples(0, 0, 2), problem.start().view(1, 1, -1) + 0.1
+    given = x.clone()
+    first = problem.work(x, samples[:1], problem.memory(x))
+    before = [leaf.clone() for leaf in tensors(first.memory)]
+    second = problem.work(x, samples[1:], first.memory)
+    assert len(walks) == 2
+    assert problem._inner._in_place.backend == "loops"
+    assert torch.equal(x, given), "the query is the server's"
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors(first.memory), strict=True))
+    monkeypatch.setattr(InnerOptimizer, "_pays_in_place", lambda self, x: False)
+    expected = problem.work(x, samples[1:], problem.work(x, samples[:1], problem.memory(x)).memory)
+    torch.testing.assert_close(second.grad, expected.grad, rtol=1e-4, atol=1e-6)
+    for got, want in zip(tensors(second.memory), tensors(expected.memory), strict=True):
+        assert got.shape == want.shape
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    pickle.dumps(problem)
+
+
+def test_work_leaves_what_it_is_given_untouched():
+    problem = LocalSteps(Quadratic(), steps=3, inner="sgd-momentum:lr=0.1")
+    x, sample = problem.start(), problem.samples(0, 0, 1)[0]
+    memory = problem.work(x, sample, problem.memory(x)).memory
+    before = [leaf.clone() for leaf in (x, sample, *tensors(memory))]
+    problem.work(x, sample, memory)
+    assert all(torch.equal(a, b) for a, b in zip(before, (x, sample, *tensors(memory)), strict=True))
+
+
+def test_streams_and_runs_are_batched_as_those_of_a_gradient_are():
+    problem = LocalSteps(SoftmaxRegression(load("digits"), batch=8), steps=3, inner="sgd:lr=0.05")
+    samples = torch.stack([problem.samples(seed, 0, 1)[0] for seed in (0, 1)])
+    x = torch.randn(2, 4, problem.dim, generator=torch.Generator().manual_seed(0))
+    together = problem.gradient(x, samples)
+    for i in range(2):
+        for j in range(4):
+            torch.testing.assert_close(together[i, j], problem.gradient(x[i, j], samples[i]), rtol=1e-4, atol=1e-5)
+
+
+def test_an_inner_step_for_each_run_is_a_sweep():
+    swept = LocalSteps(Quadratic(noise=0.0), steps=2, inner="sgd:lr=0.1|0.5")
+    assert swept.start().shape == (2, 10)
+    sample = swept.samples(0, 0, 1)[0]
+    single = LocalSteps(Quadratic(noise=0.0), steps=2, inner="sgd:lr=0.5")
+    torch.testing.assert_close(swept.gradient(swept.start(), sample)[1], single.gradient(single.start(), sample))
+
+
+def test_the_measures_are_the_problems_own():
+    plain = digits_mlp()
+    problem = LocalSteps(plain, steps=2, inner="adamw:lr=0.01")
+    x = problem.start()
+    assert torch.equal(problem.measure(x).loss, plain.loss(x))
+    assert torch.equal(problem.accuracy(x), plain.accuracy(x))
+    assert problem.blocks is plain.blocks
+    assert problem.fingerprint() == plain.fingerprint()
+    assert problem.labels(problem.samples(0, 0, 3)).shape == (3, 2 * 16)
+    assert not hasattr(problem, "gradient_of_one"), "hosts would take plain gradients"
+    assert "steps=2" in repr(problem)
+    copied = pickle.loads(pickle.dumps(problem))
+    sample = problem.samples(0, 0, 1)[0]
+    assert torch.equal(copied.gradient(x, sample), problem.gradient(x, sample))
+
+
+def test_a_plain_problem_is_hosted_with_the_same_lines():
+    plain = Quadratic()
+    x, sample = plain.start(), plain.samples(0, 0, 1)[0]
+    grad, memory = do_work(plain, x, sample, first_memory(plain, x))
+    assert torch.equal(grad, plain.gradient(x, sample))
+    assert memory == ()
+    assert not remembers(plain)
+    assert remembers(LocalSteps(plain, steps=1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps": 0}, "steps must be an integer >= 1, got 0"),
+        ({"steps": True}, "steps must be an integer >= 1, got True"),
+        ({"inner": "steady"}, "inner must be a rule whose query and output are its iterate"),
+        ({"inner": "sgd-uniform:lr=0.1"}, "inner must be a rule whose query and output are its iterate"),
+        ({"inner": "gap-aware:lr=0.1"}, "inner must be a rule without tickets"),
+        ({"inner": "adamww:lr=0.1"}, "did you mean 'adamw'?"),
+        ({"scaled": 1}, "scaled must be True or False, got 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_name(arguments, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        LocalSteps(Quadratic(), **{"steps": 5, **arguments})
+
+
+def test_local_steps_of_local_steps_are_refused():
+    with pytest.raises(ValueError, match="problem must be a plain problem"):
+        LocalSteps(LocalSteps(Quadratic(), steps=2), steps=3)
+
+
+def test_more_steps_than_a_job_has_are_refused():
+    problem = LocalSteps(Quadratic(), steps=3)
+    x = problem.start()
+    with pytest.raises(ValueError, match="steps must be from 1 to 3, got 4"):
+        problem.work(x, problem.samples(0, 0, 1)[0], problem.memory(x), 4)
+
+
+def test_an_outer_step_of_one_without_delay_is_the_worker_alone():
+    plain = Quadratic(noise=0.2)
+    problem = LocalSteps(plain, steps=10, inner="adamw:lr=0.02")
+    outer = lg.simulate(problem, lg.SGD(lr=1.0), delays=0, steps=8)
+    alone = lg.simulate(plain, lg.baselines.AdamW(lr=0.02), delays=0, steps=80)
+    torch.testing.assert_close(outer.output, alone.output, rtol=1e-9, atol=1e-12)
+
+
+def test_a_shard_is_that_of_the_problem_for_every_step():
+    plain = SoftmaxRegression(load("digits"), batch=4)
+    jobs = LocalSteps(plain, steps=3).samples_of_shard(7, 2, 5, 1, 4)
+    assert torch.equal(jobs.flatten(0, 1), plain.samples_of_shard(7, 6, 15, 1, 4))
+    assert not hasattr(LocalSteps(Quadratic(), steps=3), "samples_of_shard")

@@ -1,0 +1,206 @@
+"""The baselines for deep models against their packages, and facts about them that need no transcription."""
+
+import pytest
+import torch
+from torch import nn
+
+import lategrad as lg
+from lategrad import baselines
+from lategrad.checks import check_rule
+from lategrad.registry import build_rule
+from lategrad.rules import Block, Blocks, apply_update, issue_ticket
+from lategrad.rules._orthogonalize import orthogonalise
+
+schedulefree = pytest.importorskip("schedulefree")
+
+SHAPES = [(7, 5), (7,), (3, 7), (3,)]
+BLOCKS = Blocks.of_tensors([torch.zeros(shape) for shape in SHAPES])
+SMALL = Blocks((Block("weight", (2, 2), "matrix"), Block("bias", (2,), "other")))
+STEPS = 60
+
+
+def start():
+    return torch.randn(BLOCKS.size, generator=torch.Generator().manual_seed(0))
+
+
+def gradient(x, t):
+    """Of a quadratic, with noise."""
+    noise = torch.randn(len(x), generator=torch.Generator().manual_seed(t))
+    return torch.linspace(0.1, 2, len(x)) * x + 0.3 * noise
+
+
+def by_rule(rule):
+    state = rule.init(start())
+    for t in range(STEPS):
+        grad = gradient(rule.query(state), t)
+        state = apply_update(rule, state, grad, torch.tensor(0), issue_ticket(rule, state))
+    return rule.query(state), rule.output(state)
+
+
+def by_optimizer(*optimizers_of):
+    """Query and output after as many steps of optimizers, each over the tensors that its condition picks."""
+    params = [nn.Parameter(part.clone()) for part in BLOCKS.split(start())]
+    optimizers = [make([p for p in params if picks(p)]) for make, picks in optimizers_of]
+    for t in range(STEPS):
+        grads = BLOCKS.split(gradient(BLOCKS.join([p.detach() for p in params]), t))
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    query = BLOCKS.join([p.detach().clone() for p in params])
+    for optimizer in optimizers:
+        if hasattr(optimizer, "eval"):
+            optimizer.eval()
+    return query, BLOCKS.join([p.detach() for p in params])
+
+
+def everything(p):
+    return True
+
+
+def schedule_free(params):
+    optimizer = schedulefree.AdamWScheduleFree(params, lr=0.02, weight_decay=0.1)
+    optimizer.train()
+    return optimizer
+
+
+PACKAGES = {
+    "sgd-momentum": (
+        baselines.SGDMomentum(0.02),
+        [(lambda params: torch.optim.SGD(params, lr=0.02, momentum=0.9), everything)],
+    ),
+    "adamw": (baselines.AdamW(0.02), [(lambda params: torch.optim.AdamW(params, lr=0.02), everything)]),
+    "nadam": (
+        baselines.NAdam(0.02),
+        [
+            (
+                lambda params: torch.optim.NAdam(
+                    params, lr=0.02, betas=(0.99, 0.999), weight_decay=0.01, decoupled_weight_decay=True
+                ),
+                everything,
+            )
+        ],
+    ),
+    "schedule-free-adamw": (baselines.ScheduleFreeAdamW(0.02, weight_decay=0.1), [(schedule_free, everything)]),
+    "muon": (
+        baselines.Muon(0.02, blocks=BLOCKS),
+        [
+            (lambda params: torch.optim.Muon(params, lr=0.02, adjust_lr_fn="match_rms_adamw"), lambda p: p.dim() == 2),
+            (lambda params: torch.optim.AdamW(params, lr=0.02), lambda p: p.dim() != 2),
+        ],
+    ),
+    "dana-slim": (
+        baselines.DANASlim(0.02),
+        [(lambda params: torch.optim.SGD(params, lr=0.02, momentum=0.9, nesterov=True), everything)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_without_delay_it_is_the_optimizer_of_its_package(name, monkeypatch):
+    if name == "muon":  # torch's own iteration is the same in bfloat16, good to two digits
+        monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", lambda grad, *_: orthogonalise(grad))
+    rule, optimizers = PACKAGES[name]
+    for got, want in zip(by_rule(rule), by_optimizer(*optimizers), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+ALL = {
+    "sgd-momentum": baselines.SGDMomentum(0.1),
+    "adamw": baselines.AdamW(0.1),
+    "adamw-averaged": baselines.AdamW(0.1, average="linear"),
+    "nadam": baselines.NAdam(0.1),
+    "schedule-free-adamw": baselines.ScheduleFreeAdamW(0.1),
+    "muon": baselines.Muon(0.1, blocks=SMALL),
+    "muon-averaged": baselines.Muon(0.1, average="linear", blocks=SMALL),
+    "muon-without-blocks": baselines.Muon(0.1),
+    "gap-aware": baselines.GapAware(0.1),
+    "dana-slim": baselines.DANASlim(0.1),
+    "pipemare": baselines.PipeMare(0.1, annealing=4),
+    "weight-prediction": baselines.WeightPrediction(0.1),
+    "ringmaster-muon": baselines.RingmasterMuon(0.1, blocks=SMALL),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_it_passes_all_checks(name):
+    check_rule(ALL[name], compile=name in ("muon", "weight-prediction"))
+
+
+def test_matrices_of_one_shape_are_taken_together_and_stay_apart():
+    shapes = [(3, 4), (5,), (3, 4), (2, 3, 2), (3, 4)]
+    blocks = Blocks.of_tensors([torch.zeros(shape) for shape in shapes])
+    rule = baselines.Muon(1.0, momentum=0.0, weight_decay=0.0, blocks=blocks)
+    grad = torch.randn(2, blocks.size, generator=torch.Generator().manual_seed(0))
+    moved = blocks.split(-rule.output(rule.update(rule.init(torch.zeros(2, blocks.size)), grad, torch.tensor(0))))
+    for shape, part, got in zip(shapes, blocks.split(grad), moved, strict=True):
+        if len(shape) > 1:
+            rows, columns = shape[0], part[0].numel() // shape[0]
+            want = 0.2 * max(rows, columns) ** 0.5 * orthogonalise(part.reshape(2, rows, columns))
+            torch.testing.assert_close(got.reshape(want.shape), want)
+        else:
+            torch.testing.assert_close(got, part.sign(), rtol=1e-4, atol=1e-4)
+
+
+def test_without_blocks_muon_is_adamw():
+    for got, want in zip(by_rule(baselines.Muon(0.02)), by_rule(baselines.AdamW(0.02)), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_dana_slim_at_a_constant_delay_is_that_many_workers_in_turn():
+    """Three workers, each with the momentum it keeps itself, against tickets that travel."""
+    tau, lr, gamma = 2, 0.1, 0.9
+    rule = baselines.DANASlim(lr, momentum=gamma)
+    grads = torch.randn(30, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    states, x, own = [rule.init(torch.zeros(4).double())], torch.zeros(4).double(), torch.zeros(3, 4).double()
+    for t, grad in enumerate(grads):
+        asked = states[max(0, t - tau)]
+        states.append(rule.update(states[-1], grad, torch.tensor(min(t, tau)), rule.ticket(asked)))
+        worker = t % (1 + tau)
+        own[worker] = gamma * own[worker] + grad
+        x = x - lr * (gamma * own[worker] + grad)
+        torch.testing.assert_close(rule.output(states[-1]), x)
+
+
+def test_gap_aware_and_pipemare_without_delay_are_their_base():
+    sgd = by_rule(baselines.SGDMomentum(0.02))
+    torch.testing.assert_close(by_rule(baselines.GapAware(0.02)), sgd)
+    torch.testing.assert_close(by_rule(baselines.PipeMare(0.02)), by_rule(baselines.AdamW(0.02)))
+    torch.testing.assert_close(by_rule(baselines.WeightPrediction(0.02))[1], by_rule(baselines.AdamW(0.02))[1])
+
+
+def test_weights_are_predicted_where_they_will_be_when_the_direction_stays():
+    rule = baselines.WeightPrediction(0.1, weight_decay=0.0)
+    states = [rule.init(torch.zeros(3).double())]
+    for _ in range(20):
+        states.append(rule.update(states[-1], torch.tensor([1.0, -2.0, 0.5]).double(), torch.tensor(5)))
+    torch.testing.assert_close(rule.query(states[10]), rule.output(states[15]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: baselines.SGDMomentum(0.1, momentum=1.0), r"momentum must be a number in \[0, 1\), got 1.0"),
+        (lambda: baselines.AdamW(0.1, beta2=-0.1), r"beta2 must be a number in \[0, 1\)"),
+        (lambda: baselines.AdamW(0.1, average="mean"), "average must be one of"),
+        (lambda: baselines.NAdam(0.1, eps=0.0), "eps must be a finite number > 0"),
+        (lambda: baselines.ScheduleFreeAdamW(-0.1), "lr must be"),
+        (lambda: baselines.Muon(0.1, weight_decay=-1.0), "weight_decay must be"),
+        (lambda: baselines.PipeMare(0.1, annealing=0), "annealing must be a finite number > 0"),
+        (lambda: baselines.RingmasterMuon(0.1, threshold=0), "threshold must be a finite number >= 1"),
+    ],
+)
+def test_bad_hyper_parameters_are_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_a_batch_of_steps_is_one_rule():
+    """As in the benchmark: steps along a dimension of runs, blocks filled in by the problem."""
+    problem = lg.problems.ModuleProblem(nn.Linear(64, 10), lg.problems.load("digits"), batch=16)
+    for name in ("muon", "adamw", "gap-aware"):
+        steps = torch.tensor([[1e-3], [1e-2]], dtype=torch.float64)
+        together = lg.simulate(problem, build_rule(name, steps, lg.WholeSpace()), [0, 4], 40)
+        alone = lg.simulate(problem, build_rule(name, 1e-2, lg.WholeSpace()), 4, 40)
+        assert together.output[1, 1].dtype == torch.float32
+        torch.testing.assert_close(together.output[1, 1], alone.output, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,288 @@
+"""What delay can a training stand? Curves, verdicts, and a study that goes on where it was broken off."""
+
+import csv
+import json
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tolerance_script
+import torch
+from torch import nn
+
+import lategrad as lg
+from lategrad.cli import main as cli
+from lategrad.optim import Delayed
+from lategrad.tolerance_study import Run
+from lategrad.tolerance_study.run import Task
+from lategrad.tolerance_study.study import side_by_side
+
+SCRIPT = Path(tolerance_script.__file__)
+
+
+def values_of(result):
+    """All numbers, those that are not finite by one name: a file says no more of them."""
+    return [[value if math.isfinite(value) else "diverged" for value in run.values] for run in result.runs]
+
+
+def quadratic(wrap, steps=40, lr=0.3):
+    """Without noise: x <- x - lr x_{t - tau}."""
+    x = nn.Parameter(1 + torch.rand(1, dtype=torch.float64))
+    optimizer = wrap(torch.optim.SGD([x], lr=lr))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (x**2 / 2).backward()
+        optimizer.step()
+        yield 1 + x.item() ** 2
+
+
+def test_every_run_is_the_training_with_a_delayed_optimizer():
+    result = lg.tolerance(quadratic, delays=(0, 2, 5), seeds=2)
+    assert (result.delays, result.optimizers) == ((0, 2, 5), ("own",))
+    for delay in (0, 2, 5):
+        for seed, number in enumerate(result.numbers("own", delay)):
+            torch.manual_seed(seed)
+            *_, last = quadratic(lambda optimizer, delay=delay: Delayed(optimizer, delay))
+            assert number == last
+    point = result.point("own", 5)
+    assert (point.updates, point.rounds) == (35, 35 / 6)
+    assert point.number == pytest.approx(result.numbers("own", 5).mean())
+    gaps = result.numbers("own", 5) - result.numbers("own", 0)
+    assert (point.gap, point.gap_spread) == (pytest.approx(gaps.mean()), pytest.approx(gaps.std(ddof=1)))
+
+
+def test_the_largest_delay_is_the_last_before_the_first_that_costs_more():
+    result = lg.tolerance(quadratic, delays=(0, 1, 2, 4, 8), seeds=1)
+    gaps = [result.point("own", delay).gap for delay in result.delays]
+    assert gaps[-1] > 1  # beyond the edge of stability, which is at lr * tau of about 3/2
+    for cost in (1e-6, 0.01, 0.3):
+        fits = [gap <= cost * result.numbers("own", 0)[0] for gap in gaps]
+        assert fits[0]
+        assert not all(fits)
+        assert result.largest(cost) == result.delays[fits.index(False) - 1]
+
+
+def made(curves, better="lower", cost=0.05, seeds=1):
+    """A result from curves over 100 updates, by delay."""
+    runs = [
+        Run(Task("own", delay, seed), tuple(range(1, 101)), tuple(float(v) for v in curve + 1e-9 * seed), 1.0, 0)
+        for delay, curve in curves.items()
+        for seed in range(seeds)
+    ]
+    return lg.Tolerance(tuple(runs), better=better, cost=cost)
+
+
+T = np.arange(1, 101)
+
+
+def test_a_curve_that_is_slower_is_a_tax_and_one_that_stops_is_a_floor():
+    base = 1 + 3 * np.exp(-T / 20)
+    result = made({
+        0: base,
+        1: 1 + 3 * np.exp(-T / 21),
+        2: 1 + 3 * np.exp(-T / 60),
+        4: 1.5 + 3 * np.exp(-T / 10),
+        8: np.where(T < 50, 2.0, np.inf),
+    })  # fmt: skip
+    assert [result.point("own", delay).verdict for delay in result.delays] == [
+        "free",
+        "free",
+        "tax",
+        "floor",
+        "diverged",
+    ]
+    assert result.largest() == 1
+    assert result.point("own", 2).slowdown == pytest.approx(3.0, rel=0.1)  # three times slower by construction
+    assert result.point("own", 2).reached is None
+    assert result.point("own", 8).slowdown is None
+
+
+def test_higher_is_better_where_it_is_said_so():
+    lower, higher = (made({0: sign * (1 + 3 * np.exp(-T / 20)), 4: sign * (1.5 + np.exp(-T / 10))}, better)
+                     for sign, better in ((1, "lower"), (-1, "higher")))  # fmt: skip
+    assert lower.point("own", 4).gap == pytest.approx(higher.point("own", 4).gap)
+    assert lower.point("own", 4).verdict == higher.point("own", 4).verdict == "floor"
+    assert lower.largest() == higher.largest() == 0
+
+
+def test_the_updates_that_reach_the_number_of_no_delay_are_counted():
+    result = made({0: 1 + 3 * np.exp(-T / 20), 2: 1 + 3 * np.exp(-T / 10)})
+    reached = result.point("own", 2).reached
+    assert 1 + 3 * math.exp(-(reached - 5) / 10) == pytest.approx(1 + 3 * math.exp(-100 / 20), abs=0.03)
+    assert reached == pytest.approx(50, abs=6)
+
+
+def test_a_gap_within_the_spread_of_seeds_is_not_taken_for_a_price():
+    def finals(gaps):
+        runs = [Run(Task("own", 0, seed), (9,), (1.0,), 1.0, 0) for seed in range(len(gaps))]
+        return lg.Tolerance((*runs, *(Run(Task("own", 3, i), (9,), (1 + gap,), 1.0, 0) for i, gap in enumerate(gaps))))
+
+    assert finals([-0.5, 0.9]).point("own", 3).verdict == "unclear"  # more seeds would tell
+    assert finals([0.19, 0.21]).point("own", 3).verdict == "costs"  # no curve, so that no more can be said
+    assert finals([0.04, 0.04]).point("own", 3).verdict == "free"
+    assert finals([0.2]).point("own", 3).verdict == "costs"
+    assert math.isnan(finals([0.2]).point("own", 3).gap_spread)
+
+
+def test_optimizers_take_the_place_of_the_own_one():
+    result = lg.tolerance(tolerance_script.train, (0, 8), {"small steps": tolerance_script.small_steps}, seeds=1)
+    assert result.optimizers == ("own", "small steps")
+    assert result.numbers("small steps", 0)[0] > result.numbers("own", 0)[0]  # slower without a delay,
+    assert math.isnan(result.numbers("own", 8)[0])
+    assert result.numbers("small steps", 8)[0] < 3  # and stable with one
+
+
+def test_delays_by_stage_need_the_model_and_are_those_of_a_pipeline():
+    result = lg.tolerance(tolerance_script.train, (0, 1, 8), seeds=1, profile="stages:2")
+    torch.manual_seed(0)
+
+    def wrap(optimizer, model):
+        return Delayed(optimizer, lg.delays.by_stage(model, 2, delay=8))
+
+    wrap.name, wrap.delay, wrap.seed = "own", 8, 0
+    *_, last = tolerance_script.train(wrap)
+    assert result.numbers("own", 8)[0] == last
+    assert result.point("own", 8).updates == 60
+    uniform = lg.tolerance(tolerance_script.train, (0, 8), seeds=1)
+    assert not result.numbers("own", 8)[0] > uniform.numbers("own", 8)[0]  # only the first of two stages is late
+    with pytest.raises(ValueError, match=r"profile 'stages:2' needs the model: wrap\(optimizer, model\)"):
+        lg.tolerance(quadratic, (0,), seeds=1, profile="stages:2")
+
+
+def test_a_study_that_was_broken_off_goes_on_where_it_was(tmp_path, monkeypatch):
+    counted = tmp_path / "counted"
+    monkeypatch.setenv("COUNT_RUNS_IN", str(counted))
+    lg.tolerance(tolerance_script.train, (0, 2), seeds=1, out=tmp_path / "tol")
+    more = lg.tolerance(tolerance_script.train, (0, 2, 4), seeds=2, out=tmp_path / "tol")
+    lines = counted.read_text().splitlines()
+    assert len(lines) == len(set(lines)) == 6
+    monkeypatch.delenv("COUNT_RUNS_IN")
+    again = lg.tolerance(tolerance_script.train, (0, 2, 4), seeds=2)
+    assert values_of(more) == values_of(again)
+    with pytest.raises(ValueError, match="out must be another folder: .* better lower, not higher"):
+        lg.tolerance(tolerance_script.train, (0,), seeds=1, out=tmp_path / "tol", better="higher")
+    with pytest.raises(ValueError, match="out must be another folder: .* had train"):
+        lg.tolerance(quadratic, (0,), seeds=1, out=tmp_path / "tol")
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_are_those_one_after_another():
+    alone = lg.tolerance(tolerance_script.train, (0, 4), seeds=1)
+    together = lg.tolerance(tolerance_script.train, (0, 4), seeds=1, workers="auto")
+    assert values_of(together) == values_of(alone)
+    with pytest.raises(ValueError, match="workers must be 1 for this training: it cannot be sent to another process"):
+        lg.tolerance(lambda wrap: 1.0, (0,), workers=2)
+    assert side_by_side(2**60) == 1
+    assert side_by_side(1) >= 1
+
+
+def test_everything_there_is_to_look_at(tmp_path):
+    result = lg.tolerance(tolerance_script.train, (0, 2, 8), {"small <steps>": tolerance_script.small_steps}, seeds=2)
+    table = result.table()
+    loaded = lg.Tolerance.load(result.to_json(tmp_path / "tol.json"))
+    assert table.count("\n| ") == 6
+    assert "own: stands a delay of " in table
+    json.loads((tmp_path / "tol.json").read_text(), parse_constant=pytest.fail)  # NaN is no JSON
+    page = result.to_html(tmp_path / "deep" / "tol.html").read_text()
+    assert page.count("<tr>") == 7
+    assert "<svg" in page
+    assert "small &lt;steps&gt;" in page
+    result.plot(tmp_path / "tol.png")
+    assert (tmp_path / "tol.png").read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader(result.to_csv(tmp_path / "tol.csv").open()))
+    assert [float(row["gap"]) for row in rows] == pytest.approx([point.gap for point in result.points()], nan_ok=True)
+    assert values_of(loaded) == values_of(result)
+    assert loaded.table() == table
+    (tmp_path / "other.json").write_text(json.dumps({"format": "other"}))
+    with pytest.raises(ValueError, match="a file of the format 'lategrad-tolerance-1'"):
+        lg.Tolerance.load(tmp_path / "other.json")
+
+
+def test_seeds_that_change_nothing_are_noticed():
+    def with_a_seed_of_its_own(wrap):
+        torch.manual_seed(5)
+        yield from quadratic(wrap)
+
+    with pytest.warns(UserWarning, match="all seeds gave the same numbers"):
+        lg.tolerance(with_a_seed_of_its_own, (0, 1), seeds=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lg.tolerance(quadratic, (0, 1), seeds=2)
+
+
+def no_wrap(wrap):
+    return 1.0
+
+
+def wraps_twice(wrap):
+    x = nn.Parameter(torch.ones(1))
+    wrap(wrap(torch.optim.SGD([x], lr=0.1)))
+
+
+def gives_text(wrap):
+    wrap(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
+    return "text"
+
+
+def gives_nothing(wrap):
+    wrap(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("train", "options", "error", "message"),
+    [
+        (no_wrap, {}, RuntimeError, r"gave a number before it called wrap\(optimizer\)"),
+        (wraps_twice, {}, RuntimeError, "wrap was called twice"),
+        (gives_text, {}, TypeError, "must give numbers, got 'text'"),
+        (gives_nothing, {}, TypeError, "must give numbers, got None"),
+        (quadratic, {"delays": (0, -1)}, ValueError, "each of delays must be an integer >= 0, got -1"),
+        (quadratic, {"seeds": 0}, ValueError, "seeds must be an integer >= 1"),
+        (quadratic, {"better": "bigger"}, ValueError, "better must be one of 'lower', 'higher'"),
+        (quadratic, {"workers": "many"}, ValueError, "workers must be an integer >= 1, or 'auto'"),
+        (quadratic, {"profile": "stages"}, ValueError, "profile must be None, or 'stages:P'"),
+        (quadratic, {"optimizers": {"own": None}}, ValueError, "optimizers must be without the name 'own'"),
+    ],
+)
+def test_bad_studies(train, options, error, message):
+    with pytest.raises(error, match=message):
+        lg.tolerance(train, **{"delays": (0,), "seeds": 1, **options})
+
+
+def run_command(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["tolerance", *arguments])
+    output = capsys.readouterr()
+    return ended.value.code or 0, output.out, output.err
+
+
+def test_the_command_runs_a_function_of_a_script(capsys, tmp_path):
+    code, out, _ = run_command(
+        capsys, f"{SCRIPT}:train", "--delays", "0,2", "--seeds", "1", "--out", str(tmp_path / "tol"),
+        "--optimizer", f"small={SCRIPT}:small_steps",
+    )  # fmt: skip
+    assert code == 0
+    assert out.count("| small ") == 2
+    assert {path.name for path in (tmp_path / "tol").iterdir()} == {
+        "tolerance.html", "tolerance.png", "tolerance.csv", "tolerance.json", "runs", "study.json",
+    }  # fmt: skip
+    assert len(list((tmp_path / "tol" / "runs").iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no_such_module_anywhere:train"], "No module named 'no_such_module_anywhere'"),
+        (["missing.py:train"], "no file 'missing.py'"),
+        ([f"{SCRIPT}:missing"], "'tolerance_script' has no function 'missing'"),
+        (["train"], "must be MODULE:FUNCTION or FILE.py:FUNCTION, got 'train'"),
+        ([f"{SCRIPT}:train", "--delays", "0,x"], "--delays must be integers >= 0 with commas between"),
+        ([f"{SCRIPT}:train", "--optimizer", "x"], "--optimizer must be NAME=MODULE:FUNCTION, got 'x'"),
+    ],
+)
+def test_bad_commands_are_one_line(capsys, arguments, message):
+    code, _, err = run_command(capsys, *arguments)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
