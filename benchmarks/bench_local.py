@@ -19,7 +19,7 @@ from torch import nn
 from lategrad.problems import Dataset, LocalSteps, ModuleProblem
 from lategrad.registry import parse_rule
 from lategrad.serve import Settings
-from lategrad.serve.compression import Wire
+from lategrad.serve.compression import Compression
 from lategrad.serve.messages import Job, Made
 from lategrad.serve.server import Server
 from lategrad.serve.worker import Oracle, Slowness, Streams
@@ -51,19 +51,19 @@ def job_seconds(problem: LocalSteps, measured: int) -> tuple[float, torch.Tensor
     return (time.process_time() - begin) * problem.steps / measured, answer.message
 
 
-def send_seconds(wire: Wire, grad: torch.Tensor) -> tuple[float, torch.Tensor]:
+def send_seconds(compression: Compression, grad: torch.Tensor) -> tuple[float, torch.Tensor]:
     """What a worker needs to write a pseudo-gradient as it travels; and that."""
-    if wire.exact:
+    if compression.exact:
         return 0.0, grad
     begin = time.process_time()
-    message = wire.send(grad, torch.zeros_like(grad)).message
+    message = compression.send(grad, torch.zeros_like(grad)).message
     return time.process_time() - begin, message
 
 
-def update_seconds(problem: LocalSteps, rule: str, wire: str, message: torch.Tensor, updates: int) -> float:
+def update_seconds(problem: LocalSteps, rule: str, compression: str, message: torch.Tensor, updates: int) -> float:
     """The server's processor time for an update, the next query written."""
     shaped = rule == "steady-muon"
-    settings = Settings(steps=10**9, wire=wire, compile=not shaped, record_every=10**9)
+    settings = Settings(steps=10**9, compression=compression, compile=not shaped, record_every=10**9)
     server = Server(problem, parse_rule(f"{rule}:lr=0.1"), settings)
     room = torch.empty(server.dim)
     job = server.issue(0, room)
@@ -88,12 +88,12 @@ def main() -> None:
     problem = problem_of(options.steps)
     print(f"{problem.dim:,} parameters, {options.steps} steps of AdamW a job")
     steps, grad = job_seconds(problem, options.measured)
-    for wire, rules in (("bfloat16", ("nesterov",)), ("int8", ("nesterov",)), ("float32", RULES)):
-        send, message = send_seconds(Wire(wire, problem.dim, grad.dtype), grad)
+    for compression, rules in (("bfloat16", ("nesterov",)), ("int8", ("nesterov",)), ("none", RULES)):
+        send, message = send_seconds(Compression(compression, problem.dim, grad.dtype), grad)
         job = steps + send
-        print(f"{wire}: a job takes a worker {job:.2f} s, {message.nbytes / 1e6:.1f} MB are sent")
+        print(f"{compression}: a job takes a worker {job:.2f} s, {message.nbytes / 1e6:.1f} MB are sent")
         for rule in rules:
-            update = update_seconds(problem, rule, wire, message, options.updates)
+            update = update_seconds(problem, rule, compression, message, options.updates)
             share = update / job
             verdict(f"{rule}: {1e3 * update:.0f} ms an update, {share:.2%} of a worker's time (at most {TARGET:.0%})",
                     share <= TARGET)  # fmt: skip

@@ -52,9 +52,11 @@ def processor_seconds(pid: int | None) -> float:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-def ours(problem: Problem, seconds: float, warm_up: float = 1.0, workers: int = 2, ahead: int = 1) -> Measured:
+def ours(problem: Problem, seconds: float, warm_up: float = 1.0, workers: int = 2, prefetch: int = 1) -> Measured:
     """Our server with worker processes, once its update is compiled."""
-    settings = Settings(steps=10**9, workers=workers, ahead=ahead, compile=True, record_every=10**9, progress=False)
+    settings = Settings(
+        steps=10**9, workers=workers, prefetch=prefetch, compile=True, record_every=10**9, progress=False
+    )
     training = Training(problem, lg.Anytime(lg.OGD(lr=1e-3)), settings)
     costs: list[float] = []
 
@@ -146,14 +148,14 @@ def main() -> None:
     options = parser.parse_args()
     costs: dict[tuple[str, str], list[Measured]] = defaultdict(list)
 
-    def noted(who: str, problem: Problem, ahead: int) -> float:
-        result = ours(problem, options.seconds, ahead=ahead)
+    def noted(who: str, problem: Problem, prefetch: int) -> float:
+        result = ours(problem, options.seconds, prefetch=prefetch)
         costs[str(problem), who].append(result)
         return result.rate
 
     contenders = {
         "ours": lambda problem: noted("ours", problem, 1),
-        "ours, ahead=0": lambda problem: noted("ours, ahead=0", problem, 0),
+        "ours, prefetch=0": lambda problem: noted("ours, prefetch=0", problem, 0),
         "lock-free": lambda problem: hogwild(problem, seconds=options.seconds),
         "lock-free, autograd": lambda problem: hogwild_by_autograd(problem, seconds=options.seconds),
         "Ray's pattern": lambda problem: ray_parameter_server(problem, seconds=options.seconds),
@@ -192,7 +194,7 @@ def main() -> None:
     print(f"copy bandwidth {bandwidth[1] / 1e9:.1f} GB/s on one thread, {bandwidth[2] / 1e9:.1f} on two")
     ceiling = bandwidth[2] / (4 * 10**7 * WORDS_PER_UPDATE)
     allowed = f"what {WORDS_PER_UPDATE} words an entry allow, {ceiling:.0f} updates/s"
-    for who in ("ours", "ours, ahead=0"):
+    for who in ("ours", "ours, prefetch=0"):
         share = rates["10^7", who] / ceiling
         verdict(f"10^7, {who}: at least half of {allowed} ({share:.2f})", share >= 0.5)
 

@@ -201,7 +201,7 @@ _SHARE = len(KINDS)  # of the time, against the others' 1: a server takes second
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    return {"steps": 10**9, "workers": 3, "ahead": 1, "out": folder, "checkpoint_every": EVERY, "deadline": 1.0,
+    return {"steps": 10**9, "workers": 3, "prefetch": 1, "out": folder, "checkpoint_every": EVERY, "deadline": 1.0,
             "slow": "constant:2", "record_every": 10**9, "progress": False, "compile": False}  # fmt: skip
 
 

@@ -31,13 +31,13 @@ class Digits(LightningModule):
         self.delay = delay
         self.net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
-    def training_step(self, batch, _):  # noqa: D102
+    def training_step(self, batch, _):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
-    def validation_step(self, batch, _):  # noqa: D102
+    def validation_step(self, batch, _):
         self.log("accuracy", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
 
-    def configure_optimizers(self):  # noqa: D102
+    def configure_optimizers(self):
         return lg.optim.Delayed(lg.optim.SteadyAdam(self.parameters(), lr=0.01), self.delay)
 
 

@@ -5,7 +5,7 @@ optimizer, goes on from there at once, whoever else is still at work. With ``--s
 and slow workers take fewer steps. Put your own module and data in place of these.
 
     python examples/local_training.py --rule delayed-nesterov --updates 200
-    python examples/local_training.py --seconds 0.2 --wire int8
+    python examples/local_training.py --seconds 0.2 --compression int8
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SLOW = {2: "constant:150", 3: "constant:300"}
 """Milliseconds by which two of the workers hold back what they have."""
 
 
-def train(rule: str, updates: int, wire: str = "float32", seconds: float | None = None) -> lg.Trace:
+def train(rule: str, updates: int, compression: str = "none", seconds: float | None = None) -> lg.Trace:
     """A real run, whose recording ends in the same parameters when it is replayed."""
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     problem = LocalSteps(ModuleProblem(mlp, load("digits"), batch=32), 20, inner="adamw:lr=0.003", seconds=seconds)
-    trace = lg.train(problem, rule, steps=updates, workers=4, slow=SLOW, wire=wire)
+    trace = lg.train(problem, rule, steps=updates, workers=4, slow=SLOW, compression=compression)
     assert torch.equal(lg.replay(trace, problem, rule).output, trace.output), "workers' memories are replayed, too"
     return trace
 
@@ -36,10 +36,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rule", default="delayed-nesterov")
     parser.add_argument("--updates", type=int, default=200)
-    parser.add_argument("--wire", default="float32")
+    parser.add_argument("--compression", default="none")
     parser.add_argument("--seconds", type=float)
     options = parser.parse_args()
-    trace = train(options.rule, options.updates, options.wire, options.seconds)
+    trace = train(options.rule, options.updates, options.compression, options.seconds)
     assert trace.worker is not None
     assert trace.local_steps is not None
     for worker in range(4):

@@ -49,7 +49,7 @@ def train_in_rounds(problem: LocalSteps, rule: AnyRule[Any], settings: Settings,
     outputs, ended = [rule.output(state).clone()], list[float]()
     workers, _ = settings.worker_range()
     wire = Wire(settings.wire, problem.dim, outputs[0].dtype)
-    transport = Processes(problem, settings, wire, hurries=lambda: False)
+    transport = Processes(problem, settings, wire, is_stopping=lambda: False)
     with closing(transport), torch_threads(settings.threads), torch.no_grad():
         for worker in range(workers):
             transport.start(worker, worker)

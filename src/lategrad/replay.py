@@ -11,13 +11,13 @@ from torch import Tensor
 
 from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.worker_state import Count, Work, do_work, first_memory, remembers
+from lategrad.problems.worker_state import Count, Work, init_worker_state, is_stateful, run_job
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.rules.scheduled import Scheduled, has_step, with_schedule
 from lategrad.serve.checkpoints.identity import require_same
-from lategrad.serve.compression import Wire
+from lategrad.serve.compression import Compression
 from lategrad.serve.settings import FUNCTION
 from lategrad.serve.worker import Streams
 from lategrad.simulator import simulate
@@ -36,7 +36,7 @@ class RecordedSamples:
         self._problem, self._trace = problem, trace
         settings = trace.config["settings"]
         self._streams = Streams(settings["seed"], settings.get("data_shards"))
-        self._wire = settings.get("wire", "float32")
+        self._compression = settings.get("compression", "none")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._problem, name)  # the rest is the problem's own
@@ -87,19 +87,21 @@ class RecordedWork(RecordedSamples):
     @property
     def steps(self) -> int:
         """The most of a job."""
-        return self._problem.steps if remembers(self._problem) else 1
+        return self._problem.steps if is_stateful(self._problem) else 1
 
     def memory(self, x: Tensor) -> _Kept:
         """What a fresh worker has."""
-        return _Kept(first_memory(self._problem, x), torch.zeros_like(x if self._wire != "float32" else x[..., :0]))
+        return _Kept(
+            init_worker_state(self._problem, x), torch.zeros_like(x if self._compression != "none" else x[..., :0])
+        )
 
     def work(self, x: Tensor, sample: Tensor, memory: _Kept, steps: Count | None = None) -> Work:
         """A job, and its gradient as the server got it; in the first dimension, it is one."""
         one, kept = x[0], map_tensors(lambda leaf: leaf[0], memory)
-        work = do_work(self._problem, one, sample[0], kept.memory, None if steps is None else int(steps))
+        work = run_job(self._problem, one, sample[0], kept.memory, None if steps is None else int(steps))
         received, remainder = work.grad, kept.remainder
-        if self._wire != "float32":
-            _, received, remainder = Wire(self._wire, x.shape[-1], x.dtype).send(received, remainder)
+        if self._compression != "none":
+            _, received, remainder = Compression(self._compression, x.shape[-1], x.dtype).send(received, remainder)
         after = _Kept(work.memory, remainder)
         return Work(received.unsqueeze(0), map_tensors(lambda leaf: leaf.unsqueeze(0), after))
 

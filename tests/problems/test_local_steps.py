@@ -11,7 +11,7 @@ from torch import nn
 import lategrad as lg
 from lategrad.problems import LocalSteps, ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.problems.inner import InnerOptimizer
-from lategrad.problems.worker_state import do_work, first_memory, remembers
+from lategrad.problems.worker_state import init_worker_state, is_stateful, run_job
 from lategrad.support.runs import tensors
 
 
@@ -166,11 +166,11 @@ def test_the_measures_are_the_problems_own():
 def test_a_plain_problem_is_hosted_with_the_same_lines():
     plain = Quadratic()
     x, sample = plain.start(), plain.samples(0, 0, 1)[0]
-    grad, memory = do_work(plain, x, sample, first_memory(plain, x))
+    grad, memory = run_job(plain, x, sample, init_worker_state(plain, x))
     assert torch.equal(grad, plain.gradient(x, sample))
     assert memory == ()
-    assert not remembers(plain)
-    assert remembers(LocalSteps(plain, steps=1))
+    assert not is_stateful(plain)
+    assert is_stateful(LocalSteps(plain, steps=1))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from helpers.examples import example
 from helpers.serving import audit, gradients_of, train_until, wait_until
 from lategrad.cli.main import main
 from lategrad.problems import LocalSteps, ModuleProblem, Quadratic, SoftmaxRegression, load
-from lategrad.problems.worker_state import do_work, first_memory
+from lategrad.problems.worker_state import init_worker_state, run_job
 from lategrad.rules.rule import first_query
 from lategrad.serve import Settings, Training
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, version_of
@@ -44,12 +44,12 @@ def test_a_worker_keeps_its_optimizers_state_from_job_to_job():
     """The real worker does what the pure functions say, three jobs in a row."""
     problem, oracle = local(), Oracle(local(), Streams(0), Slowness(), CPU)
     x = problem.start()
-    memory = first_memory(problem, x.view(1, 1, -1))
+    memory = init_worker_state(problem, x.view(1, 1, -1))
     for k in range(3):
         answer = oracle.answer(Job(7, k, 0, x))
         sample = problem.samples(stream_seed(0, 7), k, 1)
         with torch.no_grad():
-            grad, memory = do_work(problem, x.view(1, 1, -1), sample, memory)
+            grad, memory = run_job(problem, x.view(1, 1, -1), sample, memory)
         assert torch.equal(answer.message, grad.view(-1))
         assert answer.made == Made(steps=4, previous=k - 1)
         x = x - 0.5 * answer.message
@@ -79,7 +79,7 @@ def test_a_run_learns_and_replays_bit_for_bit(engine, rule):
 
 def test_a_network_with_muon_inside_and_steady_muon_outside_replays():
     problem, rule = network(), "steady-muon:lr=0.5"
-    trace = lg.train(problem, rule, steps=30, workers=2, engine="processes", wire="int8")
+    trace = lg.train(problem, rule, steps=30, workers=2, engine="processes", compression="int8")
     torch.testing.assert_close(lg.replay(trace, problem, rule).output, trace.output, rtol=0, atol=0)
     assert trace.accuracy[-1] > trace.accuracy[0]
 
@@ -261,7 +261,7 @@ def test_the_simulator_refuses_seconds():
         local(seconds=0)
 
 
-@pytest.mark.parametrize("how", [{}, {"wire": "int8", "seconds": 0.05}], ids=["plain", "timed, int8"])
+@pytest.mark.parametrize("how", [{}, {"compression": "int8", "seconds": 0.05}], ids=["plain", "timed, int8"])
 def test_the_example_trains_with_two_slow_workers_and_replays(how):
     trace = example("local_training").train("delayed-nesterov", 40, **how)
     assert trace.complete
@@ -283,7 +283,9 @@ def run(capsys, *arguments):
 
 def test_the_command_line_trains_resumes_and_replays_local_steps(capsys, tmp_path):
     out = tmp_path / "run"
-    options = "--local-steps 4 --inner adamw:lr=0.01 --rule nesterov:lr=0.1 --workers 2 --engine threads --wire int8"
+    options = (
+        "--local-steps 4 --inner adamw:lr=0.01 --rule nesterov:lr=0.1 --workers 2 --engine threads --compression int8"
+    )
     code, said, _ = run(capsys, "train", *options.split(), "--steps", 40, "--out", out)
     assert not code
     assert "on the wire: 0.0 MB of gradients" in said

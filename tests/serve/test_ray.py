@@ -19,7 +19,7 @@ import lategrad as lg
 from lategrad.problems import LocalSteps, Quadratic
 from lategrad.serve import Settings, Training, TrainingError
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, version_of
-from lategrad.serve.compression import Wire
+from lategrad.serve.compression import Compression
 from lategrad.serve.desk import ForeignMessageError, Location
 
 ray = pytest.importorskip("ray")
@@ -120,7 +120,7 @@ def test_a_worker_that_a_restarted_server_does_not_know_joins_again(actor):
 def test_vectors_of_one_machine_travel_through_shared_memory(actor):
     begin(actor)
     header, query = unpack(actor.join(0, 0, HERE))
-    segment = Segment.create(Wire("float32", len(query), query.dtype))
+    segment = Segment.create(Compression("none", len(query), query.dtype))
     assert not actor.attach(0, "elsewhere", segment.address)
     assert actor.attach(0, HERE.node, segment.address)
     for version in range(3):
@@ -141,11 +141,11 @@ def test_vectors_of_one_machine_travel_through_shared_memory(actor):
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "in the call"])
 def test_gradients_travel_in_fewer_bits(actor, shared):
-    begin(actor, wire="int8")
+    begin(actor, compression="int8")
     header, query = unpack(actor.join(0, 0, HERE))
-    wire = Wire("int8", len(query), query.dtype)
-    message = wire.encode(query - 1)
-    segment = Segment.create(wire)
+    compression = Compression("int8", len(query), query.dtype)
+    message = compression.encode(query - 1)
+    segment = Segment.create(compression)
     if shared:
         assert actor.attach(0, HERE.node, segment.address)
         segment.grad.copy_(message)
@@ -155,7 +155,7 @@ def test_gradients_travel_in_fewer_bits(actor, shared):
 
 
 def test_a_worker_says_on_ray_too_what_it_has_kept(actor):
-    begin(actor, wire="bfloat16")
+    begin(actor, compression="bfloat16")
     header, query = unpack(actor.join(0, 0, HERE))
     for previous in (-1, 0, 1):
         made = header._replace(previous=previous)
@@ -166,7 +166,7 @@ def test_a_worker_says_on_ray_too_what_it_has_kept(actor):
 def test_a_segment_that_cannot_be_opened_is_told(actor):
     begin(actor)
     actor.join(0, 0, HERE)
-    segment = Segment.create(Wire("float32", 6, torch.float64))
+    segment = Segment.create(Compression("none", 6, torch.float64))
     assert not actor.attach(0, HERE.node, segment.address._replace(descriptor=9999))
     assert "go through the object store" in status_of(actor).messages[0]
 
@@ -373,7 +373,7 @@ def test_local_steps_on_ray_replay_bit_for_bit():
     """Vectors of more than INLINE bytes: after its first job a worker shares memory with the server."""
     problem = LocalSteps(Quadratic(dim=20_000, noise=0.1), steps=3, inner="adamw:lr=0.01")
     rule = "delayed-nesterov:lr=0.3,period=2"
-    trace = lg.train(problem, rule, steps=30, workers=2, engine="ray", wire="int8", compile=False)
+    trace = lg.train(problem, rule, steps=30, workers=2, engine="ray", compression="int8", compile=False)
     assert trace.complete
     audit(trace)
     assert trace.local_steps.tolist() == [3] * 30

@@ -38,7 +38,7 @@ def test_every_option_is_documented():
 def test_every_option_is_one_of_the_command_line():
     train, resume = _options_of("train"), _options_of("resume")
     assert set(NAMES) - set(train) == {"notes", "on_record"}
-    assert set(NAMES) - set(resume) == {"notes", "on_record", "seed", "data_shards", "out", "wire"}
+    assert set(NAMES) - set(resume) == {"notes", "on_record", "seed", "data_shards", "out", "compression"}
     assert str(train["workers"].default) == str(Settings(steps=1).workers)
     assert train["keep"].default == Settings(steps=1).keep
     assert all(resume[name].default is None for name in NAMES if name in resume)
@@ -59,8 +59,8 @@ def test_an_unknown_option_is_refused_by_name():
         ({"keep": 0}, "keep must be an integer >= 1"),
         ({"threads": 1.5}, "threads must be an integer >= 1"),
         ({"record_every": 0}, "record_every must be an integer >= 1, or None"),
-        ({"ahead": -1}, "ahead must be in 0..100"),
-        ({"ahead": 1, "engine": "ray"}, "ahead must be 0 with engine='ray'"),
+        ({"prefetch": -1}, "prefetch must be in 0..100"),
+        ({"prefetch": 1, "engine": "ray"}, "prefetch must be 0 with engine='ray'"),
         ({"engine": "ray", "server_device": "cuda"}, "server_device must be 'cpu' with engine='ray'"),
         ({"server_device": "tpu9"}, "server_device must be 'cpu' or 'cuda'"),
         ({"device": "abacus"}, "device must be 'cpu' or 'cuda'"),

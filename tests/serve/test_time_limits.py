@@ -64,10 +64,10 @@ def test_what_is_raised_too_late_is_nobodys():
 
 
 def test_a_limit_may_shrink_while_it_is_waited_for():
-    hurries, never = threading.Event(), threading.Event()
-    threading.Timer(0.1, hurries.set).start()
+    is_stopping, never = threading.Event(), threading.Event()
+    threading.Timer(0.1, is_stopping.set).start()
     with pytest.raises(OutOfTimeError, match="within 0 s"):
-        limited(never.wait, lambda: 0.0 if hurries.is_set() else 1000.0, "it did not come")
+        limited(never.wait, lambda: 0.0 if is_stopping.is_set() else 1000.0, "it did not come")
 
 
 def test_where_there_is_no_time_nothing_is_called():

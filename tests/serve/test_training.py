@@ -106,15 +106,15 @@ def nothing_left_behind():
     assert _open_sockets() <= sockets, "sockets are left open"
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_training_reaches_what_simulation_reaches_and_replays_bit_for_bit(engine, ahead):
+def test_training_reaches_what_simulation_reaches_and_replays_bit_for_bit(engine, prefetch):
     problem = SoftmaxRegression(load("digits"), batch=32)
     trace = train_until(lambda training: training.version >= 1500 and min(gradients_of(training, 3)) > 100,
-                        problem, RULE, workers=3, engine=engine, ahead=ahead, record_every=100)  # fmt: skip
+                        problem, RULE, workers=3, engine=engine, prefetch=prefetch, record_every=100)  # fmt: skip
     audit(trace)
-    assert each_answer_is_a_new_query(trace, 1 + ahead)
-    simulated = lg.simulate(problem, RULE, 3 * (1 + ahead) - 1, len(trace.delays))
+    assert each_answer_is_a_new_query(trace, 1 + prefetch)
+    simulated = lg.simulate(problem, RULE, 3 * (1 + prefetch) - 1, len(trace.delays))
     assert trace.accuracy[-1] == pytest.approx(simulated.accuracy[-1].item(), abs=0.03)
     again = lg.replay(trace, problem, RULE)
     assert torch.equal(again.output, trace.output)
@@ -223,8 +223,8 @@ def _kill(pid):
 
 
 @pytest.mark.filterwarnings("ignore:worker .* died")
-@pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_workers_killed_at_any_moment_tear_no_gradient_and_are_replaced(ahead):
+@pytest.mark.parametrize("prefetch", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_workers_killed_at_any_moment_tear_no_gradient_and_are_replaced(prefetch):
     kills = 15
     rng = random.Random(0)
 
@@ -238,7 +238,7 @@ def test_workers_killed_at_any_moment_tear_no_gradient_and_are_replaced(ahead):
         wait_until(lambda: sum(training.engine.server.config["replaced"].values()) == kills)
         training.stop()
 
-    run = _Run(Marked(2_000_000), disturb=disturb, rule=lg.SGD(lr=1.0), steps=10**6, workers=2, ahead=ahead,
+    run = _Run(Marked(2_000_000), disturb=disturb, rule=lg.SGD(lr=1.0), steps=10**6, workers=2, prefetch=prefetch,
                record_every=10**6)  # fmt: skip
     with pytest.warns(UserWarning, match="stopped"):
         trace = run()
@@ -310,7 +310,7 @@ def test_a_worker_that_sends_what_no_worker_sends_is_replaced_and_nobody_else_di
     with pytest.warns(UserWarning, match=r"worker \d died after update \d+ \(.*\) and is replaced"):
         trace = train_until(
             lambda training: training.engine.server.config["replaced"] and training.version > 200,
-            Babbling(how, tmp_path / "babbled"), RULE, workers=3, ahead=1, slow="constant:1",
+            Babbling(how, tmp_path / "babbled"), RULE, workers=3, prefetch=1, slow="constant:1",
         )  # fmt: skip
     audit(trace)
     assert sum(trace.config["replaced"].values()) == 1
@@ -482,7 +482,7 @@ def test_workers_join_and_leave_while_it_runs(engine, tmp_path):
 
     with pytest.warns(UserWarning, match="stopped"):
         trace = _Run(Quadratic(), disturb=disturb, folder=tmp_path, steps=10**6, workers=2, engine=engine,
-                     slow="constant:3", ahead=1)()  # fmt: skip
+                     slow="constant:3", prefetch=1)()  # fmt: skip
     audit(trace)
     assert set(trace.worker.tolist()) == {0, 1, 2, 3}
     assert set(trace.worker[-30:].tolist()) == {0}

@@ -107,7 +107,7 @@ def _finish_training(trace: Trace, out: Path | None) -> None:
     typer.echo(f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {result_in_words(trace)}{delays}")
     if returns := trace.config.get("returns"):
         typer.echo(f"went back to a checkpoint {returns} times, because the state was not finite")
-    if trace.config["settings"].get("wire", "float32") != "float32":
+    if trace.config["settings"].get("compression", "none") != "none":
         up, down = (f"{trace.config['bytes'][way] / 1e6:,.1f} MB" for way in ("up", "down"))
         typer.echo(f"on the wire: {up} of gradients, {down} of queries")
     for what in ("refusals", "too_late", "replaced", "memories_lost"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.problems.inner import InnerOptimizer
 from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.worker_state import Count, Work, remembers
+from lategrad.problems.worker_state import Count, Work, is_stateful
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, as_dtype
@@ -66,7 +66,7 @@ class LocalSteps:
         seconds: float | None = None,
     ) -> None:
         self.problem = as_problem(problem)
-        require("problem", problem, not remembers(self.problem), "a plain problem: this one has local steps already")
+        require("problem", problem, not is_stateful(self.problem), "a plain problem: this one has local steps already")
         is_count = isinstance(steps, int) and not isinstance(steps, bool)
         require("steps", steps, is_count and steps >= 1, "an integer >= 1")
         require("scaled", scaled, isinstance(scaled, bool), "True or False")

@@ -10,8 +10,8 @@ steps     H, the most steps that a job takes; ``work`` may be told to take fewer
 ========  =============================================================================================
 
 Both functions are pure, for many runs at once, as a gradient is. The memory never travels: whoever hosts a worker
-keeps it, and it is gone with the worker. A host serves both kinds of problem with the same lines: :func:`first_memory`
-when a worker joins and :func:`do_work` for each of its jobs.
+keeps it, and it is gone with the worker. A host serves both kinds of problem with the same lines:
+:func:`init_worker_state` when a worker joins and :func:`run_job` for each of its jobs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Work(NamedTuple):
 
 
 @runtime_checkable
-class WorkingProblem(Problem, Protocol):
+class StatefulProblem(Problem, Protocol):
     """A problem whose workers take several steps of their own and remember something from job to job."""
 
     @property
@@ -53,25 +53,25 @@ class WorkingProblem(Problem, Protocol):
         ...
 
 
-def remembers(problem: Problem) -> TypeGuard[WorkingProblem]:
+def is_stateful(problem: Problem) -> TypeGuard[StatefulProblem]:
     """Whether the problem's workers keep something from job to job."""
     return hasattr(problem, "work")
 
 
-def first_memory(problem: Problem, x: Tensor) -> Any:
+def init_worker_state(problem: Problem, x: Tensor) -> Any:
     """What a fresh worker keeps; of a plain problem, nothing."""
-    return problem.memory(x) if remembers(problem) else ()
+    return problem.memory(x) if is_stateful(problem) else ()
 
 
-def do_work(problem: Problem, x: Tensor, sample: Tensor, memory: Any, steps: Count | None = None) -> Work:
+def run_job(problem: Problem, x: Tensor, sample: Tensor, memory: Any, steps: Count | None = None) -> Work:
     """One job: that of a working problem, or a plain problem's gradient.
 
     >>> import torch
     >>> from lategrad.problems import Quadratic
     >>> plain = Quadratic(dim=2, strong_convexity=1.0, noise=0.0)
-    >>> do_work(plain, torch.ones(2), torch.zeros(2), first_memory(plain, torch.ones(2)))
+    >>> run_job(plain, torch.ones(2), torch.zeros(2), init_worker_state(plain, torch.ones(2)))
     Work(grad=tensor([0.2929, 0.2929], dtype=torch.float64), memory=())
     """
-    if remembers(problem):
+    if is_stateful(problem):
         return problem.work(x, sample, memory, steps)
     return Work(problem.gradient(x, sample), memory)

@@ -6,7 +6,7 @@ the worker computed, but for the last remainder: :math:`\sum_{i<k} c_i + e_k = \
 of the worker's memory and is lost with it. Queries travel as they are.
 
 ========  ==========================================================================================
-float32   as they are, in the problem's own dtype, float32 or another
+none      as they are, in the problem's own dtype, float32 or another
 bfloat16  eight bits of mantissa: two bytes an entry
 int8      a byte an entry, in blocks of 256 with a scale each: the largest entry of a block is 127 times its scale
 ========  ==========================================================================================
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-WIRES = ("float32", "bfloat16", "int8")
+COMPRESSIONS = ("none", "bfloat16", "int8")
 _BLOCK = 256
 _LARGEST = 127
 
@@ -39,14 +39,14 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wire:
+class Compression:
     """How vectors of one length and dtype travel.
 
-    >>> wire = Wire("int8", dim=3, dtype=torch.float32)
-    >>> sent = wire.send(torch.tensor([127.0, 1.4, 0.0]), torch.zeros(3))
+    >>> compression = Compression("int8", dim=3, dtype=torch.float32)
+    >>> sent = compression.send(torch.tensor([127.0, 1.4, 0.0]), torch.zeros(3))
     >>> sent.received, sent.remainder, len(sent.message)
     (tensor([127.,   1.,   0.]), tensor([0.0000, 0.4000, 0.0000]), 7)
-    >>> wire.send(torch.tensor([127.0, 1.4, 0.0]), sent.remainder).received
+    >>> compression.send(torch.tensor([127.0, 1.4, 0.0]), sent.remainder).received
     tensor([127.,   2.,   0.])
     """
 
@@ -57,12 +57,12 @@ class Wire:
     @property
     def exact(self) -> bool:
         """Whether a message is the vector itself."""
-        return self.name == "float32"
+        return self.name == "none"
 
     @property
     def message_dtype(self) -> torch.dtype:
         """Of a message."""
-        return {"float32": self.dtype, "bfloat16": torch.bfloat16, "int8": torch.uint8}[self.name]
+        return {"none": self.dtype, "bfloat16": torch.bfloat16, "int8": torch.uint8}[self.name]
 
     @property
     def message_length(self) -> int:

@@ -32,12 +32,12 @@ from lategrad.execution import in_place
 from lategrad.execution.pays import compiling_pays
 from lategrad.gradient_norms import NormGate, clipped
 from lategrad.problems.problem import Problem
-from lategrad.problems.worker_state import remembers
+from lategrad.problems.worker_state import is_stateful
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket, weigh_ticket
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
 from lategrad.serve.checkpoints.identity import identify, require_same
-from lategrad.serve.compression import Wire
+from lategrad.serve.compression import Compression
 from lategrad.serve.messages import PLAIN, Job, Made, is_finite, malformed, unusable
 from lategrad.serve.observe.records import Records
 from lategrad.serve.observe.telemetry import Telemetry, measure
@@ -69,7 +69,8 @@ class Server:
         rule: any server rule, for one run (no hyper-parameter may have run dimensions). One that looks at the shapes
             of the problem's tensors gets them.
         settings: of which the server uses ``steps``, ``record_every``, ``compile``, ``max_refusals``, ``max_delay``,
-            ``clip``, ``max_norm_ratio``, ``wire`` and ``server_device``; all are part of its checkpoints and its trace.
+            ``clip``, ``max_norm_ratio``, ``compression`` and ``server_device``, which its
+            checkpoints and its trace keep.
         query_in_place: whether :meth:`exchange` may hand out a query that is part of the state, which the next exchange
             overwrites: for engines that have sent it off by then. Saves a pass over the vector.
 
@@ -96,7 +97,7 @@ class Server:
         query = self.rule.query(self.state)
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype, self.device = query.shape[-1], query.dtype, device
-        self.wire = Wire(settings.wire, self.dim, self.dtype)
+        self.compression = Compression(settings.compression, self.dim, self.dtype)
         in_state = any(query is leaf for leaf in tensors(self.state))
         self._query_in_place = query_in_place and in_state
         self._writes_query = not self._query_in_place and device.type == "cpu"  # in the pass of the update
@@ -116,11 +117,11 @@ class Server:
         self.refusals: Counter[str] = Counter()
         self.traffic: Counter[str] = Counter(up=0, down=0)
         """Bytes of the vectors that came from workers and that went to them."""
-        self._keeps = keeps_something(problem, settings.wire)
+        self._keeps = keeps_something(problem, settings.compression)
         self.memories_lost: Counter[str] = Counter()
         """How often each worker had to begin without what the one before it had kept."""
         self._begun: set[int] = set()
-        self._most_steps = problem.steps if remembers(problem) else 0
+        self._most_steps = problem.steps if is_stateful(problem) else 0
         self.gate = None if settings.max_delay is None else StalenessGate(settings.max_delay)
         self._clip = settings.clip
         self._norm_gate = None if settings.max_norm_ratio is None else NormGate(settings.max_norm_ratio)
@@ -261,11 +262,11 @@ class Server:
 
     def _received(self, message: Tensor, checked: bool) -> tuple[Tensor, str | None]:
         """The gradient that a message stands for, and why it cannot be applied, if so."""
-        if self.wire.exact:
+        if self.compression.exact:
             return message, None if checked else unusable(message, self.dim, self.dtype)
-        if form := malformed(message, self.wire.message_length, self.wire.message_dtype):
+        if form := malformed(message, self.compression.message_length, self.compression.message_dtype):
             return message, form
-        grad = self.wire.decode(message)
+        grad = self.compression.decode(message)
         return grad, None if is_finite(grad) else "not finite"
 
     def _record(self) -> None:

@@ -14,20 +14,20 @@ from lategrad.delays import Law
 from lategrad.delays.specs import parse
 from lategrad.gradient_norms import require_norm_options
 from lategrad.rules.scheduled import Share, complete_schedule
-from lategrad.serve.compression import WIRES
+from lategrad.serve.compression import COMPRESSIONS
 from lategrad.serve.observe.monitor import LOGS, logs_of
 from lategrad.serve.observe.watch import OnRecord
 from lategrad.serve.worker import Slowness, Streams
 from lategrad.support.validation import require, require_choice, require_device, require_number
 
 ENGINES = ("processes", "threads", "ray")
-_MOST_AHEAD = 100
+_MAX_PREFETCH = 100
 MOST_WORKERS = 1000
 """A number beyond is a slip of the pen."""
 _NOT_SAVED = ("out", "progress", "on_record")
 """Options of a call, not of the run: a run that is resumed elsewhere has others."""
 
-KEPT = ("seed", "data_shards", "wire", "out")
+KEPT = ("seed", "data_shards", "compression", "out")
 """Options that stay as they were when a run is resumed: samples and gradients follow from them, or they say which run
 it is."""
 
@@ -82,15 +82,15 @@ class Settings:
         None, command_line=list[str],
     )  # fmt: skip
     threads: int = _option("of torch in the server; each worker process has one.", 1)
-    ahead: int = _option(
+    prefetch: int = _option(
         "jobs that a worker holds beside the one it is at, so that it need not wait for the server: faster where "
-        "gradients take less than a few milliseconds, at the price of longer delays (each worker counts 1 + ahead "
+        "gradients take less than a few milliseconds, at the price of longer delays (each worker counts 1 + prefetch "
         "times). Not on Ray.", 0,
     )  # fmt: skip
-    wire: str = _option(
-        "how gradients travel: float32, as they are; or, for slow networks, bfloat16 or int8, half and a quarter of "
-        "that, where what rounding leaves out stays with the worker and goes with its next gradient. Queries travel "
-        "as they are.", "float32",
+    compression: str = _option(
+        "how gradients travel: none, as they are; or, for slow networks, bfloat16 or int8, half and a quarter of "
+        "float32, where what rounding leaves out stays with the worker and goes with its next gradient. Queries travel "
+        "as they are.", "none",
     )  # fmt: skip
     deadline: float = _option(
         "seconds after which a worker that still has not returned its gradient is taken for hung and replaced. "
@@ -165,7 +165,7 @@ class Settings:
             value = getattr(self, name)
             require(name, value, value is None or _is_count(value), "an integer >= 1, or None")
         require_choice("engine", self.engine, ENGINES)
-        require_choice("wire", self.wire, WIRES)
+        require_choice("compression", self.compression, COMPRESSIONS)
         low, high = self.worker_range()
         on_ray = self.engine == "ray"
         require("workers", self.workers, on_ray or low == high, "a number: only engine='ray' takes a range")
@@ -173,8 +173,10 @@ class Settings:
         if self.data_shards is not None and self.data_shards > high:
             more = f"data_shards={self.data_shards} is more than the {high} workers"
             warnings.warn(f"{more}: some rows are drawn by nobody", stacklevel=3)
-        valid_ahead = isinstance(self.ahead, int) and 0 <= self.ahead <= (0 if on_ray else _MOST_AHEAD)
-        require("ahead", self.ahead, valid_ahead, "0 with engine='ray'" if on_ray else f"in 0..{_MOST_AHEAD}")
+        valid_prefetch = isinstance(self.prefetch, int) and 0 <= self.prefetch <= (0 if on_ray else _MAX_PREFETCH)
+        require(
+            "prefetch", self.prefetch, valid_prefetch, "0 with engine='ray'" if on_ray else f"in 0..{_MAX_PREFETCH}"
+        )
         valid_delay = self.max_delay is None or (isinstance(self.max_delay, int) and self.max_delay >= 0)
         require("max_delay", self.max_delay, valid_delay, "an integer >= 0, or None")
         require("seed", self.seed, isinstance(self.seed, int) and self.seed >= 0, "an integer >= 0")

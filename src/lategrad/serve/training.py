@@ -96,8 +96,8 @@ def resume(out: str | Path, problem: Problem, rule: AnyRule[Any] | str, **change
         problem: the same problem; another one is refused.
         rule: the same rule; another one is refused.
         changes: arguments of :func:`train` that shall be others from now on, such as ``steps`` or ``workers``;
-            the seed and the shards of the data stay, as the samples follow from them, and the wire, so that a replay
-            knows how to round.
+            the seed and the shards of the data stay, as the samples follow from them, and the compression, so
+            that a replay knows how to round.
     """
     changeable = sorted({option.name for option in options()} - set(KEPT))
     unknown = sorted(set(changes) - set(changeable))
@@ -169,7 +169,7 @@ class Training:
     def stop(self, reason: str = "stopped") -> None:
         """End the run after the present update."""
         self.stopping = reason
-        self.engine.hurry()
+        self.engine.request_stop()
 
     def save_soon(self) -> None:
         """Make a checkpoint after the present update; may be called from another thread, or from a signal handler."""

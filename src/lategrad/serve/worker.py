@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lategrad.delays import Law
 from lategrad.problems.problem import Problem
-from lategrad.problems.worker_state import Work, do_work, first_memory, remembers
-from lategrad.serve.compression import Wire
+from lategrad.problems.worker_state import Work, init_worker_state, is_stateful, run_job
+from lategrad.serve.compression import Compression
 from lategrad.serve.messages import PLAIN, Answer, Job, Made, is_finite, unusable
 from lategrad.support.seeds import Stream, derived_seed
 
@@ -122,17 +122,17 @@ class Oracle:
     """The gradients of one worker: its stream of samples, its problem on its device, its pauses, and what it keeps."""
 
     def __init__(
-        self, problem: Problem, streams: Streams, slowness: Slowness, device: torch.device, wire: str = "float32"
+        self, problem: Problem, streams: Streams, slowness: Slowness, device: torch.device, compression: str = "none"
     ) -> None:
         self.problem, self.streams, self.slowness, self.device = problem.to(device), streams, slowness, device
         most, seconds = 1, None
-        if remembers(self.problem):
+        if is_stateful(self.problem):
             most, seconds = self.problem.steps, getattr(self.problem, "seconds", None)
         self.pace = Pace(most, seconds)
         self._block = max(1, _BLOCK // most)
         self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
-        self._wire = wire
-        self._keeps = keeps_something(self.problem, wire)
+        self._compression = compression
+        self._keeps = keeps_something(self.problem, compression)
         self._memory: Any = None
         self._remainder: Tensor | None = None
         self._previous = -1
@@ -150,17 +150,17 @@ class Oracle:
         grad = work.grad.reshape(-1).to(job.query.device)
         if objection := unusable(grad, len(job.query), job.query.dtype):
             raise ValueError(objection)
-        message = grad if self._wire == "float32" else self._send(grad)
-        made = Made(self.pace.steps if remembers(self.problem) else 0, self._previous)
+        message = grad if self._compression == "none" else self._send(grad)
+        made = Made(self.pace.steps if is_stateful(self.problem) else 0, self._previous)
         self._memory, self._previous = work.memory, job.sequence
         return Answer(message, made)
 
     def _send(self, grad: Tensor) -> Tensor:
         """A gradient as it travels; what rounding leaves out is kept."""
         remainder = torch.zeros_like(grad) if self._remainder is None else self._remainder
-        sent = Wire(self._wire, len(grad), grad.dtype).send(grad, remainder)
+        sent = Compression(self._compression, len(grad), grad.dtype).send(grad, remainder)
         if not is_finite(sent.received):
-            raise ValueError(f"its largest entry, {grad.abs().max().item():.3g}, cannot travel as {self._wire}")
+            raise ValueError(f"its largest entry, {grad.abs().max().item():.3g}, cannot travel as {self._compression}")
         self._remainder = sent.remainder
         return sent.message
 
@@ -175,8 +175,8 @@ class Oracle:
     def _work(self, job: Job) -> Work:
         point = job.query.to(self.device).view(1, 1, -1)
         with torch.no_grad():
-            memory = first_memory(self.problem, point) if self._memory is None else self._memory
-            return do_work(self.problem, point, self._sample(job), memory, self.pace.steps)
+            memory = init_worker_state(self.problem, point) if self._memory is None else self._memory
+            return run_job(self.problem, point, self._sample(job), memory, self.pace.steps)
 
     def _sample(self, job: Job) -> Tensor:
         block = job.sequence // self._block
@@ -195,9 +195,9 @@ class Oracle:
         return float(law.raw(1, seed)[0]) / 1000
 
 
-def keeps_something(problem: Problem, wire: str) -> bool:
+def keeps_something(problem: Problem, compression: str) -> bool:
     """Whether workers keep something from job to job."""
-    return remembers(problem) or wire != "float32"
+    return is_stateful(problem) or compression != "none"
 
 
 def work(oracle: Oracle, link: Link, sleep: Callable[[float], object]) -> None:

@@ -41,7 +41,7 @@ from lategrad.execution.eager import eager_run
 from lategrad.execution.pays import compiling_pays
 from lategrad.gradient_norms import NormGate, clipped, require_norm_options
 from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.worker_state import remembers
+from lategrad.problems.worker_state import is_stateful
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, weigh_ticket
@@ -178,7 +178,7 @@ def _as_model(value: Delays) -> DelayModel | StageDelays:
 
 def _with_local_steps(model: DelayModel | StageDelays, problem: Problem) -> DelayModel | StageDelays:
     """A clock is told how many gradients a job takes; other models leave no time to fit steps into."""
-    if not remembers(problem):
+    if not is_stateful(problem):
         return model
     timed = getattr(problem, "seconds", None) is not None and getattr(model, "local_steps", None) is None
     require("problem", problem, not timed, "one without seconds: simulated workers have clocks of their own")
@@ -256,7 +256,7 @@ class Simulation:
         self.at = torch.zeros(1, dtype=torch.int64, device=query.device)
 
         self.workers: Workers | None = None
-        if remembers(problem):
+        if is_stateful(problem):
             require("delays", "by stage", stage_of is None, "of whole queries: the workers of this problem remember")
             self.workers = Workers(problem, arrivals, self.delays, query)
             compile = compile or False  # many steps one after another would compile for minutes

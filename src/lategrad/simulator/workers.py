@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lategrad.delays import Arrivals
-from lategrad.problems.worker_state import WorkingProblem
+from lategrad.problems.worker_state import StatefulProblem
 from lategrad.simulator.history import History, check_memory
 from lategrad.simulator.senders import fewest_workers
 from lategrad.support.runs import map_tensors, tensors
@@ -69,7 +69,7 @@ class Workers:
         query: of all runs, ``(seeds, delays, *runs, dim)``.
     """
 
-    def __init__(self, problem: WorkingProblem, arrivals: list[list[Arrivals]], delays: Tensor, query: Tensor) -> None:
+    def __init__(self, problem: StatefulProblem, arrivals: list[list[Arrivals]], delays: Tensor, query: Tensor) -> None:
         self._problem, self._shape = problem, query.shape
         every = [one for row in arrivals for one in row]
         senders = [fewest_workers(one.delays) if one.worker is None else one.worker.unique(return_inverse=True)[1]

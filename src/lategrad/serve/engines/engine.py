@@ -76,7 +76,7 @@ class Engine(Protocol):
         """Call this for every record from now on; before :meth:`begin`."""
         ...
 
-    def hurry(self) -> None:
+    def request_stop(self) -> None:
         """The run is to end: wait no longer for evaluations, nor for what may not come. May be called by a signal
         handler."""
         ...

@@ -51,12 +51,12 @@ class LocalEngine:
         self.server = Server(problem, rule, settings)
         self._desk = Desk(self.server)
         self._writer = Writer(archive or MemoryArchive(settings.checkpoint_every))
-        self._transport = _transport(problem, settings, self.server, lambda: self._in_a_hurry)
+        self._transport = _transport(problem, settings, self.server, lambda: self._stopping)
         self._threads = settings.threads
         self._handles: dict[int, WorkerHandle] = {}
         self._expelled: set[int] = set()
         self._shown = 0
-        self._in_a_hurry = False
+        self._stopping = False
         self._resources = contextlib.ExitStack()
 
     @property
@@ -73,9 +73,9 @@ class LocalEngine:
         """Call this for every record."""
         self.records.listener = lambda output: look(self.server.telemetry(), output)
 
-    def hurry(self) -> None:
+    def request_stop(self) -> None:
         """Wait for no evaluation any more; for the server, in this process, and workers nobody waits for long."""
-        self._in_a_hurry = True
+        self._stopping = True
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
         """Go on from a checkpoint if there is one; if checkpoints are asked for, the first must succeed."""
@@ -132,7 +132,7 @@ class LocalEngine:
 
     def _let_evaluations_keep_up(self) -> None:
         """Where more are asked for than can be made, updates wait: no record is left out, and memory is bounded."""
-        while self.records.are_behind and not self._in_a_hurry:
+        while self.records.are_behind and not self._stopping:
             self.records.collect(_PATIENCE)
 
     def _answer(self, event: Ready | Arrived | Failed) -> None:
@@ -234,7 +234,7 @@ class LocalEngine:
         """A last checkpoint, and what happened; the server is always here."""
         self.save()
         while not at_once and self.records.drain(_PATIENCE):
-            at_once = self._in_a_hurry
+            at_once = self._stopping
         return self.server.trace(LAST_EVALUATIONS if at_once else math.inf)
 
     def close(self) -> None:
@@ -243,9 +243,9 @@ class LocalEngine:
             self._transport.close()
 
 
-def _transport(problem: Problem, settings: Settings, server: Server, hurries: Callable[[], bool]) -> Transport:
+def _transport(problem: Problem, settings: Settings, server: Server, is_stopping: Callable[[], bool]) -> Transport:
     """Threads or processes, as the settings say."""
     if settings.engine == "threads":
         return Threads(problem, settings)
     require_main_guard()
-    return Processes(problem, settings, server.wire, hurries)
+    return Processes(problem, settings, server.compression, is_stopping)

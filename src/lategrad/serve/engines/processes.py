@@ -35,7 +35,7 @@ import torch.multiprocessing  # shared tensors travel by reference
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
-from lategrad.serve.compression import Wire
+from lategrad.serve.compression import Compression
 from lategrad.serve.engines.transport import Arrived, Event, Failed, Garbled, Lost, Ready
 from lategrad.serve.messages import PLAIN, Answer, Job, Made, unusable
 from lategrad.serve.settings import Settings
@@ -79,9 +79,9 @@ class _Segment(NamedTuple):
     """As they travel."""
 
     @classmethod
-    def create(cls, jobs: int, wire: Wire) -> _Segment:
-        queries = torch.empty(jobs, wire.dim, dtype=wire.dtype)
-        grads = torch.empty(jobs, wire.message_length, dtype=wire.message_dtype)
+    def create(cls, jobs: int, compression: Compression) -> _Segment:
+        queries = torch.empty(jobs, compression.dim, dtype=compression.dtype)
+        grads = torch.empty(jobs, compression.message_length, dtype=compression.message_dtype)
         return cls(queries.share_memory_(), grads.share_memory_())
 
 
@@ -153,13 +153,15 @@ class Processes:
     milliseconds and is safe with threads; the problem is pickled once, and its tensors are shared by all.
     """
 
-    def __init__(self, problem: Problem, settings: Settings, wire: Wire, hurries: Callable[[], bool]) -> None:
+    def __init__(
+        self, problem: Problem, settings: Settings, compression: Compression, is_stopping: Callable[[], bool]
+    ) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__, fork_server])
         device = torch.device(settings.device)
-        self._parts = (_packed(problem), settings.streams, settings.slowness(), device, settings.wire)
-        self._form = 1 + settings.ahead, wire
-        self._hurries = hurries
+        self._parts = (_packed(problem), settings.streams, settings.slowness(), device, settings.compression)
+        self._form = 1 + settings.prefetch, compression
+        self._stopping = is_stopping
         self._selector = selectors.DefaultSelector()
         self._handles: set[_ProcessHandle] = set()
 
@@ -176,7 +178,7 @@ class Processes:
                 process.start()
 
         try:
-            limited(fork, lambda: 0.0 if self._hurries() else _START, "the fork server has not forked a worker")
+            limited(fork, lambda: 0.0 if self._stopping() else _START, "the fork server has not forked a worker")
         except BaseException:
             ours.close()  # if it ever starts, it ends at once
             raise
@@ -258,7 +260,7 @@ def _run(
     streams: Streams,
     slowness: Slowness,
     device: torch.device,
-    wire: str,
+    compression: str,
 ) -> None:
     """The life of a worker process."""
     for ours in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -267,7 +269,7 @@ def _run(
     torch.set_num_threads(1)  # the workers are the parallelism
     threading.Thread(target=_end_with_server, args=(channel.dup(),), daemon=True).start()
     try:
-        oracle = Oracle(problem.unpack(), streams, slowness, device, wire)
+        oracle = Oracle(problem.unpack(), streams, slowness, device, compression)
         channel.send(_pack(_READY))
         work(oracle, _ProcessLink(worker, channel, segment), time.sleep)
     except (BrokenPipeError, ConnectionResetError):

@@ -61,9 +61,9 @@ class Threads:
     """An engine of threads; they share the problem, and torch's threads."""
 
     def __init__(self, problem: Problem, settings: Settings) -> None:
-        self._jobs = 1 + settings.ahead
+        self._jobs = 1 + settings.prefetch
         device = torch.device(settings.device)
-        self._parts = (problem, settings.streams, settings.slowness(), device, settings.wire)
+        self._parts = (problem, settings.streams, settings.slowness(), device, settings.compression)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._all: list[tuple[_ThreadHandle, threading.Thread]] = []
 

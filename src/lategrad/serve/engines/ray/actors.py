@@ -26,7 +26,7 @@ from torch import Tensor
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
-from lategrad.serve.compression import Wire
+from lategrad.serve.compression import Compression
 from lategrad.serve.desk import Desk, Location
 from lategrad.serve.engines.engine import Report
 from lategrad.serve.engines.ray.messages import (
@@ -282,9 +282,9 @@ class ServerActor:
 class RayLink:
     """The worker's end: what it sends is a call, what it receives is the reply."""
 
-    def __init__(self, server: Any, member: int, worker: int, patience: float, wire: str) -> None:
+    def __init__(self, server: Any, member: int, worker: int, patience: float, compression: str) -> None:
         self._server, self._member, self._worker = server, member, worker
-        self._patience, self._wire = patience, wire
+        self._patience, self._compression = patience, compression
         self._location, self._start = here(), 0
         self._segment: Segment | None = None
         self._reply = self._join()
@@ -326,7 +326,7 @@ class RayLink:
 
     def _share(self, query: Tensor) -> None:
         """Offer a segment to a server that has just started, or that is new to this worker."""
-        segment = self._segment or Segment.create(Wire(self._wire, len(query), query.dtype))
+        segment = self._segment or Segment.create(Compression(self._compression, len(query), query.dtype))
         answer = self._server.attach.remote(self._member, self._location.node, segment.address)
         attached = ray.get(answer, timeout=self._patience)
         self._segment = segment if attached else None
@@ -337,8 +337,8 @@ class RayLink:
     def send(self, job: Job, answer: Answer) -> None:
         """Call the server with the gradient of a job."""
         grad, header = answer.message, self._header(job, answer.made)
-        wire = Wire(self._wire, len(job.query), job.query.dtype)
-        if form := malformed(grad, wire.message_length, wire.message_dtype):
+        compression = Compression(self._compression, len(job.query), job.query.dtype)
+        if form := malformed(grad, compression.message_length, compression.message_dtype):
             self._fail(job, form)
         elif self._segment is not None:
             self._segment.grad.copy_(grad)
@@ -360,9 +360,9 @@ class WorkerActor:
     def __init__(self, server: Any, member: int, worker: int, problem: Problem, settings: Settings) -> None:
         torch.set_num_threads(1)  # the workers are the parallelism
         device = torch.device(settings.device)
-        self._oracle = Oracle(problem, settings.streams, settings.slowness(), device, settings.wire)
+        self._oracle = Oracle(problem, settings.streams, settings.slowness(), device, settings.compression)
         patience = settings.deadline / 2  # it helps itself before it is taken for hung
-        self._whom = (server, member, worker, patience, settings.wire)
+        self._whom = (server, member, worker, patience, settings.compression)
 
     def run(self) -> None:
         """Work until there is no more work."""

@@ -18,7 +18,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @contextlib.contextmanager
-def connected(address: str | None, cpus: int, hurries: Callable[[], bool]) -> Iterator[bool]:
+def connected(address: str | None, cpus: int, is_stopping: Callable[[], bool]) -> Iterator[bool]:
     """A connection to Ray: the one that is there, or one to a running cluster, or a Ray of this run's own.
 
     Yields whether it is this run's own, so that Ray ends the run's actors with it.
@@ -26,13 +26,13 @@ def connected(address: str | None, cpus: int, hurries: Callable[[], bool]) -> It
     Args:
         address: of a cluster; None for this process's connection, and for a Ray of our own if it has none.
         cpus: what a Ray of our own is to pretend to have, so that there is room for all workers.
-        hurries: whether it is not to be waited for any more.
+        is_stopping: whether it is not to be waited for any more.
     """
     if ray.is_initialized():
         yield False
         return
     if address is None:
-        with own_ray(cpus, hurries):
+        with own_ray(cpus, is_stopping):
             yield True
         return
 
@@ -43,7 +43,7 @@ def connected(address: str | None, cpus: int, hurries: Callable[[], bool]) -> It
     with contextlib.ExitStack() as stack:
         what = f"there was no answer from Ray at {address!r}"
         try:
-            stack.enter_context(session(join, lambda: 0.0 if hurries() else _CONNECT, what))
+            stack.enter_context(session(join, lambda: 0.0 if is_stopping() else _CONNECT, what))
         except OutOfTimeError as error:
             raise OutOfTimeError(f"{error}: {_REMEDY}") from None
         yield True

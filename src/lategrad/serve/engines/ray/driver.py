@@ -94,7 +94,7 @@ class RayEngine:
         self._archive, self._mirror = archive, MemoryArchive(seconds=_MIRROR_EVERY)
         self._patience = _PATIENCE + problem.dim / _ENTRIES_PER_SECOND
         self._last_patience = _LAST_ANSWER + problem.dim / _LAST_ENTRIES_PER_SECOND
-        self._hurries, self._owns_connection = False, True
+        self._stopping, self._owns_connection = False, True
         self._resources = contextlib.ExitStack()
         self._handles: dict[int, _WorkerHandle] = {}
         self._server: Any = None
@@ -124,9 +124,9 @@ class RayEngine:
         """Call this for every record that the server tells of."""
         self._look = look
 
-    def hurry(self) -> None:
+    def request_stop(self) -> None:
         """The run is to end: the server has a few seconds more for an answer, and is not waited for to come back."""
-        self._hurries = True
+        self._stopping = True
 
     # ---- The server
 
@@ -136,11 +136,11 @@ class RayEngine:
         if checkpoint is not None:
             self._mirror.save(checkpoint)
         try:
-            connection = connected(self._settings.address, most, lambda: self._hurries)
+            connection = connected(self._settings.address, most, lambda: self._stopping)
             self._owns_connection = self._resources.enter_context(connection)
             self._shared_problem, self._server = self._limited(self._create_server, _FIRST_ANSWER)
         except OutOfTimeError:
-            if not self._hurries:
+            if not self._stopping:
                 raise
         self._wait_for_server()
         if self._archive is not None and self._mirror.is_filled and not self._write():
@@ -152,7 +152,7 @@ class RayEngine:
         """What a call into Ray returns, if it does so in time, of which there is little when the run is to end."""
 
         def limit() -> float:
-            return min(seconds, self._last_patience) if self._hurries else seconds
+            return min(seconds, self._last_patience) if self._stopping else seconds
 
         return limited(call, limit, "Ray did not answer", undo=undo)
 
@@ -172,7 +172,7 @@ class RayEngine:
     def _wait_for_server(self) -> None:
         """Until it has begun, and told how it is doing; it may be lost meanwhile, and is begun again then."""
         end = time.monotonic() + _FIRST_ANSWER
-        while self._status is None and not self._hurries:
+        while self._status is None and not self._stopping:
             if time.monotonic() > end:
                 raise TrainingError(f"the server could not be started within {_FIRST_ANSWER:g} s")
             self._take_note(self._status_soon())
@@ -198,7 +198,7 @@ class RayEngine:
         """What the server says, waited for so long, or until the run is to end; what it raised is raised here."""
         begin = time.monotonic()
         while not self._ready([reference], _GLANCE):
-            if time.monotonic() - begin > (self._last_patience if self._hurries else patience):
+            if time.monotonic() - begin > (self._last_patience if self._stopping else patience):
                 raise _NoAnswerError("it does not answer")
         try:
             return self._read(reference)
@@ -319,7 +319,7 @@ class RayEngine:
         begin = time.monotonic()
 
         def patience() -> float:
-            return LAST_EVALUATIONS if at_once or self._hurries else math.inf
+            return LAST_EVALUATIONS if at_once or self._stopping else math.inf
 
         while self._status is not None and self._status.evaluating and time.monotonic() - begin < patience():
             time.sleep(_ASK_EVERY)
@@ -329,7 +329,7 @@ class RayEngine:
                 trace = self._answer(self._server.trace.remote(patience()), self._patience)
         if trace is None:
             self._status = None
-            return self._stand_in.trace() if at_once or self._hurries else None
+            return self._stand_in.trace() if at_once or self._stopping else None
         self._take_note(self._status_soon())  # with the last records
         return trace
 

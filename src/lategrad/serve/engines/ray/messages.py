@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.serve.compression import Wire
+from lategrad.serve.compression import Compression
 from lategrad.serve.messages import Made
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8)
@@ -107,7 +107,7 @@ class SegmentAddress(NamedTuple):
 class Segment:
     """A gradient, as it travels, and a query in memory that a worker and the server share.
 
-    >>> mine = Segment.create(Wire("float32", 3, torch.float32))
+    >>> mine = Segment.create(Compression("none", 3, torch.float32))
     >>> theirs = Segment.attach(mine.address)
     >>> _ = mine.grad.copy_(torch.tensor([1.0, 2.0, 3.0]))
     >>> theirs.grad
@@ -123,10 +123,10 @@ class Segment:
         )
 
     @classmethod
-    def create(cls, wire: Wire) -> Segment:
+    def create(cls, compression: Compression) -> Segment:
         """A new one, which lives as long as someone has it."""
-        query = wire.dim, _DTYPES.index(wire.dtype)
-        grad = wire.message_length, _DTYPES.index(wire.message_dtype)
+        query = compression.dim, _DTYPES.index(compression.dtype)
+        grad = compression.message_length, _DTYPES.index(compression.message_dtype)
         descriptor = os.memfd_create("lategrad-segment")
         os.ftruncate(descriptor, _size(query) + _size(grad))
         return cls(SegmentAddress(os.getpid(), descriptor, query, grad))

@@ -29,12 +29,12 @@ _CLEAN_UP = 15.0  # seconds
 
 
 @contextlib.contextmanager
-def own_ray(cpus: int, hurries: Callable[[], bool]) -> Iterator[None]:
+def own_ray(cpus: int, is_stopping: Callable[[], bool]) -> Iterator[None]:
     """Start a Ray, and end it.
 
     Args:
         cpus: what it is to pretend to have.
-        hurries: whether it is not to be waited for any more.
+        is_stopping: whether it is not to be waited for any more.
     """
 
     def start() -> None:
@@ -44,7 +44,7 @@ def own_ray(cpus: int, hurries: Callable[[], bool]) -> Iterator[None]:
 
     with _disposable_folder() as folder:
         protect_token()
-        with session(start, lambda: _LAST_START if hurries() else _START, "Ray has not started on this machine"):
+        with session(start, lambda: _LAST_START if is_stopping() else _START, "Ray has not started on this machine"):
             if (address := ray.util.get_node_ip_address()) != _LOOPBACK:
                 warnings.warn(f"this version of Ray, {ray.__version__}, listens on {address}, not on the loopback "
                               "address alone", stacklevel=3)  # fmt: skip
