@@ -1,6 +1,7 @@
 """Facts about the baselines and the experimental learners that do not depend on a transcription."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -38,7 +39,12 @@ def late(rule, x0, delays, oracle):
 @pytest.mark.parametrize("name", RULES)
 def test_delays_for_each_run_equal_the_runs_one_by_one(name, dtype):
     """Hosts give one delay of shape (*runs, 1); every run must see its own, and no state may change its kind."""
-    rule, runs = build_rule(name, 0.3, lg.Ball(1.0)), 3
+    expected = pytest.warns(UserWarning, match="without blocks") if name == "steady-muon" else nullcontext()
+    with expected:
+        compare_runs(build_rule(name, 0.3, lg.Ball(1.0)), dtype, runs=3)
+
+
+def compare_runs(rule, dtype, runs):
     grads = random_gradients(STEPS, runs, DIM).to(dtype)
     delays = torch.randint(0, 12, (STEPS, runs, 1), generator=torch.Generator().manual_seed(1))
     delays = torch.minimum(delays, torch.arange(STEPS)[:, None, None])
@@ -109,8 +115,8 @@ def test_schedule_free_is_uniform_anytime_without_its_start():
         torch.testing.assert_close((T + 1) * anytime[T].x, x0 + T * free[T].x, rtol=1e-12, atol=1e-12)
 
 
-def test_ringmaster_and_rennala_go_on_when_every_gradient_is_late():
-    """At a constant delay of 20 a step can only follow what was asked for after the one before it."""
+def test_ringmaster_and_rennala_continue_when_every_gradient_is_late():
+    """At a constant delay of 20 a change of x can only follow a query that was handed out after the one before it."""
     x0, delays = torch.zeros(DIM, dtype=torch.float64), [20] * 600
 
     def oracle(query, t):
@@ -118,7 +124,7 @@ def test_ringmaster_and_rennala_go_on_when_every_gradient_is_late():
 
     ring = late(baselines.Ringmaster(0.1, threshold=5), x0, delays, oracle)
     moves = [t for t in range(600) if not torch.equal(ring[t + 1].x, ring[t].x)]
-    assert len(moves) == ring[-1].made.item()
+    assert len(moves) == ring[-1].version.item()
     assert moves[:12] == [0, 1, 2, 3, 4, 21, 22, 23, 24, 25, 42, 43]  # five, then none until x_6 is answered
     assert torch.allclose(ring[-1].x, torch.ones_like(x0), atol=1e-2)
     rennala = late(baselines.Rennala(0.5, batch=5), x0, delays, oracle)

@@ -97,7 +97,7 @@ RULES = {
         plain.ringmaster_muon,
         {"lr": 0.05, "threshold": 5},
     ),
-    "gap-aware": (lambda d: baselines.GapAware(0.002, d), plain.gap_aware, {"lr": 0.002, "gamma": 0.9}),
+    "gap-aware": (lambda d: baselines.GapAware(0.001, d), plain.gap_aware, {"lr": 0.001, "gamma": 0.9}),
     "dana-slim": (lambda d: baselines.DANASlim(0.001, d), plain.dana_slim, {"lr": 0.001, "gamma": 0.9}),
     "pipemare": (
         lambda d: baselines.PipeMare(0.05, d, annealing=200.0),
@@ -127,10 +127,10 @@ RULES = {
         {"lr": 0.01, "gamma": 0.9, "ahead": True},
     ),
     "fed-buff": (lambda d: baselines.FedBuff(0.1, d, size=4), plain.fed_buff, {"lr": 0.1, "size": 4}),
-    "fed-buff-unweighed": (
-        lambda d: baselines.FedBuff(0.1, d, size=4, weighed=False),
+    "fed-buff-undiscounted": (
+        lambda d: baselines.FedBuff(0.1, d, size=4, discount=False),
         plain.fed_buff,
-        {"lr": 0.1, "size": 4, "weighed": False},
+        {"lr": 0.1, "size": 4, "discount": False},
     ),
     "fed-async": (
         lambda d: baselines.FedAsync(0.05, d),
