@@ -48,7 +48,7 @@ def job_seconds(problem: LocalSteps, measured: int) -> tuple[float, torch.Tensor
     oracle.answer(Job(0, 0, 0, query))  # a warm-up
     begin = time.process_time()
     answer = oracle.answer(Job(0, 1, 0, query))
-    return (time.process_time() - begin) * problem.steps / measured, answer.message
+    return (time.process_time() - begin) * problem.local_steps / measured, answer.message
 
 
 def send_seconds(compression: Compression, grad: torch.Tensor) -> tuple[float, torch.Tensor]:
@@ -71,7 +71,7 @@ def update_seconds(problem: LocalSteps, rule: str, compression: str, message: to
     for k in range(updates + 2):
         assert job is not None
         begin = time.process_time()
-        made = Made(problem.steps, k - 1)
+        made = Made(problem.local_steps, k - 1)
         job = server.exchange(0, job.version, job.sequence, message, room, checked=True, made=made)
         times.append(time.process_time() - begin)
     return statistics.median(times[2:])

@@ -121,7 +121,7 @@ class Server:
         self.memories_lost: Counter[str] = Counter()
         """How often each worker had to begin without what the one before it had kept."""
         self._begun: set[int] = set()
-        self._most_steps = problem.steps if is_stateful(problem) else 0
+        self._most_steps = problem.local_steps if is_stateful(problem) else 0
         self.gate = None if settings.max_delay is None else StalenessGate(settings.max_delay)
         self._clip = settings.clip
         self._norm_gate = None if settings.max_norm_ratio is None else NormGate(settings.max_norm_ratio)
@@ -348,7 +348,7 @@ class Server:
             time=self.log.column("time"),
             worker=self.log.column("worker"),
             sequence=self.log.column("sequence"),
-            previous=self.log.column("previous") if self._keeps else None,
+            parent_job=self.log.column("previous") if self._keeps else None,
             local_steps=self.log.column("steps") if self._most_steps else None,
         )  # fmt: skip
 

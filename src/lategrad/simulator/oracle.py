@@ -182,7 +182,7 @@ def _with_local_steps(model: DelayModel | StageDelays, problem: Problem) -> Dela
         return model
     timed = getattr(problem, "seconds", None) is not None and getattr(model, "local_steps", None) is None
     require("problem", problem, not timed, "one without seconds: simulated workers have clocks of their own")
-    return model.with_local_steps(problem.steps) if isinstance(model, Cluster | Barrier) else model
+    return model.with_local_steps(problem.local_steps) if isinstance(model, Cluster | Barrier) else model
 
 
 def _label(value: Delays) -> int | str:
