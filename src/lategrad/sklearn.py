@@ -303,7 +303,6 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         return scores.ravel() if scores.shape[1] == 1 else scores
 
     def predict(self, X: Any) -> Array:
-        """The label with the largest score."""
         best = self._class_scores(X).argmax(1)
         labels: Array = self.classes_[best]
         return labels
@@ -313,7 +312,6 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Its logarithm."""
         logarithms: Array = log_softmax(self._class_scores(X), axis=1)
         return logarithms
 
@@ -376,7 +374,6 @@ class LateRegressor(RegressorMixin, _LateEstimator):  # type: ignore[misc]
         return self._partial_fit(X, y, None, sample_weight)
 
     def predict(self, X: Any) -> Array:
-        """A number for each row."""
         return self._scores(X)
 
     def _targets(self, y: Array, classes: Any = None, *, first: bool) -> Array:

@@ -31,7 +31,7 @@ class Torch:
             nn.utils.vector_to_parameters(x.clone(), self.module.parameters())
         for rows in minibatches:
             self.optimizer.zero_grad()
-            inputs, targets = self.problem.parts.train.rows(rows)
+            inputs, targets = self.problem.splits.train.rows(rows)
             nn.functional.cross_entropy(self.module(inputs), targets).backward()
             self.optimizer.step()
         return x - nn.utils.parameters_to_vector(self.module.parameters()).detach()

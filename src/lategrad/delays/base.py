@@ -89,13 +89,11 @@ def cap(raw: NDArray[Any]) -> Tensor:
 
 
 def require_count(name: str, value: int, low: int = 0) -> None:
-    """Require an integer >= ``low``."""
     is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
     require(name, value, is_int and value >= low, f"an integer >= {low}")
 
 
 def check_draw(steps: int, seed: int) -> None:
-    """Require a number of updates and a seed."""
     require_count("steps", steps, low=1)
     require_count("seed", seed)
 
@@ -107,7 +105,6 @@ class Law(ABC):
 
     @property
     def largest(self) -> int | None:
-        """None: a law without a bound."""
         return None
 
     @abstractmethod
@@ -115,13 +112,11 @@ class Law(ABC):
         """``steps`` values >= 0, before they are capped at t - 1 and rounded down."""
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """The values as delays: rounded down, and at most t - 1."""
         check_draw(steps, seed)
         return Arrivals(cap(self.raw(steps, seed)))
 
 
 def require_integers(name: str, value: Tensor) -> None:
-    """Require a tensor of integers."""
     require(name, value, isinstance(value, Tensor), "a tensor of integers")
     no_integers = value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
     require(name, value.dtype, not no_integers, "a tensor of integers")

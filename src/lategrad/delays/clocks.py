@@ -50,7 +50,6 @@ class ConstantTime:
     """
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """Ones."""
         return np.ones(size)
 
 
@@ -59,7 +58,6 @@ class ExponentialTime:
     """Exponential times: a gradient is as likely to be finished in the next instant as ever."""
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """Standard exponentials."""
         return rng.standard_exponential(size)
 
 
@@ -73,7 +71,6 @@ class LogNormalTime:
         require_number("spread", self.spread, low=0)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """Exponentials of normals."""
         return np.exp(self.spread * rng.standard_normal(size) - self.spread**2 / 2)
 
 
@@ -90,7 +87,6 @@ class ParetoTime:
         require_number("shape", self.shape, low=1, strict=True)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """Powers of uniform numbers in (0, 1]."""
         return (self.shape - 1) / self.shape * (1 - rng.random(size)) ** (-1 / self.shape)
 
 
@@ -108,7 +104,6 @@ class LinearDrift:
         require_number("rate", self.rate, low=0)
 
     def __call__(self, now: float) -> float:
-        """The factor at virtual second ``now``."""
         return 1 + self.rate * now
 
 
@@ -129,7 +124,6 @@ class SineDrift:
         require_number("period", self.period, low=0, strict=True)
 
     def __call__(self, now: float) -> float:
-        """The factor at virtual second ``now``."""
         return 1 + self.amplitude * math.sin(2 * math.pi * (now % self.period) / self.period)
 
 
@@ -187,7 +181,6 @@ def _factor(worker: Worker, now: float) -> float:
 
 
 def _job(worker: Worker, units: Iterator[float], gradients: int, now: float) -> float:
-    """When a job that starts now is finished."""
     return now + worker.mean * sum(islice(units, gradients)) * _factor(worker, now)
 
 
@@ -343,11 +336,9 @@ class Barrier:
             require("each of workers", worker, always, "there from second 0 and never preempted")
 
     def with_local_steps(self, steps: int) -> Barrier:
-        """As of a cluster."""
         return replace(self, local_steps=Cluster(self.workers, self.local_steps).with_local_steps(steps).local_steps)
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """The ends of rounds."""
         check_draw(steps, seed)
         units = [_numbers(worker.law, seed, Stream.COMPUTING, i) for i, worker in enumerate(self.workers)]
         now, times = 0.0, []

@@ -24,12 +24,10 @@ from lategrad.support.validation import require, require_choice
 
 
 def _own_seed(seed: int, part: int) -> int:
-    """The seed of one of the models inside a model."""
     return int(generator(seed, Stream.PARTS, part).integers(2**63))
 
 
 def _largest(models: Iterable[DelayModel]) -> int | None:
-    """The largest delay of several models, if all of them have one."""
     largest = [model.largest for model in models]
     known = [delay for delay in largest if delay is not None]
     return max(known) if len(known) == len(largest) else None
@@ -54,7 +52,6 @@ class FromFunction:
         require("function", self.function, callable(self.function), "a function of t that gives a delay")
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """Ask the function once for each update."""
         check_draw(steps, seed)
         delays = [self.function(t) for t in range(1, steps + 1)]
         for t, delay in enumerate(delays, start=1):
@@ -112,11 +109,9 @@ class Recorded:
 
     @property
     def largest(self) -> int:
-        """The largest of the trace."""
         return int(self.delays.max()) if len(self.delays) else 0
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """The first ``steps`` updates of the trace."""
         check_draw(steps, seed)
         require("steps", steps, steps <= len(self.delays), f"<= {len(self.delays)}, the length of the trace")
         return Arrivals(
@@ -129,7 +124,6 @@ class Recorded:
 
 
 def _first(mask: Tensor) -> list[int]:
-    """The first position where the mask holds, if any."""
     return [int(i) for i in mask.nonzero()[:1]]
 
 
@@ -176,12 +170,10 @@ class Regimes:
 
     @property
     def needs_labels(self) -> bool:
-        """Whether any part does."""
         return any(model.needs_labels for model in self._models())
 
     @property
     def largest(self) -> int | None:
-        """The largest of all parts."""
         return _largest(self._models())
 
     def _models(self) -> list[DelayModel]:
@@ -242,7 +234,6 @@ class ByClass:
 
     @property
     def largest(self) -> int | None:
-        """The largest of all classes."""
         return _largest(self._models().values())
 
     def _models(self) -> dict[int, DelayModel]:

@@ -30,11 +30,9 @@ class Constant(Law):
 
     @property
     def largest(self) -> int:
-        """The delay itself."""
         return self.delay
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """Nothing is random."""
         return np.full(steps, self.delay)
 
 
@@ -56,11 +54,9 @@ class Uniform(Law):
 
     @property
     def largest(self) -> int:
-        """The upper end."""
         return self.high
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """One integer for each update."""
         return generator(seed, Stream.DELAYS).integers(self.low, self.high, steps, endpoint=True)
 
 
@@ -80,7 +76,6 @@ class Geometric(Law):
         require_number("mean", self.mean, low=0)
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """Failures before the first success, one count for each update."""
         return generator(seed, Stream.DELAYS).geometric(1 / (1 + self.mean), steps) - 1
 
 
@@ -104,7 +99,6 @@ class LogNormal(Law):
         require_number("sigma", self.sigma, low=0)
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """One exponential of a normal for each update."""
         z = generator(seed, Stream.DELAYS).standard_normal(steps)
         with np.errstate(over="ignore"):  # inf is a delay like any other: it is capped
             return np.exp(self.mu + self.sigma * z)
@@ -129,7 +123,6 @@ class Pareto(Law):
         require_number("scale", self.scale, low=0, strict=True)
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """One power of a uniform number for each update."""
         u = 1 - generator(seed, Stream.DELAYS).random(steps)  # in (0, 1]
         with np.errstate(over="ignore"):
             return self.scale * u ** (-1 / self.shape)
@@ -152,9 +145,7 @@ class Cyclic(Law):
 
     @property
     def largest(self) -> int:
-        """The largest of the sequence."""
         return max(self.sequence)
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """Nothing is random."""
         return np.resize(self.sequence, steps)

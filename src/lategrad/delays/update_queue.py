@@ -43,7 +43,6 @@ class UpdateQueue:
         require("law", self.law, isinstance(self.law, Law), "a law of delays, such as LogNormal(7, 0.4)")
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """Hand out queries until ``steps`` gradients have arrived."""
         check_draw(steps, seed)
         ticks = 2 * steps
         while True:

@@ -62,26 +62,20 @@ class OutputCallback(Callback):  # type: ignore[misc]
         show_query(trainer.optimizers)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The output."""
         show_output(trainer.optimizers)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The query, where training goes on."""
         if trainer.state.fn == TrainerFn.FITTING:
             show_query(trainer.optimizers)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The output."""
         show_output(trainer.optimizers)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The output."""
         show_output(trainer.optimizers)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The output stays."""
         show_output(trainer.optimizers)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The output stays."""
         show_output(trainer.optimizers)

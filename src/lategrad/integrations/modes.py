@@ -28,13 +28,11 @@ def with_output(optimizers: Iterable[Any]) -> list[OutputMode]:
 
 
 def show_output(optimizers: Iterable[Any]) -> None:
-    """Put the output into the parameters of all."""
     for optimizer in with_output(optimizers):
         optimizer.eval()
 
 
 def show_query(optimizers: Iterable[Any]) -> None:
-    """Put the query back into the parameters of all."""
     for optimizer in with_output(optimizers):
         optimizer.train()
 

@@ -40,7 +40,6 @@ class FlatModule:
 
     @property
     def dim(self) -> int:
-        """Length of the vector."""
         return sum(self._sizes)
 
     def vector(self) -> Tensor:
@@ -116,7 +115,6 @@ class FlatModule:
         return copied.module
 
     def to(self, device: torch.device | str) -> FlatModule:
-        """A copy on the device."""
         return FlatModule(copy.deepcopy(self.module).to(device))
 
 

@@ -95,7 +95,6 @@ class LinearModel(ABC):
         """The loss of every row; the outputs' dimension (before the last) is gone."""
 
     def start(self) -> Tensor:
-        """Zero."""
         return torch.zeros(self.dim, dtype=self.train.dtype, device=self.train.device)
 
     def samples(self, seed: int, first: int, count: int) -> Tensor:
@@ -107,7 +106,6 @@ class LinearModel(ABC):
         return self.minibatches.draw_from(range(shard, self.minibatches.rows, shards), seed, first, count)
 
     def labels(self, samples: Tensor) -> Tensor | None:
-        """The classes of those rows."""
         return None if self.classes is None else self.y_train[samples]
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
@@ -147,7 +145,6 @@ class LinearModel(ABC):
         yield from zip(rows.split(chunk), targets.split(chunk), of_chunks, strict=False)
 
     def loss(self, x: Tensor) -> Tensor:
-        """The mean training loss and the penalty."""
         mean = self._mean_over_rows(x, self.train, self.targets, self.row_loss, self.weights)
         return mean + 0.5 * self.l2 * x.double().square().sum(-1, keepdim=True)
 
@@ -168,7 +165,6 @@ class LinearModel(ABC):
         return value / rows_in_all + penalty, gradient.flatten() / rows_in_all + self.l2 * x
 
     def fingerprint(self) -> str:
-        """The model, its penalty and its data."""
         contents = hashlib.sha256()
         for part in tensors((self.train, self.targets, self.weights)):
             contents.update(part.cpu().numpy().tobytes())
@@ -199,11 +195,9 @@ class LinearModel(ABC):
 
     @property
     def strong_convexity(self) -> float:
-        """H: what the penalty gives."""
         return self.l2
 
     def to(self: Self, device: torch.device | str) -> Self:
-        """A shallow copy with its tensors on the device."""
         moved = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor | SparseRows) and name not in (
@@ -240,11 +234,9 @@ class SoftmaxRegression(LinearModel):
     curvature = 0.5
 
     def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Probabilities minus the one-hot class."""
         return torch.softmax(scores, dim=-2) - targets
 
     def row_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
         return torch.logsumexp(scores, dim=-2) - (scores * targets).sum(-2)
 
 
@@ -258,11 +250,9 @@ class LeastSquares(LinearModel):
         return y.to(dtype).unsqueeze(-1) if self.classes is None else super()._as_targets(y, dtype)
 
     def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Score minus target."""
         return scores - targets
 
     def row_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Half the squared error."""
         return 0.5 * (scores - targets).square().sum(-2)
 
     @property
@@ -282,12 +272,10 @@ class SmoothedSVM(LinearModel):
     curvature = 1.0
 
     def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Minus the sign times how far the margin falls short, at most 1."""
         sign = 2 * targets - 1
         return -sign * (1 - sign * scores).clamp(0, 1)
 
     def row_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Sum over the outputs."""
         short = (1 - (2 * targets - 1) * scores).clamp_min(0)
         return torch.where(short <= 1, 0.5 * short.square(), short - 0.5).sum(-2)
 

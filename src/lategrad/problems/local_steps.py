@@ -159,7 +159,6 @@ class LocalSteps:
         return self.problem.accuracy(x)
 
     def to(self, device: torch.device | str) -> LocalSteps:
-        """The same with the problem's data, and the inner rule's numbers, on a device."""
         inner = map_tensors(lambda leaf: leaf.to(device), self.inner)
         return LocalSteps(self.problem.to(device), self.local_steps, inner, self.scaled, self.seconds)
 

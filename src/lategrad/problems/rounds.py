@@ -55,12 +55,10 @@ class Synchronous:
         return rounds
 
     def labels(self, samples: Tensor) -> Tensor | None:
-        """The classes of all rows of a round."""
         labels = self.problem.labels(samples.flatten(0, 1))
         return None if labels is None else labels.unflatten(0, (len(samples), self.workers)).flatten(1)
 
     def init_worker_state(self, x: Tensor) -> Any:
-        """The states of W new workers."""
         one = self.problem.init_worker_state(x)
         return map_tensors(lambda leaf: leaf.unsqueeze(-2).repeat_interleave(self.workers, dim=-2), one)
 

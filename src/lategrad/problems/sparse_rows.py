@@ -43,23 +43,19 @@ class SparseRows:
         return SparseRows(starts, columns.contiguous(), matrix.values(), matrix.shape[1] + bias, bias)
 
     def to(self, device: torch.device | str) -> SparseRows:
-        """On another device."""
         starts, columns, values = (part.to(device) for part in (self.starts, self.columns, self.values))
         return SparseRows(starts, columns, values, self.width, self.bias)
 
     @property
     def shape(self) -> torch.Size:
-        """Rows and columns."""
         return torch.Size([len(self), self.width])
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
         return self.values.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of all parts."""
         return self.values.device
 
     def __len__(self) -> int:

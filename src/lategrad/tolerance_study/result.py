@@ -96,7 +96,6 @@ class Tolerance:
         return np.array(runs[0].updates[:length], dtype=np.float64), values
 
     def _worse(self, a: Array | float, b: Array | float) -> Any:
-        """By how much a is worse than b."""
         return a - b if self.better == "lower" else b - a
 
     def point(self, optimizer: str, delay: int) -> Point:
@@ -120,7 +119,6 @@ class Tolerance:
         )
 
     def points(self) -> list[Point]:
-        """All of them, by optimizer and delay."""
         return [self.point(name, delay) for name in self.optimizers for delay in self.delays]
 
     def _over_time(self, optimizer: str, delay: int) -> tuple[int | None, float | None]:
@@ -200,7 +198,6 @@ class Tolerance:
         return _write(path, page(self))
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """A row for each point."""
         where = Path(path)
         where.parent.mkdir(parents=True, exist_ok=True)
         points = [asdict(point) for point in self.points()]

@@ -57,13 +57,11 @@ class Run:
 
     @staticmethod
     def from_json(saved: dict[str, Any]) -> Run:
-        """A run from its plain values."""
         values = tuple(math.nan if value is None else value for value in saved["values"])
         return Run(Task(**saved["task"]), tuple(saved["updates"]), values, saved["seconds"], saved["memory"])
 
 
 def finite_or_none(value: Any) -> Any:
-    """None in place of a float that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

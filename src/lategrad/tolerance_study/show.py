@@ -45,7 +45,6 @@ def _plus_minus(spread: float) -> str:
 
 
 def conclusions(result: Tolerance) -> list[str]:
-    """A sentence for each optimizer."""
     lines = []
     for name in result.optimizers:
         largest, longest = result.largest(optimizer=name), result.delays[-1]
@@ -55,7 +54,6 @@ def conclusions(result: Tolerance) -> list[str]:
 
 
 def table(result: Tolerance) -> str:
-    """The points as a Markdown table, and a sentence for each optimizer."""
     rows = [_COLUMNS, *(_cells(point) for point in result.points())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     lines = [
@@ -113,7 +111,6 @@ def _range_without_delay(result: Tolerance) -> tuple[float, float]:
 
 
 def page(result: Tolerance) -> str:
-    """One HTML page, with the picture inside."""
     drawing = io.StringIO()
     plot(result).savefig(drawing, format="svg")
     picture = drawing.getvalue()

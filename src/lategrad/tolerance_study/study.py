@@ -121,7 +121,6 @@ def _identity(train: Train) -> dict[str, str]:
 
 
 def _carried_out(job: Any, tasks: list[Task], workers: int | str) -> Iterator[Run]:
-    """The runs as they are finished."""
     if workers == 1 or not tasks:
         yield from map(job, tasks)
         return
