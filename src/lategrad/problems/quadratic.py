@@ -49,15 +49,13 @@ class Quadratic:
         if optimum is None:
             optimum = torch.full((dim,), dim**-0.5)
         require("optimum", optimum, optimum.shape == (dim,), f"a vector of length {dim}")
-        self.dim = dim
-        self.smoothness = smoothness
-        self.strong_convexity = strong_convexity
-        self.noise = noise
+        self.dim, self.noise = dim, noise
+        self.smoothness, self.strong_convexity = smoothness, strong_convexity
         self.optimum = optimum.to(dtype)
         self.curvatures = torch.linspace(strong_convexity, smoothness, dim, dtype=dtype)
 
     def start(self) -> Tensor:
-        """Zero, for every run that has a noise of its own."""
+        """Zero, for every run that has its own noise."""
         runs = self.noise.shape[:-1] if isinstance(self.noise, Tensor) else ()
         return self.optimum.new_zeros(*runs, self.dim)
 
@@ -94,7 +92,5 @@ class Quadratic:
         return moved
 
     def __repr__(self) -> str:
-        return (
-            f"Quadratic(dim={self.dim}, smoothness={self.smoothness}, "
-            f"strong_convexity={self.strong_convexity}, noise={self.noise})"
-        )
+        return (f"Quadratic(dim={self.dim}, smoothness={self.smoothness}, strong_convexity={self.strong_convexity}, "
+                f"noise={self.noise})")  # fmt: skip
