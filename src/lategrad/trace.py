@@ -241,14 +241,12 @@ def _curves(name: str, trace: Trace) -> Iterator[_Curve]:
 
 
 def write_csv(path: str | os.PathLike[str], rows: Iterable[dict[str, Any]]) -> Path:
-    """Write dictionaries as a CSV file; what a row does not have is left empty."""
-    path = Path(path)
+    """Write dictionaries as a CSV file; missing keys are left empty."""
+    path, rows = Path(path), list(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = list(rows)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(
-            file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
-        )
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    with replacing(path) as part, part.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return path

@@ -12,7 +12,7 @@ from typing import Any
 
 from lategrad.delays import Law
 from lategrad.delays.specs import parse
-from lategrad.gradient_norms import require_norm_options
+from lategrad.gates import require_norm_options
 from lategrad.rules.scheduled import Share, complete_schedule
 from lategrad.serve.compression import COMPRESSIONS
 from lategrad.serve.observe.monitor import LOGS, logs_of
@@ -102,7 +102,7 @@ class Settings:
     )  # fmt: skip
     max_delay: int | None = _option(
         "gradients that are later than so many updates are dropped; their workers go on from the present query. A "
-        "warning names workers whose share of the updates nearly vanishes, trace.config['too_late'] says how many were "
+        "warning names workers with a tenth of their fair share or less, trace.config['too_late'] says how many were "
         "dropped of each. By default all are applied, which our rules are made for.", None,
     )  # fmt: skip
     schedule: str | Share | None = _option(

@@ -39,7 +39,7 @@ from lategrad.delays.stages import StageDelays
 from lategrad.execution import OneCall, in_place
 from lategrad.execution.eager import eager_run
 from lategrad.execution.pays import compiling_pays
-from lategrad.gradient_norms import NormGate, clipped, require_norm_options
+from lategrad.gates import NormGate, clip_norm, require_norm_options
 from lategrad.problems.problem import Problem, as_problem
 from lategrad.problems.worker_state import is_stateful
 from lategrad.registry import as_rule
@@ -377,7 +377,7 @@ def _guarded(
         before, admitted = [], None
         if gate is not None:
             before, admitted = [leaf.clone() for leaf in tensors(state)], gate.admits(norm(grad))
-        update(state, grad if clip is None else clipped(grad, clip), *others)
+        update(state, grad if clip is None else clip_norm(grad, clip), *others)
         if admitted is not None:
             for leaf, old in zip(tensors(state), before, strict=True):
                 leaf.copy_(torch.where(admitted, leaf, old))
