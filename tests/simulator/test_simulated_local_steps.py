@@ -98,7 +98,7 @@ def test_the_fewest_workers_send_one_after_another_and_could_not_be_fewer(raw):
 
 
 def test_a_job_takes_as_long_as_its_gradients():
-    workers = [Worker(mean=1.0, law=ExponentialTime()), Worker(mean=3.0)]
+    workers = [Worker(mean=1.0, distribution=ExponentialTime()), Worker(mean=3.0)]
     alone = Cluster(workers[:1]).draw(60, 4).time
     assert torch.allclose(Cluster(workers[:1], local_steps=6).draw(10, 4).time, alone[5::6])
     trace = lg.simulate(LocalSteps(Quadratic(), local_steps=6), "sgd:lr=0.1", Cluster(workers[1:]), steps=5)
@@ -240,7 +240,7 @@ def test_a_synchronous_round_is_the_mean_of_its_workers_who_keep_their_own_momen
 
 
 def test_a_barrier_waits_for_the_slowest_job_of_every_round():
-    workers = [Worker(mean=mean, law=ExponentialTime()) for mean in (1.0, 2.0, 6.0)]
+    workers = [Worker(mean=mean, distribution=ExponentialTime()) for mean in (1.0, 2.0, 6.0)]
     others = Worker(mean=1e9)  # which do not arrive in time, but have the random numbers of the first ones
     alone = [Cluster([others] * i + [one], local_steps=4).draw(5, 7).time for i, one in enumerate(workers)]
     lengths = [torch.diff(time, prepend=time.new_zeros(1)) for time in alone]

@@ -1,4 +1,4 @@
-"""Laws of delays: one value after another, constant, periodic or random."""
+"""Distributions of delays: constant, periodic or random values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lategrad.delays.base import Law, require_count
+from lategrad.delays.base import Distribution, require_count
 from lategrad.support.seeds import Stream, generator
 from lategrad.support.validation import require, require_number
 
 
 @dataclass(frozen=True, eq=False)
-class Constant(Law):
+class Constant(Distribution):
     r"""The same delay at every update, :math:`\tau_t = \min(\mathrm{delay}, t - 1)`.
 
     >>> Constant(2).draw(steps=5, seed=0).delays
@@ -37,7 +37,7 @@ class Constant(Law):
 
 
 @dataclass(frozen=True, eq=False)
-class Uniform(Law):
+class Uniform(Distribution):
     r"""Independent delays, uniform on the integers low, ..., high (both included).
 
     >>> Uniform(2, 3).draw(steps=1000, seed=0).delays[3:].unique()
@@ -61,7 +61,7 @@ class Uniform(Law):
 
 
 @dataclass(frozen=True, eq=False)
-class Geometric(Law):
+class Geometric(Distribution):
     r"""Independent geometric delays, :math:`P(\tau = k) = p(1-p)^k` for k = 0, 1, ..., with mean m = 1/p - 1.
 
     The standard deviation is :math:`\sqrt{m(m+1)}`, a little more than the mean.
@@ -80,7 +80,7 @@ class Geometric(Law):
 
 
 @dataclass(frozen=True, eq=False)
-class LogNormal(Law):
+class LogNormal(Distribution):
     r"""Independent delays :math:`\lfloor e^z \rfloor` with :math:`z \sim N(\mu, \sigma^2)`.
 
     Up to the floor and the cap, the median is :math:`e^\mu` and the mean :math:`e^{\mu + \sigma^2/2}`:
@@ -100,12 +100,12 @@ class LogNormal(Law):
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
         z = generator(seed, Stream.DELAYS).standard_normal(steps)
-        with np.errstate(over="ignore"):  # inf is a delay like any other: it is capped
+        with np.errstate(over="ignore"):  # inf is capped like any other delay
             return np.exp(self.mu + self.sigma * z)
 
 
 @dataclass(frozen=True, eq=False)
-class Pareto(Law):
+class Pareto(Distribution):
     r"""Independent heavy-tailed delays :math:`\lfloor \mathrm{scale} \cdot U^{-1/\mathrm{shape}} \rfloor`.
 
     :math:`P(\tau \ge k) = (k / \mathrm{scale})^{-\mathrm{shape}}` for integers k >= scale. Before the cap
@@ -129,8 +129,8 @@ class Pareto(Law):
 
 
 @dataclass(frozen=True, eq=False)
-class Cyclic(Law):
-    r"""A sequence repeated for ever: :math:`\tau_t` = sequence[(t - 1) mod its length].
+class Cyclic(Distribution):
+    r"""A sequence repeated forever: :math:`\tau_t` = sequence[(t - 1) mod its length].
 
     >>> Cyclic((0, 1, 4)).draw(steps=7, seed=0).delays
     tensor([0, 1, 2, 0, 1, 4, 0])

@@ -1,4 +1,4 @@
-"""Delays that run forward: every query's gradient arrives once, so many ticks after the query was handed out."""
+"""An update queue: the gradient of every query arrives once, a number of ticks after the query was handed out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lategrad.delays.base import Arrivals, Law, check_draw
+from lategrad.delays.base import Arrivals, Distribution, check_draw
 from lategrad.support.validation import require
 
 _NEVER = 2**62
@@ -17,8 +17,7 @@ _NEVER = 2**62
 
 @dataclass(frozen=True, eq=False)
 class UpdateQueue:
-    r"""An update queue: at every tick a query is handed out with a delay d of its own, and its gradient is applied d
-    ticks later.
+    r"""At every tick a query is handed out with its own delay d, and its gradient is applied d ticks later.
 
     The other models look back: update t draws :math:`\tau_t` and takes the gradient at :math:`x_{t-\tau_t}`, so that
     one query may serve several updates and another none. Here each query serves exactly one update. Several gradients
@@ -26,7 +25,7 @@ class UpdateQueue:
     arrives for a while, and many queries are :math:`x_1`.
 
     Args:
-        law: of the delays, in ticks, each drawn when its query is handed out.
+        distribution: of the delays, in ticks, each drawn when its query is handed out.
 
     >>> from lategrad.delays import Constant, Cyclic
     >>> UpdateQueue(Constant(2)).draw(steps=5, seed=0).delays  # the same as looking back
@@ -35,24 +34,25 @@ class UpdateQueue:
     tensor([0, 0, 1, 1, 2, 1])
     """
 
-    law: Law
+    distribution: Distribution
     needs_labels: ClassVar[bool] = False
     largest: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        require("law", self.law, isinstance(self.law, Law), "a law of delays, such as LogNormal(7, 0.4)")
+        is_valid = isinstance(self.distribution, Distribution)
+        require("distribution", self.distribution, is_valid, "a distribution of delays, such as LogNormal(7, 0.4)")
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
         check_draw(steps, seed)
         ticks = 2 * steps
         while True:
             handed_out = np.arange(1, ticks + 1)
-            due = handed_out + np.minimum(self.law.raw(ticks, seed), _NEVER).astype(np.int64)
+            due = handed_out + np.minimum(self.distribution.raw(ticks, seed), _NEVER).astype(np.int64)
             order = np.argsort(due, kind="stable")[:steps]
             if due[order[-1]] <= ticks:  # no query that is handed out later can arrive before
                 break
             ticks *= 2
-            require("law", self.law, ticks < _NEVER // 2, "delays that end")
+            require("distribution", self.distribution, ticks < _NEVER // 2, "delays that end")
         arrived = due[order]
         updates_before = np.searchsorted(arrived, handed_out[order], side="left")
         return Arrivals(torch.from_numpy(np.arange(steps) - updates_before))

@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lategrad.delays import Law
+from lategrad.delays import Distribution
 from lategrad.delays.specs import parse
 from lategrad.gates import require_norm_options
 from lategrad.rules.scheduled import Share, complete_schedule
@@ -263,8 +263,8 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _law(spec: str) -> Law:
+def _law(spec: str) -> Distribution:
     model = parse(spec)
-    if not isinstance(model, Law):
+    if not isinstance(model, Distribution):
         raise ValueError(f"slow must be a law of single pauses such as constant:100 or lognormal:3,1, got {spec!r}")
     return model

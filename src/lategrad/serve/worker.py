@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lategrad.delays import Law
+from lategrad.delays import Distribution
 from lategrad.problems.problem import Problem
 from lategrad.problems.worker_state import JobResult, init_worker_state, is_stateful, run_job
 from lategrad.serve.compression import Compression
@@ -87,10 +87,10 @@ class Slowness:
         one: laws of single workers, instead of that.
     """
 
-    everyone: Law | None = None
-    one: tuple[tuple[int, Law], ...] = ()
+    everyone: Distribution | None = None
+    one: tuple[tuple[int, Distribution], ...] = ()
 
-    def of(self, worker: int) -> Law | None:
+    def of(self, worker: int) -> Distribution | None:
         """The law of a worker's pauses."""
         return dict(self.one).get(worker, self.everyone)
 
