@@ -139,6 +139,7 @@ def main(arguments: list[str] | None = None) -> dict[tuple[str, str], Outcome]:
     parser.add_argument("--out", type=Path, default=Path("slow_worker"), help="folder for table and picture")
     options = parser.parse_args(arguments)
     with warnings.catch_warnings():
+        warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}")
         outcomes = run_all(options.updates)
     print(table(outcomes))

@@ -48,6 +48,6 @@ def test_a_pipeline_of_eight_stages_is_less_late_than_the_same_delay_everywhere(
     assert results["stages"].profile == "stages:8"
     for optimizer in ("own", "steady-muon"):
         stages, everywhere = results["stages"], results["everywhere"]
-        assert stages.numbers(optimizer, 0) == pytest.approx(everywhere.numbers(optimizer, 0), abs=1e-5)
-        assert stages.numbers(optimizer, 7) != pytest.approx(everywhere.numbers(optimizer, 7), abs=1e-5)
+        assert stages.values(optimizer, 0) == pytest.approx(everywhere.values(optimizer, 0), abs=1e-5)
+        assert stages.values(optimizer, 7) != pytest.approx(everywhere.values(optimizer, 7), abs=1e-5)
     assert (tmp_path / "stages.html").stat().st_size > 10_000

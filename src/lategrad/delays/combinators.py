@@ -89,9 +89,9 @@ class Recorded:
             is_valid = value.shape == self.delays.shape
             require(name, tuple(value.shape), is_valid, f"as long as delays, {tuple(self.delays.shape)}")
         if self.time is not None:
-            is_valid = torch.isfinite(self.time)
-            is_valid[1:] &= self.time[1:] >= self.time[:-1]
-            for i in _first(~is_valid):
+            in_order = torch.isfinite(self.time)
+            in_order[1:] &= self.time[1:] >= self.time[:-1]
+            for i in _first(~in_order):
                 require(f"time[{i}]", float(self.time[i]), False, "finite and no earlier than the one before")
         if self.worker is not None:
             require_integers("worker", self.worker)

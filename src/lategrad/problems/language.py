@@ -154,8 +154,8 @@ class LanguageProblem(ModuleProblem):
             length = len(getattr(text, part))
             require(f"the number of characters in {part} of {text.name!r}", length, length > context,
                     f"more than context = {context}")  # fmt: skip
-        windows = [*_spaced_windows(text.train, context, evaluate), *_spaced_windows(text.held_out, context, evaluate)]
-        data = Dataset(text.name, *windows, len(text.vocabulary))
+        train, test = (_spaced_windows(tokens, context, evaluate) for tokens in (text.train, text.held_out))
+        data = Dataset(text.name, *train, *test, len(text.vocabulary))
         super().__init__(module, data, batch=batch, sampling=sampling, micro_batch=micro_batch)
         self.text = text
         self.context = context

@@ -250,7 +250,8 @@ class Batches:
             return inputs[0], targets[0]
 
         def stack(parts: Sequence[Tensor]) -> Tensor:
-            return torch.stack(list(parts)).unflatten(0, numbers.shape[:-1])
+            stacked: Tensor = torch.stack(list(parts)).unflatten(0, numbers.shape[:-1])
+            return stacked
 
         return _join(stack, inputs), stack(targets)
 

@@ -46,6 +46,7 @@ class Splits:
 def split_data(data: Any, test: Any, validation: float, evaluate: int | None, columns: Columns | None) -> Splits:
     """The splits of a user's data; see :class:`~lategrad.problems.ModuleProblem` for the arguments."""
     require_share("validation", validation)
+    train: Source | Batches
     test_split: Source | Batches | None
     if isinstance(data, Dataset):
         require("test", type(test).__name__, test is None, "None: the data set has a test part")
@@ -65,8 +66,8 @@ def split_data(data: Any, test: Any, validation: float, evaluate: int | None, co
         loss_rows: Source = train.first_rows(evaluate or _STREAM_ROWS)
     else:
         if validation:
-            held_out, train = _split(train, validation)
-            labels = None if labels is None else labels[train.numbers]
+            held_out, rest = _split(train, validation)
+            train, labels = rest, None if labels is None else labels[rest.numbers]
         loss_rows = train
     has_classes = labels is not None if isinstance(data, Dataset) else _are_classes(loss_rows)
     return Splits(name, train, loss_rows, held_out, test_split, has_classes, labels)
