@@ -274,7 +274,7 @@ def test_labels_may_be_anything():
     ("options", "message"),
     [
         ({"rule": "xyz"}, "unknown rule 'xyz'; .*valid: anytime-sgd"),
-        ({"rule": lg.SGD(0.1), "lr": 0.1}, "lr and domain must be None with a rule that is not a name"),
+        ({"rule": lg.SGD(0.1), "lr": 0.1}, "lr and domain must be None with a rule object"),
         ({"domain": "cube:1"}, "unknown set 'cube:1'"),
         ({"delays": "sometimes"}, "sometimes"),
         ({"steps": 0}, "steps must be an integer >= 1"),
