@@ -8,6 +8,7 @@ pass through :class:`~lategrad.optim.Delayed`: this module only adapts them to s
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -44,38 +45,25 @@ _DISTANCES = ("adaptive-revision", "async-adagrad", "steady", "steady-coordinate
 """Rules whose lr is a distance to travel, not a step size, as the diameter of others is."""
 
 
+@dataclass(eq=False, repr=False)
 class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
     """Base of the two estimators."""
 
+    rule: str | AnyRule[Any] = "steady"
+    _: KW_ONLY
+    lr: float | None = None
+    domain: str | ConvexSet | None = None
+    delays: int | str | DelayModel = 0
+    workers: int | None = None
+    engine: str = "threads"
+    steps: int = 2000
+    batch: int = 32
+    l2: float = 1e-4
+    random_state: int | np.random.RandomState | None = None
+    device: str = "cpu"
+
     _model: ClassVar[type[LinearModel]]
     _checks_of_y: ClassVar[dict[str, Any]] = {}
-
-    def __init__(
-        self,
-        rule: str | AnyRule[Any] = "steady",
-        *,
-        lr: float | None = None,
-        domain: str | ConvexSet | None = None,
-        delays: int | str | DelayModel = 0,
-        workers: int | None = None,
-        engine: str = "threads",
-        steps: int = 2000,
-        batch: int = 32,
-        l2: float = 1e-4,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "cpu",
-    ) -> None:
-        self.rule = rule
-        self.lr = lr
-        self.domain = domain
-        self.delays = delays
-        self.workers = workers
-        self.engine = engine
-        self.steps = steps
-        self.batch = batch
-        self.l2 = l2
-        self.random_state = random_state
-        self.device = device
 
     @abstractmethod
     def _targets(self, y: Array, classes: Any = None, *, first: bool) -> Array:
@@ -210,6 +198,7 @@ def _as_tensor(X: Any) -> Tensor:
     return torch.sparse_coo_tensor(indices, torch.tensor(coordinates.data), X.shape, check_invariants=True)
 
 
+@dataclass(eq=False, repr=False)
 class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
     """Softmax regression trained from late gradients.
 
@@ -245,28 +234,9 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         trace_: the :class:`~lategrad.Trace` of ``fit``: ``trace_.loss``, ``trace_.delays``, ``trace_.plot(path)``.
     """
 
-    classes_: Array
+    _: KW_ONLY
+    class_weight: dict[Any, float] | str | None = None
     _model = SoftmaxRegression
-
-    def __init__(
-        self,
-        rule: str | AnyRule[Any] = "steady",
-        *,
-        lr: float | None = None,
-        domain: str | ConvexSet | None = None,
-        delays: int | str | DelayModel = 0,
-        workers: int | None = None,
-        engine: str = "threads",
-        steps: int = 2000,
-        batch: int = 32,
-        l2: float = 1e-4,
-        class_weight: dict[Any, float] | str | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(rule, lr=lr, domain=domain, delays=delays, workers=workers, engine=engine, steps=steps,
-                         batch=batch, l2=l2, random_state=random_state, device=device)  # fmt: skip
-        self.class_weight = class_weight
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> LateClassifier:
         """One pass over these rows in order, ``batch`` at a time, continuing previous calls.
@@ -334,6 +304,7 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         self.coef_, self.intercept_ = weights[:, :-1].copy(), weights[:, -1].copy()
 
 
+@dataclass(eq=False, repr=False)
 class LateRegressor(RegressorMixin, _LateEstimator):  # type: ignore[misc]
     """Least squares (ridge regression, with ``l2``) trained from late gradients.
 

@@ -2,12 +2,11 @@
 
 from lategrad.delays import clocks
 from lategrad.delays.base import Arrivals, DelayModel, Distribution, as_delay_model, cap
-from lategrad.delays.combinators import ByClass, FromFunction, Recorded, Regimes
+from lategrad.delays.combinators import ByClass, FromFunction, Recorded, Regimes, UpdateQueue
 from lategrad.delays.distributions import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
 from lategrad.delays.specs import parse
 from lategrad.delays.stages import StageDelays, by_stage
 from lategrad.delays.summary import DelaySummary, Histogram, summarise
-from lategrad.delays.update_queue import UpdateQueue
 
 __all__ = ["Arrivals", "ByClass", "Constant", "Cyclic", "DelayModel", "DelaySummary", "Distribution", "FromFunction",
            "Geometric", "Histogram", "LogNormal", "Pareto", "Recorded", "Regimes", "StageDelays", "Uniform",

@@ -18,9 +18,8 @@ from lategrad.delays.clocks import (
     SineDrift,
     Worker,
 )
-from lategrad.delays.combinators import Regimes
+from lategrad.delays.combinators import Regimes, UpdateQueue
 from lategrad.delays.distributions import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
-from lategrad.delays.update_queue import UpdateQueue
 from lategrad.support.validation import require, require_choice
 
 __all__ = ["FORMS", "parse"]

@@ -66,14 +66,7 @@ class OutputCallback(Callback):  # type: ignore[misc]
         if trainer.state.fn == TrainerFn.FITTING:
             show_query(trainer.optimizers)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        show_output(trainer.optimizers)
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        show_output(trainer.optimizers)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        show_output(trainer.optimizers)
+    on_test_start = on_predict_start = on_train_end = on_validation_start
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         show_output(trainer.optimizers)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
 
 from lategrad.problems.sources import Inputs, map_inputs
 from lategrad.support.torch_private import gradients
@@ -111,3 +112,42 @@ class FlatModule:
 
     def to(self, device: torch.device | str) -> FlatModule:
         return FlatModule(copy.deepcopy(self.module).to(device))
+
+
+# ---- Batch norm
+#
+# In ordinary training its running statistics are averages over the iterates of one process. With late gradients there
+# is no one such history, and an average of iterates does not fit the rule's output, which is another point. So
+# gradients use the statistics of their own minibatch, and a point that is evaluated or shipped gets the mean statistics
+# of fixed training rows at that point: a function of the vector alone, the same in every run, simulation and replay.
+
+
+def tracking_layers(module: nn.Module) -> list[_NormBase]:
+    """The layers with running statistics, except those in evaluation mode, which are frozen."""
+    return [layer for layer in module.modules()
+            if isinstance(layer, _NormBase) and layer.track_running_stats and layer.training]  # fmt: skip
+
+
+def stop_tracking(module: nn.Module) -> nn.Module:
+    """Make the layers use the statistics of their minibatch; returns the module."""
+    for layer in tracking_layers(module):
+        layer.track_running_stats = False
+        layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+    return module
+
+
+@torch.no_grad()
+def recompute_statistics(module: FlatModule, layers: list[_NormBase], batches: Iterable[Inputs]) -> None:
+    """Set the running statistics of these layers, in evaluation mode, to their means over batches."""
+    before = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a plain mean over the batches
+        layer.train()
+    try:
+        for inputs in batches:
+            module.output(inputs)
+    finally:
+        for layer, momentum in zip(layers, before, strict=True):
+            layer.momentum = momentum
+            layer.eval()

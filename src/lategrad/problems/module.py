@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from lategrad.problems.flat_module import FlatModule, Value
+from lategrad.problems.flat_module import FlatModule, Value, recompute_statistics, stop_tracking, tracking_layers
 from lategrad.problems.minibatches import Minibatches
 from lategrad.problems.problem import Measures
-from lategrad.problems.running_statistics import recompute, stop_tracking, tracking_layers
 from lategrad.problems.sources import Batches, Columns, Inputs, Source, map_inputs
 from lategrad.problems.splits import split_data
 from lategrad.rules.blocks import Blocks
@@ -248,7 +247,7 @@ class ModuleProblem:
         if self._tracking:
             layers = [self.evaluated.module.get_submodule(name) for name in self._tracking]
             batches = self._chunks(self.splits.loss_rows, _STATISTICS_ROWS, max(2, self.minibatches.batch))
-            recompute(self.evaluated, layers, (inputs for inputs, _, _ in batches))  # type: ignore[arg-type]
+            recompute_statistics(self.evaluated, layers, (inputs for inputs, _, _ in batches))  # type: ignore[arg-type]
 
     def _chunks(self, source: Source, first: int | None, size: int) -> Iterator[tuple[Inputs, Tensor, int]]:
         count = len(source) if first is None else min(first, len(source))

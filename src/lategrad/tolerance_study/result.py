@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lategrad.support.files import replacing
 from lategrad.support.validation import require
+from lategrad.tolerance_study import show
 from lategrad.tolerance_study.run import OWN, Run, finite_or_none
 from lategrad.trace import write_csv
 
@@ -177,21 +178,15 @@ class Tolerance:
 
     def table(self) -> str:
         """All points as a Markdown table, and for each optimizer the delay that it tolerates."""
-        from lategrad.tolerance_study.show import table
-
-        return table(self)
+        return show.table(self)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """The value against the delay, and over updates if values over time are known; saved if a path is given."""
-        from lategrad.tolerance_study.show import plot
-
-        return plot(self, path)
+        return show.plot(self, path)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write one self-contained page with the picture and the table."""
-        from lategrad.tolerance_study.show import page
-
-        return _write(path, page(self))
+        return _write(path, show.page(self))
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         return write_csv(path, map(asdict, self.points()))

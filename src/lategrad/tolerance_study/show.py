@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lategrad.tolerance_study.result import Point, Tolerance
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from lategrad.tolerance_study.result import Point, Tolerance
 
 _COLUMNS = ("optimizer", "delay", "value", "gap to delay 0", "updates", "rounds", "slower by", "verdict")
 _MEANING = {

@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import math
 import os
 import pickle
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 from lategrad.delays.base import require_count
 from lategrad.support.files import replacing
@@ -93,11 +93,11 @@ def tolerance(
     done = {task: run for task in tasks if (run := store.load(task)) is not None}
     remaining = [task for task in tasks if task not in done]
     job = partial(_job, train, stages, builders)
-    with _bar(sys.stderr.isatty() if progress is None else progress, len(tasks), len(done)) as advance:
-        for run in _execute(job, remaining, workers):
-            store.save(run)
-            done[run.task] = run
-            advance(run)
+    show = sys.stderr.isatty() if progress is None else progress
+    for run in track(_execute(job, remaining, workers), "runs", len(remaining), console=Console(stderr=True),
+                     transient=True, disable=not show):  # fmt: skip
+        store.save(run)
+        done[run.task] = run
     result = Tolerance(tuple(done[task] for task in tasks), better=better, cost=cost, profile=profile,
                        name=about["train"]["name"])  # fmt: skip
     if seeds > 1 and result.seeds_agree():
@@ -194,24 +194,3 @@ class _RunStore:
         if self._folder is not None:
             with replacing(self._path(run.task)) as part:
                 part.write_text(json.dumps(run.as_json()))
-
-
-@contextmanager
-def _bar(show: bool, total: int, done: int) -> Iterator[Any]:
-    if not show:
-        yield lambda run: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-               TextColumn("{task.description}"))  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, completed=done)
-
-        def advance(run: Run) -> None:
-            value = "diverged" if not math.isfinite(run.values[-1]) else f"{run.values[-1]:.4g}"
-            text = f"{run.task.optimizer}, delay {run.task.delay}, seed {run.task.seed}: {value}"
-            bar.update(task, advance=1, description=text)
-
-        yield advance
