@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import groupby
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,6 @@ from torch import Tensor, nn
 from lategrad.delays.base import require_count
 from lategrad.rules.blocks import Blocks
 from lategrad.support.validation import require
-
-
-class HasBlocks(Protocol):
-    """A problem with blocks."""
-
-    @property
-    def blocks(self) -> Blocks: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +65,7 @@ class StageDelays:
 
 
 def by_stage(
-    parts: nn.Module | Blocks | HasBlocks,
+    parts: Any,
     stages: int | Mapping[str, int],
     *,
     delay: int | None = None,
@@ -116,9 +109,8 @@ def by_stage(
 
 def _blocks_of(parts: object) -> Blocks:
     if isinstance(parts, nn.Module):  # first: a model may have its own attribute "blocks"
-        blocks: object = Blocks.of_module(parts)
-    else:
-        blocks = parts if isinstance(parts, Blocks) else getattr(parts, "blocks", None)
+        parts = Blocks.of_module(parts)
+    blocks = parts if isinstance(parts, Blocks) else getattr(parts, "blocks", None)
     if not isinstance(blocks, Blocks):
         raise ValueError(f"parts must be a module, blocks, or a problem that has blocks, got {parts!r}")
     require("parts", parts, len(blocks.parts) > 0, "something with parameters that are trained")
