@@ -40,7 +40,7 @@ from lategrad.delays.clocks import (
 from lategrad.delays.specs import FORMS, parse
 
 SAMPLES = 200_000
-WARM_UP = 100_000  # the cap cannot matter for light tails after so many updates
+WARM_UP = 100_000  # the cap cannot matter for light tails after this many updates
 
 MODELS: dict[str, DelayModel] = {
     "constant": Constant(7),

@@ -231,7 +231,7 @@ def test_without_stashing_the_way_back_sees_the_newest_weights():
         torch.testing.assert_close(model[1].weight.detach(), ours[-1][1])
 
 
-def test_a_saved_state_goes_on_alike():
+def test_a_loaded_state_continues_alike():
     model = network()
     delayed = Delayed(torch.optim.Adam(model.parameters(), lr=0.01), lg.delays.by_stage(model, 3))
     for batch in range(6):

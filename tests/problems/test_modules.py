@@ -253,7 +253,7 @@ def test_what_cannot_be_trained_on_is_told_so(build, message):
 
 
 class Wrapped(torch.Tensor):
-    """A kind of tensor of somebody's own."""
+    """A user-defined kind of tensor."""
 
 
 def test_gradients_are_those_of_autograd_whatever_the_value_is():

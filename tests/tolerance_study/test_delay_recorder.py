@@ -129,7 +129,7 @@ def test_with_waiting_no_gradient_exceeds_the_maximum_delay_and_none_waits_forev
                 version += 1
                 out[worker] = version
                 applied[worker] += 1
-        assert len(waiting) < workers  # somebody is at work
+        assert len(waiting) < workers  # one is computing
     assert sum(applied.values()) == version > 0
 
 

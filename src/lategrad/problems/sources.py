@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -99,42 +100,36 @@ class Subset:
         return Subset(self.source.to(device), self.numbers.to(device))
 
 
+@dataclass(eq=False, repr=False)
 class Items:
     """Rows of a ``torch.utils.data.Dataset``, or of anything that has a length and gives a row for a number.
 
-    A row is a pair (input, target), or a dict, of which ``columns`` names the inputs and the targets. ``collate`` makes
-    a batch of rows, by default torch's ``default_collate``. A row must be the same on every access, or replays differ:
-    random augmentation belongs in the module.
+    A row is a pair (input, target), or a dict, of which ``columns`` names the inputs and the targets. A row must be the
+    same on every access, or replays differ: random augmentation belongs in the module.
     """
 
+    dataset: Any
+    columns: Columns | None = None
+    device: torch.device | str = "cpu"
     on_device = False
-
-    def __init__(
-        self,
-        dataset: Any,
-        columns: Columns | None = None,
-        collate: Callable[[list[Any]], Any] = default_collate,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.dataset, self.columns, self.collate, self.device = dataset, columns, collate, torch.device(device)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
-        batch = self.collate([self.dataset[number] for number in numbers.flatten().tolist()])
+        batch = default_collate([self.dataset[number] for number in numbers.flatten().tolist()])
         inputs, targets = pair(batch, self.columns)
 
-        def shaped(values: Tensor) -> Tensor:
+        def shape(values: Tensor) -> Tensor:
             return values.to(self.device).reshape(*numbers.shape, *values.shape[1:])
 
-        return map_inputs(shaped, inputs), shaped(targets)
+        return map_inputs(shape, inputs), shape(targets)
 
     def fingerprint(self) -> bytes:
         return str(len(self)).encode() + _checksum_of_some(self)
 
     def to(self, device: torch.device | str) -> Items:
-        return Items(self.dataset, self.columns, self.collate, device)
+        return Items(self.dataset, self.columns, device)
 
 
 class NpyRows:
@@ -193,6 +188,7 @@ class NpyRows:
         return f"NpyRows({', '.join(path.name for path in self.paths)})"
 
 
+@dataclass(eq=False, repr=False)
 class Batches:
     """A stream of minibatches made from a seed, for data that cannot be looked up, such as a custom ``DataLoader``.
 
@@ -205,16 +201,11 @@ class Batches:
         columns: see :class:`Items`.
     """
 
+    factory: Callable[[int], Iterable[Any]]
+    columns: Columns | None = None
+    device: torch.device | str = "cpu"
     on_device = False
-
-    def __init__(
-        self,
-        factory: Callable[[int], Iterable[Any]],
-        columns: Columns | None = None,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.factory, self.columns, self.device = factory, columns, torch.device(device)
-        self._streams: dict[int, tuple[int, Iterator[Any]]] = {}
+    _streams: dict[int, tuple[int, Iterator[Any]]] = field(default_factory=dict, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_streams": {}}  # iterators stay where they are
