@@ -1,7 +1,7 @@
 """Cost of the server when workers take local steps: its share of a worker's time.
 
-A network of 10^7 parameters, H local steps of AdamW a job. A worker's job and a server's update run in one process; both
-are measured in processor time, which other load on the machine hardly changes. The server keeps up with 1 / share
+A network of 10^7 parameters, H local steps of AdamW a job. A worker's job and a server's update run in one process;
+both are measured in processor time, which other load on the machine hardly changes. The server keeps up with 1 / share
 workers.
 
     python benchmarks/bench_local.py [--steps 50] [--measured 5] [--updates 5]

@@ -310,7 +310,7 @@ def test_a_thousand_workers(distribution: ComputeTime) -> None:
     ("build", "message"),
     [
         (lambda: Worker(mean=0.0), "mean must be a finite number > 0"),
-        (lambda: Worker(distribution="fast"), "distribution must be one of times"),
+        (lambda: Worker(distribution="fast"), "distribution must be a distribution of times"),
         (lambda: Worker(start=-1.0), "start must be"),
         (lambda: Worker(start=math.inf), "start must be"),
         (lambda: Worker(up=0.0), "up must be"),

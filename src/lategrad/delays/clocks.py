@@ -152,7 +152,7 @@ class Worker:
     def __post_init__(self) -> None:
         require_number("mean", self.mean, low=0, strict=True)
         is_valid = isinstance(self.distribution, ComputeTime)
-        require("distribution", self.distribution, is_valid, "one of times, such as ExponentialTime()")
+        require("distribution", self.distribution, is_valid, "a distribution of times, such as ExponentialTime()")
         require_number("start", self.start, low=0)
         if self.up != math.inf:
             require_number("up", self.up, low=0, strict=True)
@@ -172,17 +172,11 @@ def random_times(distribution: ComputeTime, *key: int) -> Iterator[float]:
         yield from block.tolist()
 
 
-def _factor(worker: Worker, now: float) -> float:
-    if worker.drift is None:
-        return 1.0
-    factor = worker.drift(now)
+def _job_end(worker: Worker, times: Iterator[float], gradients: int, now: float) -> float:
+    factor = 1.0 if worker.drift is None else worker.drift(now)
     if not factor > 0:
         raise ValueError(f"drift must be > 0, got {factor!r} at virtual second {now!r}")
-    return factor
-
-
-def _job_end(worker: Worker, times: Iterator[float], gradients: int, now: float) -> float:
-    return now + worker.mean * sum(islice(times, gradients)) * _factor(worker, now)
+    return now + worker.mean * sum(islice(times, gradients)) * factor
 
 
 def _fetches(worker: Worker, seed: int, position: int, gradients: int) -> Iterator[tuple[float, bool]]:

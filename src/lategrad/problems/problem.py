@@ -22,24 +22,21 @@ Self = TypeVar("Self", bound="Problem")
 class Problem(Protocol):
     """A stochastic objective over vectors of length ``dim``, for many runs at once.
 
-    A problem may have further members, which hosts look for:
+    A problem may have further members, which hosts use if they exist:
 
-    =========================================  ========================================================================
-    ``test_loss(x)``                           the loss on held-out data, recorded; shape as ``loss``
-    ``measure(x)``                             all that is recorded, in one call: :class:`Measures`
-    ``samples_of_shard(seed, first, count,     samples from one shard of the data, for ``lg.train(data_shards=...)``
-    shard, shards)``
-    ``blocks``                                 :class:`~lategrad.Blocks`: where each tensor of a model lies in the
-                                               vector, for rules that use shapes
-    ``gradient_of_one(x, sample, out)``        the gradient at one vector, written into ``out``: saves workers a copy
-    ``module_at(x)``                           the trained ``torch.nn.Module`` with the parameters of a vector
-    ``fingerprint()``                          a text that differs between objectives: guards resumed runs and replays
-    ``on_device``                              False if a gradient needs more than its device (data that is read from
-                                               disk), so that a GPU cannot repeat it as a graph
-    ``local_steps``, ``init_worker_state``,    workers with state:
-    ``run_job``, ``seconds``                   :class:`~lategrad.problems.worker_state.StatefulProblem`
-    ``jobs_at_once``                           the most jobs of workers with state that are simulated as one batch
-    =========================================  ========================================================================
+    - ``test_loss(x)``: the loss on held-out data, which is recorded; shape as ``loss``.
+    - ``measure(x)``: all that is recorded, in one call, as :class:`Measures`.
+    - ``samples_of_shard(seed, first, count, shard, shards)``: samples from one shard of the data, for
+      ``lg.train(data_shards=...)``.
+    - ``blocks``: the place of each tensor of a model in the vector (:class:`~lategrad.Blocks`), for rules with shapes.
+    - ``gradient_of_one(x, sample, out)``: the gradient at one vector, written into ``out``; saves workers a copy.
+    - ``module_at(x)``: the trained ``torch.nn.Module`` with the parameters of a vector.
+    - ``fingerprint()``: a text that differs between objectives; guards resumed runs and replays.
+    - ``on_device``: False if a gradient needs more than its device (data on disk), so that a GPU cannot repeat it as a
+      graph.
+    - ``local_steps``, ``init_worker_state``, ``run_job``: workers have state, see
+      :class:`~lategrad.problems.worker_state.StatefulProblem`; with ``seconds``, the target duration of a job, and
+      ``jobs_at_once``, the most jobs that a simulation batches.
     """
 
     @property
