@@ -16,7 +16,7 @@ FOREIGN = ("lightning", "transformers", "accelerate")
 """Libraries that integrations import and that need not be installed to describe them."""
 
 MODULES = {
-    "lategrad": "Traces, staleness, texts",
+    "lategrad": "Traces, delay records, texts",
     "lategrad.rules": "Server rules: the contract",
     "lategrad.rules.baselines": "Baselines",
     "lategrad.learners": "Online learners",

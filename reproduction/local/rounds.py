@@ -77,7 +77,7 @@ def train_in_rounds(problem: LocalSteps, rule: AnyRule[Any], settings: Settings,
         config={**identify(problem), "rule": describe(rule), "settings": settings.saved(), "stopped": None,
                 "steps": len(ended)},
         time=torch.tensor(ended, dtype=torch.float64),
-        local_steps=torch.full((len(ended),), workers * problem.steps),
+        local_steps=torch.full((len(ended),), workers * problem.local_steps),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from lategrad import delays, problems, serve, theory
 from lategrad.checks.synchronous import check_synchronous
 from lategrad.delays import clocks
 from lategrad.execution import in_place
+from lategrad.gates import DelayGate
 from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
 from lategrad.registry import parse_rule, parse_set
 from lategrad.replay import replay
@@ -25,8 +26,7 @@ from lategrad.rules import (
 from lategrad.serve.training import resume, train
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
 from lategrad.simulator import simulate
-from lategrad.staleness import Staleness, StalenessGate
-from lategrad.tolerance_study import Tolerance, tolerance
+from lategrad.tolerance_study import DelayRecorder, Tolerance, tolerance
 from lategrad.trace import Trace
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ __all__ = [
     "Blocks",
     "Box",
     "CenteredClipping",
+    "DelayGate",
+    "DelayRecorder",
     "DoG",
     "DoWG",
     "HalfSpace",
@@ -55,8 +57,6 @@ __all__ = [
     "Product",
     "Scheduled",
     "Simplex",
-    "Staleness",
-    "StalenessGate",
     "Steady",
     "SteadyAdam",
     "SteadyMuon",

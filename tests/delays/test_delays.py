@@ -40,7 +40,7 @@ from lategrad.delays.clocks import (
 from lategrad.delays.specs import FORMS, parse
 
 SAMPLES = 200_000
-WARM_UP = 100_000  # the cap cannot matter for light tails after so many updates
+WARM_UP = 100_000  # the cap cannot matter for light tails after this many updates
 
 MODELS: dict[str, DelayModel] = {
     "constant": Constant(7),
@@ -53,7 +53,7 @@ MODELS: dict[str, DelayModel] = {
     "recorded": Recorded(torch.arange(2000) // 2),
     "regimes": Regimes(((40, Uniform(0, 5)), (300, Geometric(50.0)), (None, LogNormal(2.0, 1.0)))),
     "by class": ByClass((Uniform(0, 9), Geometric(30.0), 5)),
-    "cluster": Cluster((Worker(law=ExponentialTime()),) * 6 + (Worker(mean=30.0, up=50.0, down=5.0),)),
+    "cluster": Cluster((Worker(distribution=ExponentialTime()),) * 6 + (Worker(mean=30.0, up=50.0, down=5.0),)),
 }
 RANDOM = ("uniform", "geometric", "lognormal", "pareto", "regimes", "by class", "cluster")
 LABELS = torch.randint(3, (2000, 4), generator=torch.Generator().manual_seed(0))
@@ -149,13 +149,15 @@ def test_geometric_starts_at_zero_and_has_its_mean() -> None:
 
 def test_lognormal_of_the_paper() -> None:
     values = uncapped(LogNormal(7, 0.4))
-    law = stats.lognorm(s=0.4, scale=math.exp(7))
-    assert (round(law.mean()), round(law.std())) == (1188, 495)
-    assert (round(law.median()), round(law.ppf(0.99))) == (1097, 2781)
-    assert_mean(values, float(law.sf(np.arange(1, 40_000)).sum()), law.std())  # E floor(X) = sum P(X >= k)
+    distribution = stats.lognorm(s=0.4, scale=math.exp(7))
+    assert (round(distribution.mean()), round(distribution.std())) == (1188, 495)
+    assert (round(distribution.median()), round(distribution.ppf(0.99))) == (1097, 2781)
+    assert_mean(
+        values, float(distribution.sf(np.arange(1, 40_000)).sum()), distribution.std()
+    )  # E floor(X) = sum P(X >= k)
     assert values.std() == pytest.approx(495, rel=0.01)
-    assert_probability(values < 1097, float(law.cdf(1097)))
-    assert_probability(values >= 2781, float(law.sf(2781)))
+    assert_probability(values < 1097, float(distribution.cdf(1097)))
+    assert_probability(values >= 2781, float(distribution.sf(2781)))
 
 
 @pytest.mark.parametrize("shape", [0.7, 1.0, 1.5])
@@ -468,10 +470,10 @@ class TestParse:
         ("spec", "workers"),
         [
             ("workers=2", [Worker(), Worker()]),
-            ("workers=1,speed=constant", [Worker(law=ConstantTime())]),
-            ("workers=1,speed=exponential", [Worker(law=ExponentialTime())]),
-            ("speed=lognormal,spread=0.4,workers=1", [Worker(law=LogNormalTime(0.4))]),
-            ("workers=1, speed=pareto, shape=1.5", [Worker(law=ParetoTime(1.5))]),
+            ("workers=1,speed=constant", [Worker(distribution=ConstantTime())]),
+            ("workers=1,speed=exponential", [Worker(distribution=ExponentialTime())]),
+            ("speed=lognormal,spread=0.4,workers=1", [Worker(distribution=LogNormalTime(0.4))]),
+            ("workers=1, speed=pareto, shape=1.5", [Worker(distribution=ParetoTime(1.5))]),
             ("workers=3,slow=1x100", [Worker(), Worker(), Worker(mean=100.0)]),
             ("workers=3,late=2x60", [Worker(start=60.0), Worker(start=60.0), Worker()]),
             ("workers=2,slow=2x3,late=1x5", [Worker(mean=3.0, start=5.0), Worker(mean=3.0)]),
@@ -581,7 +583,7 @@ def test_an_object_that_is_nearly_a_delay_model_is_told_what_it_lacks():
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 60))
 def test_an_update_queue_uses_every_query_once_and_in_the_order_of_arrival(delays, steps):
     """Against a plain queue: at every tick a query is handed out, then what is due is applied."""
-    law = Cyclic(delays)
+    distribution = Cyclic(delays)
     version, waiting, wanted, tick = 0, [], [], 0
     while len(wanted) < steps:
         waiting.append((tick + delays[tick % len(delays)], tick, version))
@@ -590,15 +592,15 @@ def test_an_update_queue_uses_every_query_once_and_in_the_order_of_arrival(delay
             version += 1
         waiting = [entry for entry in waiting if entry[0] > tick]
         tick += 1
-    assert UpdateQueue(law).draw(steps, seed=0).delays.tolist() == wanted[:steps]
+    assert UpdateQueue(distribution).draw(steps, seed=0).delays.tolist() == wanted[:steps]
 
 
 def test_an_update_queue_with_a_constant_delay_is_that_delay():
     assert torch.equal(UpdateQueue(Constant(7)).draw(50, 0).delays, Constant(7).draw(50, 0).delays)
 
 
-def test_an_update_queue_of_anything_but_a_law_is_refused():
-    with pytest.raises(ValueError, match="law must be a law of delays"):
+def test_an_update_queue_of_anything_but_a_distribution_is_refused():
+    with pytest.raises(ValueError, match="distribution must be a distribution of delays"):
         UpdateQueue(Regimes(((None, 3),)))
     with pytest.raises(ValueError, match="queue:regimes"):
         parse("queue:regimes:1")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import lategrad as lg
 from helpers.serving import gradients_of, train_until
 from lategrad.checks import check_rule
-from lategrad.gradient_norms import NormGate, clipped
+from lategrad.gates import NormGate, clip_norm
 from lategrad.problems import Quadratic, SoftmaxRegression, load
 from lategrad.serve import Server, Settings
 from lategrad.sets import norm
@@ -117,7 +117,7 @@ def test_a_refused_gradient_has_its_turn_and_changes_nothing(rule, compile):
     for t in range(steps):
         grad = problem.gradient(queries[max(0, t - delay)], problem.samples(1, t, 1)[0])
         admitted = gate.admits(norm(grad))
-        fresh = rule.update(state, clipped(grad, 0.4), torch.tensor(min(t, delay)))
+        fresh = rule.update(state, clip_norm(grad, 0.4), torch.tensor(min(t, delay)))
         state = map_both(lambda new, old, admitted=admitted: torch.where(admitted, new, old), fresh, state)
         refused += ~admitted
         queries.append(rule.query(state))

@@ -117,7 +117,7 @@ def test_a_worker_that_takes_more_steps_pulls_fed_buff_to_its_own_minimum(normal
 
 def test_simulated_workers_of_different_speed_tell_fed_buff_their_shares():
     """Scaled by their workers all three gradients are equal: only the shares 1, 1/2 and 1/4 make a difference."""
-    problem = LocalSteps(Quadratic(dim=3, noise=0.0), steps=8, inner="sgd:lr=1e-6", scaled=True)
+    problem = LocalSteps(Quadratic(dim=3, noise=0.0), local_steps=8, inner="sgd:lr=1e-6", scaled=True)
     cluster = lg.clocks.Cluster([lg.clocks.Worker(mean=mean) for mean in (1.0, 2.0, 4.0)], adapt=True)
     moves = {}
     for normalize in (False, True):

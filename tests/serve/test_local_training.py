@@ -31,13 +31,13 @@ CPU = torch.device("cpu")
 
 
 def local(steps=4, **options):
-    return LocalSteps(SoftmaxRegression(load("digits"), batch=16), steps=steps, inner="adamw:lr=0.01", **options)
+    return LocalSteps(SoftmaxRegression(load("digits"), batch=16), local_steps=steps, inner="adamw:lr=0.01", **options)
 
 
 def network():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
-    return LocalSteps(ModuleProblem(module, load("digits"), batch=16), steps=3, inner="muon:lr=0.02")
+    return LocalSteps(ModuleProblem(module, load("digits"), batch=16), local_steps=3, inner="muon:lr=0.02")
 
 
 def test_a_worker_keeps_its_optimizers_state_from_job_to_job():
@@ -100,8 +100,8 @@ def test_a_killed_worker_loses_its_inner_steps_and_nothing_else():
         trace = training.run()
     audit(trace)
     assert trace.config["memories_lost"] == trace.config["replaced"] == {"worker 1": 1}
-    assert (trace.previous[trace.worker == 1] == -1).sum() == 2
-    assert (trace.previous[trace.worker == 0] == -1).sum() == 1
+    assert (trace.parent_job[trace.worker == 1] == -1).sum() == 2
+    assert (trace.parent_job[trace.worker == 0] == -1).sum() == 1
     assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
 
 
@@ -122,7 +122,7 @@ def test_a_run_that_is_resumed_begins_with_fresh_workers_and_says_so(tmp_path):
     assert len(lost) == len(in_both_parts(trace, 20))
     assert trace.config["bytes"]["up"] == 60 * 4 * problem.dim
     assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
-    assert torch.equal(lg.Trace.load(tmp_path / "trace.safetensors").previous, trace.previous)
+    assert torch.equal(lg.Trace.load(tmp_path / "trace.safetensors").parent_job, trace.parent_job)
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_a_run_whose_server_is_killed_goes_on_with_fresh_workers_and_replays(tmp
     assert trace.complete
     audit(trace)
     assert trace.config["memories_lost"] == {"worker 0": 1, "worker 1": 1}
-    assert [(trace.previous[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [2, 2]
+    assert [(trace.parent_job[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [2, 2]
     assert torch.equal(lg.replay(trace, problem, "nesterov:lr=0.1").output, trace.output)
 
 
@@ -156,7 +156,7 @@ class Sick(Quadratic):
 
 
 def test_a_bad_pseudo_gradient_is_refused_and_what_led_to_it_is_not_kept():
-    problem = LocalSteps(Sick(), steps=2, inner="adamw:lr=0.01")
+    problem = LocalSteps(Sick(), local_steps=2, inner="adamw:lr=0.01")
     with pytest.warns(UserWarning, match="refused a gradient of worker . at update .*: ValueError: not finite"):
         trace = lg.train(problem, "sgd:lr=0.5", steps=150, workers=2, engine="threads", max_refusals=None)
     assert trace.complete

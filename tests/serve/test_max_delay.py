@@ -41,12 +41,12 @@ def test_a_gradient_that_is_too_late_is_dropped_and_its_worker_goes_on_from_now(
     assert again.gate.applied == server.gate.applied
 
 
-def test_training_with_a_limit_applies_nothing_later_and_names_the_worker_that_vanishes():
-    def has_vanished(training):
-        return 2 in training.engine.server.gate._warned and training.engine.server.gate.dropped[2]
+def test_training_with_a_limit_applies_nothing_later_and_names_the_starved_worker():
+    def is_starved(training):
+        return 2 in training.engine.server.gate.starved and training.engine.server.gate.dropped[2]
 
-    with pytest.warns(UserWarning, match="worker 2 nearly vanishes"):
-        trace = train_until(has_vanished, Quadratic(noise=0.1), lg.SGD(lr=0.05), workers=3, engine="threads",
+    with pytest.warns(UserWarning, match="worker 2 is starved"):
+        trace = train_until(is_starved, Quadratic(noise=0.1), lg.SGD(lr=0.05), workers=3, engine="threads",
                             max_delay=4, slow={0: "constant:1", 1: "constant:1", 2: "constant:100"})  # fmt: skip
     assert trace.delays.max() <= 4
     assert trace.config["too_late"]["worker 2"] >= 1

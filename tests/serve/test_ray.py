@@ -160,7 +160,7 @@ def test_a_worker_says_on_ray_too_what_it_has_kept(actor):
     for previous in (-1, 0, 1):
         made = header._replace(previous=previous)
         header, query = unpack(actor.exchange(*pack(made, (query - 1).bfloat16())))
-    assert actor.trace().previous.tolist() == [-1, 0, 1]
+    assert actor.trace().parent_job.tolist() == [-1, 0, 1]
 
 
 def test_a_segment_that_cannot_be_opened_is_told(actor):
@@ -371,7 +371,7 @@ def test_a_server_on_ray_waits_for_evaluations_and_answers_meanwhile(actor, tmp_
 @pytest.mark.slow
 def test_local_steps_on_ray_replay_bit_for_bit():
     """Vectors of more than INLINE bytes: after its first job a worker shares memory with the server."""
-    problem = LocalSteps(Quadratic(dim=20_000, noise=0.1), steps=3, inner="adamw:lr=0.01")
+    problem = LocalSteps(Quadratic(dim=20_000, noise=0.1), local_steps=3, inner="adamw:lr=0.01")
     rule = "delayed-nesterov:lr=0.3,period=2"
     trace = lg.train(problem, rule, steps=30, workers=2, engine="ray", compression="int8", compile=False)
     assert trace.complete
@@ -581,7 +581,7 @@ def test_a_run_without_a_usable_worker_ends_with_the_reason(cluster):
 # ---- Local steps: what workers keep is theirs
 
 
-LOCAL = LocalSteps(Quadratic(dim=6, noise=0.1), steps=3, inner="adamw:lr=0.01")
+LOCAL = LocalSteps(Quadratic(dim=6, noise=0.1), local_steps=3, inner="adamw:lr=0.01")
 OUTER = lg.registry.parse_rule("nesterov:lr=0.1")
 
 
@@ -604,7 +604,7 @@ def test_a_killed_worker_loses_its_inner_steps_and_nothing_else(cluster):
         run.wait_for_progress()
         trace = run.end_and_replay()
     assert trace.config["memories_lost"] == trace.config["replaced"] == {"worker 1": 1}
-    assert [(trace.previous[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [1, 2]
+    assert [(trace.parent_job[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [1, 2]
     assert trace.loss[-1] < trace.loss[0]
     cluster.remove_node(home)
 
@@ -623,7 +623,7 @@ def test_workers_keep_their_inner_state_when_the_server_is_killed(cluster, tmp_p
         assert run.training.workers == workers
         trace = run.end()
     assert trace.config["replaced"] == trace.config["memories_lost"] == {}
-    assert [(trace.previous[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [1, 1]
+    assert [(trace.parent_job[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [1, 1]
     assert trace.loss[-1] < trace.loss[0]
     # What a worker kept is from a job that was lost with the server: nobody can compute it again, and that is said.
     with pytest.raises(ValueError, match=r"update \d+ builds on job \d+ of worker \d, which was not applied"):

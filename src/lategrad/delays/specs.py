@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from lategrad.delays.base import DelayModel, Law
+from lategrad.delays.base import DelayModel, Distribution
 from lategrad.delays.clocks import (
     Cluster,
     ComputeTime,
@@ -18,9 +18,8 @@ from lategrad.delays.clocks import (
     SineDrift,
     Worker,
 )
-from lategrad.delays.combinators import Regimes
+from lategrad.delays.combinators import Regimes, UpdateQueue
 from lategrad.delays.distributions import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
-from lategrad.delays.update_queue import UpdateQueue
 from lategrad.support.validation import require, require_choice
 
 __all__ = ["FORMS", "parse"]
@@ -57,7 +56,8 @@ def _part(text: str) -> tuple[float | int | None, DelayModel]:
 
 def _queue(text: str) -> UpdateQueue:
     law = _parse(text)
-    require("the law of a queue", text, isinstance(law, Law), "one value after another, such as lognormal:7,0.4")
+    valid = "one value after another, such as lognormal:7,0.4"
+    require("the law of a queue", text, isinstance(law, Distribution), valid)
     return UpdateQueue(law)  # type: ignore[arg-type]
 
 
@@ -103,7 +103,7 @@ def _cluster(text: str) -> Cluster:
     require("the options of cluster", text, once, "given once each, workers=... among them")
     require("down", options.get("down"), "up" in options or "down" not in options, "given along with up")
     up, down = float(options.get("up", "inf")), float(options.get("down", "0"))
-    worker = Worker(law=_law(options), up=up, down=down, drift=_drift(options))
+    worker = Worker(distribution=_law(options), up=up, down=down, drift=_drift(options))
     workers = [worker] * int(options["workers"])
     slow, slower = _times(options.get("slow", "0x1"))
     late, start = _times(options.get("late", "0x0"))

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from lategrad.execution import in_place
 from lategrad.execution.pays import compiling_pays
-from lategrad.gradient_norms import NormGate, clipped
+from lategrad.gates import DelayGate, NormGate, clip_norm
 from lategrad.problems.problem import Problem
 from lategrad.problems.worker_state import is_stateful
 from lategrad.rules.blocks import fill_in
@@ -45,7 +45,6 @@ from lategrad.serve.observe.update_log import UpdateLog
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import keeps_something
 from lategrad.sets import norm
-from lategrad.staleness import StalenessGate
 from lategrad.support.runs import map_tensors, tensors
 from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
@@ -121,8 +120,8 @@ class Server:
         self.memories_lost: Counter[str] = Counter()
         """How often each worker had to begin without what the one before it had kept."""
         self._begun: set[int] = set()
-        self._most_steps = problem.steps if is_stateful(problem) else 0
-        self.gate = None if settings.max_delay is None else StalenessGate(settings.max_delay)
+        self._most_steps = problem.local_steps if is_stateful(problem) else 0
+        self.gate = None if settings.max_delay is None else DelayGate(settings.max_delay)
         self._clip = settings.clip
         self._norm_gate = None if settings.max_norm_ratio is None else NormGate(settings.max_norm_ratio)
         self.poisoned = False
@@ -221,7 +220,7 @@ class Server:
                 self.forget(worker, sequence)
                 return self.issue(worker, out)
             if self._clip is not None:
-                grad = clipped(grad, self._clip)
+                grad = clip_norm(grad, self._clip)
             if self._writes_query:
                 query = self._room_for_query(out)
                 self._apply(worker, sequence, grad, query, made)
@@ -348,7 +347,7 @@ class Server:
             time=self.log.column("time"),
             worker=self.log.column("worker"),
             sequence=self.log.column("sequence"),
-            previous=self.log.column("previous") if self._keeps else None,
+            parent_job=self.log.column("previous") if self._keeps else None,
             local_steps=self.log.column("steps") if self._most_steps else None,
         )  # fmt: skip
 

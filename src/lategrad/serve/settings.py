@@ -10,9 +10,9 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from lategrad.delays import Law
+from lategrad.delays import Distribution
 from lategrad.delays.specs import parse
-from lategrad.gradient_norms import require_norm_options
+from lategrad.gates import require_norm_options
 from lategrad.rules.scheduled import Share, complete_schedule
 from lategrad.serve.compression import COMPRESSIONS
 from lategrad.serve.observe.monitor import LOGS, logs_of
@@ -102,7 +102,7 @@ class Settings:
     )  # fmt: skip
     max_delay: int | None = _option(
         "gradients that are later than so many updates are dropped; their workers go on from the present query. A "
-        "warning names workers whose share of the updates nearly vanishes, trace.config['too_late'] says how many were "
+        "warning names workers with a tenth of their fair share or less, trace.config['too_late'] says how many were "
         "dropped of each. By default all are applied, which our rules are made for.", None,
     )  # fmt: skip
     schedule: str | Share | None = _option(
@@ -263,8 +263,8 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _law(spec: str) -> Law:
+def _law(spec: str) -> Distribution:
     model = parse(spec)
-    if not isinstance(model, Law):
+    if not isinstance(model, Distribution):
         raise ValueError(f"slow must be a law of single pauses such as constant:100 or lognormal:3,1, got {spec!r}")
     return model

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lategrad.delays import Law
+from lategrad.delays import Distribution
 from lategrad.problems.problem import Problem
-from lategrad.problems.worker_state import Work, init_worker_state, is_stateful, run_job
+from lategrad.problems.worker_state import JobResult, init_worker_state, is_stateful, run_job
 from lategrad.serve.compression import Compression
 from lategrad.serve.messages import PLAIN, Answer, Job, Made, is_finite, unusable
 from lategrad.support.seeds import Stream, derived_seed
@@ -87,10 +87,10 @@ class Slowness:
         one: laws of single workers, instead of that.
     """
 
-    everyone: Law | None = None
-    one: tuple[tuple[int, Law], ...] = ()
+    everyone: Distribution | None = None
+    one: tuple[tuple[int, Distribution], ...] = ()
 
-    def of(self, worker: int) -> Law | None:
+    def of(self, worker: int) -> Distribution | None:
         """The law of a worker's pauses."""
         return dict(self.one).get(worker, self.everyone)
 
@@ -127,7 +127,7 @@ class Oracle:
         self.problem, self.streams, self.slowness, self.device = problem.to(device), streams, slowness, device
         most, seconds = 1, None
         if is_stateful(self.problem):
-            most, seconds = self.problem.steps, getattr(self.problem, "seconds", None)
+            most, seconds = self.problem.local_steps, getattr(self.problem, "seconds", None)
         self.pace = Pace(most, seconds)
         self._block = max(1, _BLOCK // most)
         self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
@@ -152,7 +152,7 @@ class Oracle:
             raise ValueError(objection)
         message = grad if self._compression == "none" else self._send(grad)
         made = Made(self.pace.steps if is_stateful(self.problem) else 0, self._previous)
-        self._memory, self._previous = work.memory, job.sequence
+        self._memory, self._previous = work.state, job.sequence
         return Answer(message, made)
 
     def _send(self, grad: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class Oracle:
                 return result
         return self._work(job).grad.reshape(-1).to(job.query.device)
 
-    def _work(self, job: Job) -> Work:
+    def _work(self, job: Job) -> JobResult:
         point = job.query.to(self.device).view(1, 1, -1)
         with torch.no_grad():
             memory = init_worker_state(self.problem, point) if self._memory is None else self._memory

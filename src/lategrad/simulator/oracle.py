@@ -39,7 +39,7 @@ from lategrad.delays.stages import StageDelays
 from lategrad.execution import OneCall, in_place
 from lategrad.execution.eager import eager_run
 from lategrad.execution.pays import compiling_pays
-from lategrad.gradient_norms import NormGate, clipped, require_norm_options
+from lategrad.gates import NormGate, clip_norm, require_norm_options
 from lategrad.problems.problem import Problem, as_problem
 from lategrad.problems.worker_state import is_stateful
 from lategrad.registry import as_rule
@@ -182,7 +182,7 @@ def _with_local_steps(model: DelayModel | StageDelays, problem: Problem) -> Dela
         return model
     timed = getattr(problem, "seconds", None) is not None and getattr(model, "local_steps", None) is None
     require("problem", problem, not timed, "one without seconds: simulated workers have clocks of their own")
-    return model.with_local_steps(problem.steps) if isinstance(model, Cluster | Barrier) else model
+    return model.with_local_steps(problem.local_steps) if isinstance(model, Cluster | Barrier) else model
 
 
 def _label(value: Delays) -> int | str:
@@ -377,7 +377,7 @@ def _guarded(
         before, admitted = [], None
         if gate is not None:
             before, admitted = [leaf.clone() for leaf in tensors(state)], gate.admits(norm(grad))
-        update(state, grad if clip is None else clipped(grad, clip), *others)
+        update(state, grad if clip is None else clip_norm(grad, clip), *others)
         if admitted is not None:
             for leaf, old in zip(tensors(state), before, strict=True):
                 leaf.copy_(torch.where(admitted, leaf, old))

@@ -77,14 +77,14 @@ class Workers:
         counts = torch.tensor([int(of_sequence.max()) + 1 for of_sequence in senders])
         rows = torch.stack(senders, dim=1) + counts.cumsum(0) - counts
         updates, sequences = len(delays), query.shape[:2]
-        taken = _stacked([one.local_steps for one in every], problem.steps, updates)
+        taken = _stacked([one.local_steps for one in every], problem.local_steps, updates)
         fresh = _stacked([one.fresh for one in every], 0, updates)
-        self._counted, self._renewed = bool((taken != problem.steps).any()), bool(fresh.any())
+        self._counted, self._renewed = bool((taken != problem.local_steps).any()), bool(fresh.any())
         self.local_steps = taken.unflatten(1, sequences)
         self.jobs = torch.stack([rows, taken, fresh], dim=-1).unflatten(1, sequences)
         """int64 ``(updates, seeds, delays, 3)``: of every job its worker's place, its steps, whether all is lost."""
 
-        self._first = problem.memory(query)
+        self._first = problem.init_worker_state(query)
         self._bin = int(counts.sum())  # a place that nobody reads, for jobs that only fill up a wave
         needed = sum(leaf[0, 0].numel() * leaf.element_size() for leaf in tensors(self._first)) * (self._bin + 1)
         check_memory("what workers remember", needed, query.device)
@@ -132,7 +132,7 @@ class Workers:
             anew, lost = iter(tensors(self._first)), fresh.view(lead) > 0
             memory = map_tensors(lambda leaf: torch.where(_as_deep(lost, leaf), next(anew), leaf), memory)
         steps = _as_deep(taken.view(lead), x) if self._counted else None
-        grad, memory = self._problem.work(x, samples.index_select(0, used), memory, steps)
+        grad, memory = self._problem.run_job(x, samples.index_select(0, used), memory, steps)
         for kept, leaf in zip(self._memory, tensors(memory), strict=True):
             kept.index_copy_(0, row, leaf.flatten(0, 2))
         self._grads[:width].copy_(grad)
@@ -146,7 +146,7 @@ class Workers:
 
     def weight(self, job: Tensor) -> Tensor | None:
         """The share of its steps that each run's worker took, ``(seeds, delays, 1, ...)``; None where all took all."""
-        return _as_deep(job[..., 1].double() / self._problem.steps, self._grads[0]) if self._counted else None
+        return _as_deep(job[..., 1].double() / self._problem.local_steps, self._grads[0]) if self._counted else None
 
 
 def _as_deep(values: Tensor, like: Tensor) -> Tensor:
