@@ -9,7 +9,7 @@ depths; and beside it with the same delay everywhere, which is what a parameter 
 
 The training function is a plain one, so that the command line takes it, too:
 
-    lategrad tolerance examples/pipeline_tolerance.py:train --profile stages:8 --delays 0,7,31 --out pipeline
+    lategrad tolerance examples/pipeline_tolerance.py:train --profile stages:8 --delay 0 7 31 --out pipeline
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from lategrad import delays, problems, serve, theory
 from lategrad.checks.synchronous import check_synchronous
 from lategrad.delays import clocks
 from lategrad.execution import in_place
-from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
+from lategrad.learners import FTRL, OGD, AdaGrad, AdaGradNorm, OptimisticFTRL, OptimisticOGD
 from lategrad.registry import parse_rule, parse_set
 from lategrad.replay import replay
 from lategrad.rules import (
@@ -36,7 +36,6 @@ __version__ = "0.2.0"
 
 __all__ = [
     "FTRL",
-    "KT",
     "OGD",
     "SGD",
     "AdaGrad",
@@ -46,8 +45,6 @@ __all__ = [
     "Blocks",
     "Box",
     "CenteredClipping",
-    "DoG",
-    "DoWG",
     "HalfSpace",
     "L1Ball",
     "OptimisticFTRL",

@@ -1,12 +1,8 @@
 r"""Online learners, the paper's :math:`\mathcal{A}`: anything that plays against weighted linear losses."""
 
-from lategrad.domains import take_texts
 from lategrad.learners.adagrad import AdaGrad
 from lategrad.learners.adagrad_norm import AdaGradNorm
-from lategrad.learners.dog import DoG
-from lategrad.learners.dowg import DoWG
 from lategrad.learners.ftrl import FTRL
-from lategrad.learners.kt import KT
 from lategrad.learners.learner import Learner, Linear
 from lategrad.learners.ogd import OGD
 from lategrad.learners.optimistic_ftrl import OptimisticFTRL
@@ -14,16 +10,11 @@ from lategrad.learners.optimistic_ogd import OptimisticOGD
 
 __all__ = [
     "FTRL",
-    "KT",
     "OGD",
     "AdaGrad",
     "AdaGradNorm",
-    "DoG",
-    "DoWG",
     "Learner",
     "Linear",
     "OptimisticFTRL",
     "OptimisticOGD",
 ]
-
-take_texts(vars())

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
@@ -51,15 +51,14 @@ class AdaGrad:
     optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("diameter", self.diameter, low=0)
 
     def init(self, w1: Tensor) -> AdaGradState:
-        """Start at the projection of ``w1``."""
         w = first_play(self, w1)
         return AdaGradState(w=w, squares=wide_zeros(w))
 
     def predict(self, state: AdaGradState) -> Tensor:
-        """The iterate itself."""
         return state.w
 
     def update(self, state: AdaGradState, loss: Linear, hint: Linear | None = None) -> AdaGradState:

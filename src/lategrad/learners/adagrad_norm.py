@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio, squared_norm
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -49,15 +49,14 @@ class AdaGradNorm:
     optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("diameter", self.diameter, low=0)
 
     def init(self, w1: Tensor) -> AdaGradNormState:
-        """Start at the projection of ``w1``."""
         w = first_play(self, w1)
         return AdaGradNormState(w=w, squares=per_run(w, 0))
 
     def predict(self, state: AdaGradNormState) -> Tensor:
-        """The iterate itself."""
         return state.w
 
     def update(self, state: AdaGradNormState, loss: Linear, hint: Linear | None = None) -> AdaGradNormState:

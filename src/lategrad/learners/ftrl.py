@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
@@ -54,15 +54,14 @@ class FTRL:
     optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
 
     def init(self, w1: Tensor) -> FTRLState:
-        """Start at the projection of ``w1``."""
         w = first_play(self, w1)
         return FTRLState(w=w, start=w.clone(), grad_sum=wide_zeros(w), squared_weights=per_run(w, 0))
 
     def predict(self, state: FTRLState) -> Tensor:
-        """The leader."""
         return state.w
 
     def update(self, state: FTRLState, loss: Linear, hint: Linear | None = None) -> FTRLState:

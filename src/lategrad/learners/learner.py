@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lategrad.sets import ConvexSet, norm
 from lategrad.support.runs import per_run, spread
+from lategrad.support.validation import Scalar
 
 State = TypeVar("State")
 
@@ -77,3 +78,15 @@ def safe_ratio(numerator: float | Tensor, denominator: Tensor) -> Tensor:
     """``numerator / denominator``, and 0 where the denominator is 0 (nothing has been seen yet)."""
     positive = denominator > 0
     return torch.where(positive, numerator / torch.where(positive, denominator, 1.0), 0.0)
+
+
+def decayed(point: Tensor, lr: Scalar, weight_decay: Scalar) -> Tensor:
+    """Decoupled weight decay: max(0, 1 - lr * weight_decay) times the point; without decay, the point itself.
+
+    >>> decayed(torch.tensor([2.0, 4.0]), lr=0.5, weight_decay=0.5)
+    tensor([1.5000, 3.0000])
+    """
+    if not isinstance(weight_decay, Tensor) and weight_decay == 0:
+        return point
+    share = 1 - lr * weight_decay
+    return (share.clamp_min(0).to(point.dtype) if isinstance(share, Tensor) else max(share, 0.0)) * point

@@ -7,9 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
-from lategrad.learners.learner import Linear, first_play
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.learners.learner import Linear, decayed, first_play
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number
 
@@ -54,21 +53,19 @@ class OGD:
     optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_choice("schedule", self.schedule, ("sqrt", "constant"))
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, w1: Tensor) -> OGDState:
-        """Start at the projection of ``w1``."""
         w = first_play(self, w1)
         return OGDState(w=w, t=per_run(w, 0))
 
     def predict(self, state: OGDState) -> Tensor:
-        """The iterate itself."""
         return state.w
 
     def update(self, state: OGDState, loss: Linear, hint: Linear | None = None) -> OGDState:
-        """One projected gradient step."""
         t = state.t + 1
         step = self.lr / (t.sqrt() if self.schedule == "sqrt" else t**0)
         w = decayed(state.w, step, self.weight_decay)

@@ -7,9 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
-from lategrad.learners.learner import Linear, first_play, owned_hint, squared_norm, weighted
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.learners.learner import Linear, decayed, first_play, owned_hint, squared_norm, weighted
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -63,6 +62,7 @@ class OptimisticOGD:
     optimistic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("diameter", self.diameter, low=0)
         require_number("weight_decay", self.weight_decay, low=0)
 

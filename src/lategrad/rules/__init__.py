@@ -1,6 +1,5 @@
 """Server rules: what to do with a gradient that was computed somewhere else, some time ago."""
 
-from lategrad.domains import take_texts
 from lategrad.rules import baselines
 from lategrad.rules.anytime import Anytime
 from lategrad.rules.blocks import Block, Blocks
@@ -51,5 +50,3 @@ __all__ = [
     "needs_ticket",
     "weigh_ticket",
 ]
-
-take_texts(vars())

@@ -32,7 +32,6 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Its entries."""
         return math.prod(self.shape)
 
     @property

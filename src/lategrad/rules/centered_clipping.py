@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, norm
+from lategrad.sets import ConvexSet, WholeSpace, norm, resolve_domain
 from lategrad.support.validation import Scalar, require, require_number
 
 
@@ -61,6 +61,7 @@ class CenteredClipping:
     domain: ConvexSet = WholeSpace()
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("radius", self.radius, low=0, strict=True)
         require_number("momentum", self.momentum, low=0)
@@ -73,11 +74,9 @@ class CenteredClipping:
         return CenteredClippingState(x=x, center=torch.zeros_like(x))
 
     def query(self, state: CenteredClippingState) -> Tensor:
-        """The iterate."""
         return state.x
 
     def update(self, state: CenteredClippingState, grad: Tensor, delay: Delay) -> CenteredClippingState:
-        """One step along the momentum."""
         lr, momentum = (as_dtype(number, grad) for number in (self.lr, self.momentum))
         surprise = grad - state.center
         share = (self.radius / norm(surprise)).clamp_max(1.0)  # 0 where even float64 has no number for the length
@@ -85,5 +84,4 @@ class CenteredClipping:
         return CenteredClippingState(x=self.domain.project(state.x - lr * center), center=center)
 
     def output(self, state: CenteredClippingState) -> Tensor:
-        """The last iterate."""
         return state.x

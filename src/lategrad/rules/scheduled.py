@@ -30,7 +30,6 @@ class ScheduledState(NamedTuple):
     """State of :class:`Scheduled`."""
 
     rule: Any
-    """That of the rule."""
     t: Tensor
     """Updates so far."""
 
@@ -91,7 +90,6 @@ class Scheduled:
 
     @property
     def domain(self) -> ConvexSet:
-        """The rule's own."""
         return self.rule.domain
 
     def __getattr__(self, name: str) -> Any:
@@ -120,12 +118,10 @@ class Scheduled:
         return share * (self.floor + (1 - self.floor) * left)
 
     def init(self, x0: Tensor) -> ScheduledState:
-        """That of the rule."""
         inner = self.rule.init(x0)
         return ScheduledState(inner, per_run(self.rule.query(inner), 0))
 
     def query(self, state: ScheduledState) -> Tensor:
-        """That of the rule."""
         return self.rule.query(state.rule)
 
     def update(self, state: ScheduledState, grad: Tensor, delay: Delay, *ticket: Tensor) -> ScheduledState:
@@ -135,7 +131,6 @@ class Scheduled:
         return ScheduledState(apply_update(rule, state.rule, grad, delay, *(ticket or (grad[..., :0],))), t)
 
     def output(self, state: ScheduledState) -> Tensor:
-        """That of the rule."""
         return self.rule.output(state.rule)
 
 

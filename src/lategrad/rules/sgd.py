@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
+from lategrad.learners.learner import decayed
 from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number
 
@@ -58,21 +58,19 @@ class SGD:
     weight_decay: Scalar = 0.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_choice("average", self.average, AVERAGES)
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SGDState:
-        """Start at the projection of ``x0``."""
         x = first_query(self, x0)
         return SGDState(x=x, mean=start_mean(x, self.average), t=per_run(x, 0))
 
     def query(self, state: SGDState) -> Tensor:
-        """The iterate."""
         return state.x
 
     def update(self, state: SGDState, grad: Tensor, delay: Delay) -> SGDState:
-        """One projected step."""
         t = state.t + 1
         mean = next_mean(state.mean, state.x, t, self.average)
         x = decayed(state.x, self.lr, self.weight_decay) - as_dtype(self.lr, grad) * grad

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
-from lategrad.learners.learner import safe_ratio, squared_norm
+from lategrad.learners.learner import decayed, safe_ratio, squared_norm
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require, require_number
 
@@ -114,6 +113,7 @@ class Steady:
     weight_decay: Scalar = 0.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("c", self.c, low=0)
         require("per_coordinate", self.per_coordinate, isinstance(self.per_coordinate, bool), "True or False")

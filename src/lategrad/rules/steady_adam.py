@@ -8,11 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
-from lategrad.rules.lateness import next_mean_delay
-from lategrad.rules.moments import root_mean_square
+from lategrad.learners.learner import decayed
+from lategrad.rules._common import next_mean_delay, root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -87,6 +86,7 @@ class SteadyAdam:
     weight_decay: Scalar = 0.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("weight_decay", self.weight_decay, low=0)
 

@@ -9,13 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
+from lategrad.learners.learner import decayed
+from lategrad.rules._common import next_mean_delay, root_mean_square
 from lategrad.rules._orthogonalize import matrix_steps
 from lategrad.rules.blocks import Blocks
-from lategrad.rules.lateness import next_mean_delay
-from lategrad.rules.moments import root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require, require_number
 
@@ -104,6 +103,7 @@ class SteadyMuon:
     blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("weight_decay", self.weight_decay, low=0)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lategrad.learners.learner import safe_ratio, squared_norm
 from lategrad.rules.rule import Delay, average_in, first_query
 from lategrad.rules.steady import reach
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -93,6 +93,7 @@ class SteadyShort:
     c: Scalar = 30.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("c", self.c, low=0)
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
+from lategrad.learners.learner import decayed
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -75,6 +75,7 @@ class StronglyConvexOGD:
     weight_decay: Scalar = 0.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("strong_convexity", self.strong_convexity, low=0, strict=True)
         require_number("weight_decay", self.weight_decay, low=0)
 

@@ -5,7 +5,6 @@ same, so that all can be compared on one problem; the projection is then ours an
 and its docstring says so.
 """
 
-from lategrad.domains import take_texts
 from lategrad.rules.baselines.ada_delay import AdaDelay
 from lategrad.rules.baselines.adamw import AdamW
 from lategrad.rules.baselines.adaptive_revision import AdaptiveRevision
@@ -62,5 +61,3 @@ __all__ = [
     "UniXGrad",
     "WeightPrediction",
 ]
-
-take_texts(vars())

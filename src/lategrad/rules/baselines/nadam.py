@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.moments import Moments, geometric, next_moments, root_mean_square, start_moments
+from lategrad.rules._common import Moments, geometric, next_moments, root_mean_square, start_moments
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
 
@@ -71,6 +71,7 @@ class NAdam:
     momentum_decay: float = 4e-3
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_share("beta1", self.beta1)
         require_share("beta2", self.beta2)

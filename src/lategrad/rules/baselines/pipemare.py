@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.rule import Delay, as_dtype, as_number, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
 
@@ -64,6 +64,7 @@ class PipeMare:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("annealing", self.annealing, low=0, strict=True)
         require_share("beta1", self.beta1)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, as_number, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require_number
 
 
@@ -50,6 +50,7 @@ class StalenessAware:
     domain: ConvexSet = WholeSpace()
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
 
     def init(self, x0: Tensor) -> StalenessAwareState:

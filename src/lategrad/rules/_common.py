@@ -1,4 +1,4 @@
-"""Adam's moving averages of gradients and of their squares."""
+"""What several rules compute: Adam's moving averages, and the running mean of the delays."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from lategrad.rules.rule import Delay
+
+_WINDOW = 32  # updates: short against a training run, long against the scatter of heavy-tailed delays
 
 
 class Moments(NamedTuple):
@@ -19,12 +23,10 @@ class Moments(NamedTuple):
 
 
 def start_moments(x: Tensor) -> Moments:
-    """Before any gradient: zero."""
     return Moments(first=torch.zeros_like(x), second=torch.zeros_like(x))
 
 
 def next_moments(moments: Moments, grad: Tensor, beta1: float, beta2: float) -> Moments:
-    """After one more gradient."""
     return Moments(
         first=beta1 * moments.first + (1 - beta1) * grad,
         second=beta2 * moments.second + (1 - beta2) * grad * grad,
@@ -45,3 +47,14 @@ def adam_direction(moments: Moments, t: Tensor, beta1: float, beta2: float, eps:
     """:math:`\\hat m_t / (\\sqrt{\\hat v_t} + \\epsilon)`, both corrected for their start at zero."""
     corrected = moments.first / (1 - geometric(beta1, t)).to(moments.first.dtype)
     return corrected / root_mean_square(moments.second, t, beta2, eps)
+
+
+def next_mean_delay(mean: Tensor, delay: Delay, t: Tensor) -> Tensor:
+    r"""The mean of the first delays, then an exponential one.
+
+    .. math:: \bar\tau_t = \bar\tau_{t-1} + (\tau_t - \bar\tau_{t-1}) / \min(t, 32)
+
+    >>> next_mean_delay(torch.tensor([2.0]), torch.tensor(5), torch.tensor([3.0]))
+    tensor([3.])
+    """
+    return mean + (delay - mean) / t.clamp_max(_WINDOW)
