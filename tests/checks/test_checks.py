@@ -41,7 +41,7 @@ def test_sets(name):
 @pytest.mark.parametrize("name", LEARNERS)
 def test_learners(name, domain):
     compile = (name, domain) == ("ogd", "ball")  # the others are compiled inside their anytime rules
-    check_learner(LEARNERS[name].build(0.7, DOMAINS[domain]), compile=compile)
+    check_learner(LEARNERS[name].make(**{LEARNERS[name].parameter: 0.7, "domain": DOMAINS[domain]}), compile=compile)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -228,7 +228,7 @@ class ChangesItsDict(KeepsADict):
         ),
         (KeepsASet, r"state.seen is the set \{1, 2\}"),
         (ReturnsTheStart, "init returns x0 itself, or a view of it"),
-        (ChangesItsDict, "the state changes what it is made of"),
+        (ChangesItsDict, "the state changes its structure"),
     ],
 )
 def test_states_that_hosts_cannot_keep_are_caught(broken, message):
@@ -383,7 +383,7 @@ def test_what_cannot_be_pickled_is_told_so():
     class LocalBall(lg.Ball):
         pass
 
-    message = "cannot be pickled, as worker processes ask for: .* define its class at the top of a module"
+    message = "cannot be pickled, which worker processes require: .* define its class at the top of a module"
     with pytest.raises(AssertionError, match=f"rule Local: {message}"):
         check_rule(Local(), compile=False)
     with pytest.raises(AssertionError, match=f"set LocalBall: {message}"):

@@ -121,7 +121,7 @@ def test_orthogonalised_singular_values_are_near_one():
 
 
 def test_without_blocks_it_says_that_there_are_no_matrices():
-    with pytest.warns(UserWarning, match="knows of no matrix"):
+    with pytest.warns(UserWarning, match="SteadyMuon without blocks knows no matrices"):
         lg.SteadyMuon().init(torch.zeros(4))
     with pytest.raises(ValueError, match="of shape .*6"):
         lg.SteadyMuon(blocks=BLOCKS).init(torch.zeros(4))

@@ -21,11 +21,11 @@ def check_learner(
     reference: Reference | None = None,
     compile: bool = True,
 ) -> None:
-    """Put an online learner through all generic checks.
+    """Run all generic checks on an online learner.
 
     Args:
         learner: the learner, with plain numbers as hyper-parameters.
-        dim: dimension of the test vectors; must fit the learner's domain.
+        dim: dimension of the test vectors; must fit the learner's constraint set.
         seed: of the random starts and gradients.
         reference: a plain transcription to be equal to on the first steps, called with the start and the
             gradients as lists (weights 1, 2, 3, ...; each gradient is the hint for the next round) and

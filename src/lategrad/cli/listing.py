@@ -1,4 +1,4 @@
-"""``lategrad list``: everything by its name."""
+"""``lategrad list``: all names."""
 
 from __future__ import annotations
 

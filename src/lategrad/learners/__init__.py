@@ -1,4 +1,4 @@
-r"""Online learners, the paper's :math:`\mathcal{A}`: anything that plays against weighted linear losses."""
+r"""Online learners, the paper's :math:`\mathcal{A}`: algorithms that play against weighted linear losses."""
 
 from lategrad.learners.adagrad import AdaGrad
 from lategrad.learners.adagrad_norm import AdaGradNorm
@@ -8,13 +8,5 @@ from lategrad.learners.ogd import OGD
 from lategrad.learners.optimistic_ftrl import OptimisticFTRL
 from lategrad.learners.optimistic_ogd import OptimisticOGD
 
-__all__ = [
-    "FTRL",
-    "OGD",
-    "AdaGrad",
-    "AdaGradNorm",
-    "Learner",
-    "Linear",
-    "OptimisticFTRL",
-    "OptimisticOGD",
-]
+__all__ = ["FTRL", "OGD", "AdaGrad", "AdaGradNorm", "Learner", "Linear", "OptimisticFTRL",
+           "OptimisticOGD"]  # fmt: skip

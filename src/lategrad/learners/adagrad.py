@@ -1,4 +1,4 @@
-"""AdaGrad with a step for every coordinate (Duchi, Hazan & Singer 2011)."""
+"""AdaGrad with a learning rate for every coordinate (Duchi, Hazan & Singer 2011)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AdaGrad:
     >>> learner = lg.AdaGrad(diameter=2.0)
     >>> state = learner.init(torch.zeros(2))
     >>> state = learner.update(state, Linear(torch.ones(1), torch.tensor([3.0, -0.1])))
-    >>> learner.predict(state)  # every coordinate moves as far, whatever its scale
+    >>> learner.predict(state)  # every coordinate moves by the same amount, whatever its scale
     tensor([-1.4142,  1.4142])
 
     Reference: J. Duchi, E. Hazan and Y. Singer, Adaptive subgradient methods, 2011.
@@ -62,7 +62,7 @@ class AdaGrad:
         return state.w
 
     def update(self, state: AdaGradState, loss: Linear, hint: Linear | None = None) -> AdaGradState:
-        """One projected step; coordinates whose gradients were all zero stay."""
+        """One projected step; coordinates whose gradients were all zero do not move."""
         weighted_grad = loss.weight * loss.grad
         squares = state.squares + weighted_grad**2
         move = safe_ratio(self.diameter * weighted_grad, (2 * squares).sqrt())

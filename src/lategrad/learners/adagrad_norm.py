@@ -1,4 +1,4 @@
-"""AdaGrad with one step for the whole vector: OGD that needs to know D but not G."""
+"""AdaGrad with one learning rate for the whole vector: OGD that needs to know D but not G."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AdaGradNormState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AdaGradNorm:
-    r"""AdaGrad-norm, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)` with a step from past gradients.
+    r"""AdaGrad-norm, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)` with a learning rate from past gradients.
 
     .. math:: \eta_t = D / \sqrt{2 \textstyle\sum_{i \le t} \alpha_i^2 \|g_i\|^2}
 
@@ -60,7 +60,7 @@ class AdaGradNorm:
         return state.w
 
     def update(self, state: AdaGradNormState, loss: Linear, hint: Linear | None = None) -> AdaGradNormState:
-        """One projected step; no step while all gradients were zero."""
+        """One projected step; none while all gradients were zero."""
         squares = state.squares + loss.weight**2 * squared_norm(loss.grad)
-        step = safe_ratio(self.diameter * loss.weight, (2 * squares).sqrt())
-        return AdaGradNormState(w=self.domain.project(state.w - step.to(state.w.dtype) * loss.grad), squares=squares)
+        lr = safe_ratio(self.diameter * loss.weight, (2 * squares).sqrt())
+        return AdaGradNormState(w=self.domain.project(state.w - lr.to(state.w.dtype) * loss.grad), squares=squares)

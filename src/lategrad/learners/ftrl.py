@@ -32,11 +32,11 @@ class FTRL:
     This is the minimiser over K of
     :math:`\langle \sum_i \alpha_i g_i, w \rangle + \|w - w_1\|^2 / (2 \eta_t)` with
     :math:`\eta_t = \mathrm{lr} / \sqrt{\sum_{i \le t} \alpha_i^2}`; at unit weights
-    :math:`\eta_t = \mathrm{lr}/\sqrt{t}`, as for OGD. It forgets no gradient: what a projection cuts
-    off is still in the sum.
+    :math:`\eta_t = \mathrm{lr}/\sqrt{t}`, as for OGD. No gradient is forgotten: the part that a projection
+    cuts off is still in the sum.
 
     Args:
-        lr: the step at t = 1; D/G minimises the order of the regret bound (:func:`lategrad.theory.ftrl_regret`).
+        lr: learning rate at t = 1; D/G minimises the order of the regret bound (:func:`lategrad.theory.ftrl_regret`).
         domain: K.
 
     >>> import torch, lategrad as lg
@@ -65,7 +65,6 @@ class FTRL:
         return state.w
 
     def update(self, state: FTRLState, loss: Linear, hint: Linear | None = None) -> FTRLState:
-        """Add the loss to the sum and solve again."""
         grad_sum = state.grad_sum + loss.weight * loss.grad
         squared_weights = state.squared_weights + loss.weight**2
         eta = safe_ratio(self.lr, squared_weights.sqrt())

@@ -29,11 +29,11 @@ class Linear(NamedTuple):
 
 
 class Learner(Protocol[State]):
-    """An online learner: hyper-parameters in a frozen dataclass, all that changes in its state."""
+    """An online learner: a frozen dataclass of hyper-parameters, whose state is a separate object."""
 
     @property
     def domain(self) -> ConvexSet:
-        """The set K that every play is in."""
+        """The constraint set K, which contains every play."""
         ...
 
     optimistic: ClassVar[bool]
@@ -75,7 +75,7 @@ def squared_norm(v: Tensor) -> Tensor:
 
 
 def safe_ratio(numerator: float | Tensor, denominator: Tensor) -> Tensor:
-    """``numerator / denominator``, and 0 where the denominator is 0 (nothing has been seen yet)."""
+    """``numerator / denominator``, and 0 where the denominator is 0 (before any gradient)."""
     positive = denominator > 0
     return torch.where(positive, numerator / torch.where(positive, denominator, 1.0), 0.0)
 

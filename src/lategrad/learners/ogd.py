@@ -25,16 +25,16 @@ class OGDState(NamedTuple):
 class OGD:
     r"""Online gradient descent, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)`.
 
-    The step is stated as the effective one, :math:`\eta_t \alpha_t = \mathrm{lr}/\sqrt{t}`, so it does
-    not change with the weights. With :math:`\mathrm{lr} = D/G` and :math:`\|g_t\| \le G` the weighted
+    ``lr`` is the effective learning rate, :math:`\eta_t \alpha_t = \mathrm{lr}/\sqrt{t}`, which does not
+    depend on the weights. With :math:`\mathrm{lr} = D/G` and :math:`\|g_t\| \le G` the weighted
     regret is at most :math:`D G\, T^{3/2}` for :math:`\alpha_t = t` and :math:`\tfrac32 D G \sqrt{T}`
     for :math:`\alpha_t = 1` (the paper's lemma on SGD, with :math:`G^2` for :math:`2G^2 + 2\sigma^2`).
 
     Args:
-        lr: the effective step at t = 1.
+        lr: the effective learning rate at t = 1.
         domain: K.
         schedule: "sqrt" for :math:`\mathrm{lr}/\sqrt{t}`, "constant" for lr.
-        weight_decay: decoupled: w is first multiplied by 1 - step * weight_decay (never below 0).
+        weight_decay: decoupled: w is first multiplied by 1 - lr_t * weight_decay (never below 0).
 
     >>> import torch, lategrad as lg
     >>> learner = lg.OGD(lr=1.0, domain=lg.Ball(1.0))
@@ -67,6 +67,6 @@ class OGD:
 
     def update(self, state: OGDState, loss: Linear, hint: Linear | None = None) -> OGDState:
         t = state.t + 1
-        step = self.lr / (t.sqrt() if self.schedule == "sqrt" else t**0)
-        w = decayed(state.w, step, self.weight_decay)
-        return OGDState(w=self.domain.project(w - step.to(w.dtype) * loss.grad), t=t)
+        lr = self.lr / (t.sqrt() if self.schedule == "sqrt" else t**0)
+        w = decayed(state.w, lr, self.weight_decay)
+        return OGDState(w=self.domain.project(w - lr.to(w.dtype) * loss.grad), t=t)

@@ -1,4 +1,4 @@
-"""Optimistic follow the regularised leader with an adaptive step (Mohri & Yang 2016)."""
+"""Optimistic follow the regularised leader with an adaptive learning rate (Mohri & Yang 2016)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ class OptimisticFTRL:
         require_number("diameter", self.diameter, low=0)
 
     def init(self, w1: Tensor) -> OptimisticFTRLState:
-        """Start at the projection of ``w1``, with no hint for round 1."""
         w = first_play(self, w1)
         return OptimisticFTRLState(
             w=w,
@@ -73,7 +72,6 @@ class OptimisticFTRL:
         )
 
     def predict(self, state: OptimisticFTRLState) -> Tensor:
-        """The leader, with the hint counted in."""
         return state.w
 
     def update(self, state: OptimisticFTRLState, loss: Linear, hint: Linear | None = None) -> OptimisticFTRLState:

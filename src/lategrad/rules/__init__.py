@@ -1,4 +1,4 @@
-"""Server rules: what to do with a gradient that was computed somewhere else, some time ago."""
+"""Server rules: what a server does with a gradient that a worker computed at an earlier point."""
 
 from lategrad.rules import baselines
 from lategrad.rules.anytime import Anytime
@@ -25,28 +25,7 @@ from lategrad.rules.steady_muon import SteadyMuon
 from lategrad.rules.steady_short import SteadyShort
 from lategrad.rules.strongly_convex import StronglyConvexOGD
 
-__all__ = [
-    "SGD",
-    "AnyRule",
-    "Anytime",
-    "Block",
-    "Blocks",
-    "CenteredClipping",
-    "Rule",
-    "Scheduled",
-    "Steady",
-    "SteadyAdam",
-    "SteadyMuon",
-    "SteadyShort",
-    "StronglyConvexOGD",
-    "TicketRule",
-    "WeighingRule",
-    "apply_update",
-    "as_number",
-    "baselines",
-    "first_query",
-    "first_state",
-    "issue_ticket",
-    "needs_ticket",
-    "weigh_ticket",
-]
+__all__ = ["SGD", "AnyRule", "Anytime", "Block", "Blocks", "CenteredClipping", "Rule", "Scheduled",
+           "Steady", "SteadyAdam", "SteadyMuon", "SteadyShort", "StronglyConvexOGD", "TicketRule",
+           "WeighingRule", "apply_update", "as_number", "baselines", "first_query", "first_state",
+           "issue_ticket", "needs_ticket", "weigh_ticket"]  # fmt: skip

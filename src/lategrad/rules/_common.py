@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.rules.rule import Delay
 
-_WINDOW = 32  # updates: short against a training run, long against the scatter of heavy-tailed delays
+_WINDOW = 32  # updates: short relative to a run, long enough to average heavy-tailed delays
 
 
 class Moments(NamedTuple):
@@ -50,7 +50,7 @@ def adam_direction(moments: Moments, t: Tensor, beta1: float, beta2: float, eps:
 
 
 def next_mean_delay(mean: Tensor, delay: Delay, t: Tensor) -> Tensor:
-    r"""The mean of the first delays, then an exponential one.
+    r"""The mean of the first delays, then an exponential moving average.
 
     .. math:: \bar\tau_t = \bar\tau_{t-1} + (\tau_t - \bar\tau_{t-1}) / \min(t, 32)
 

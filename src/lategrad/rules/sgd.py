@@ -1,4 +1,4 @@
-"""SGD with a constant step, the paper's comparison."""
+"""SGD with a constant learning rate, the paper's comparison."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class SGDState(NamedTuple):
     x: Tensor
     """:math:`x_{t+1}`, the iterate."""
     mean: Tensor
-    """The average of :math:`x_1, \\dots, x_t`; without averaging it has no entries and costs nothing."""
+    """The average of :math:`x_1, \\dots, x_t`; empty without averaging."""
     t: Tensor
     """Updates so far."""
 
 
 @dataclass(frozen=True, eq=False)
 class SGD:
-    r"""Delayed SGD with a constant step, :math:`x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g_{t-\tau_t})`.
+    r"""Delayed SGD with a constant learning rate, :math:`x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g_{t-\tau_t})`.
 
     Args:
-        lr: the step.
+        lr: learning rate.
         domain: K.
         average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T`
             with weights 1 ("uniform") or t ("linear"). The queries do not change.
@@ -47,7 +47,7 @@ class SGD:
     Must know: nothing while it runs; for the guarantee, the smoothness and the largest delay.
 
     Guarantee: with lr of order :math:`1/(L\tau)` for a delay :math:`\tau`, the rates of SGD for T that is large
-    against :math:`\tau`, in its reference; none where the delay outgrows lr.
+    relative to :math:`\tau` (see the reference); none for longer delays.
 
     Reference: S. Stich and S. Karimireddy, The error-feedback framework, 2020 (delayed SGD).
     """
@@ -77,5 +77,4 @@ class SGD:
         return SGDState(x=self.domain.project(x), mean=mean, t=t)
 
     def output(self, state: SGDState) -> Tensor:
-        """The last iterate, or the average of the queries that have had their update."""
         return state.x if self.average == "none" else state.mean

@@ -1,4 +1,4 @@
-"""Steady: anytime averaging for delays that are long from the first update on. This rule is ours."""
+"""Steady: anytime averaging for delays that are long from the first update on."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require, require_number
 
-_STEPS, _WIDTHS = 2.0, 0.1  # how far the iterate may go during a delay: 2 lr, and a tenth of the set
+_STEPS, _WIDTHS = 2.0, 0.1  # how far the iterate may move during a delay: 2 lr, and a tenth of the set
 
 
 def reach(
     lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor, *, steps: float = _STEPS, widths: float = _WIDTHS
 ) -> Tensor:
-    """m: how far a delay's worth of steps may carry the iterate."""
+    """m: how far the updates of one delay may move the iterate."""
     diameter = domain.diameter_in(w.shape[-1])
     width = widths * (diameter.to(t.device) if isinstance(diameter, Tensor) else diameter) + 0 * t
     return torch.minimum(steps * lr + 0 * t, width)
@@ -42,9 +42,9 @@ class SteadyState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Steady:
-    r"""Anytime averaging with gradients weighed by their query's own time, and a query that leans on the iterate.
+    r"""Anytime averaging with gradients weighted by the time of their query, and a query close to the iterate at first.
 
-    Update t receives a gradient g that was asked for at time :math:`s = t - \tau_t \ge 1`. With the diameter D of K,
+    Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the diameter D of K,
 
     .. math::
 
@@ -56,10 +56,10 @@ class Steady:
         q_t = x_t + \theta_t (w_t - x_t), \quad \theta_t = \min(1, c/\sqrt{t})
 
     The query is :math:`q_t`, the output :math:`x_t`. Algorithm 1 with four changes: the weight of a gradient is s and
-    not t; the step is AdaGrad's, but its normaliser counts with t; a step is shortened where :math:`\tau_t` of its
-    kind would carry the iterate further than 2 lr or a tenth of the set; and the query starts at the iterate and
-    fades into the average. With ``per_coordinate`` every coordinate has a sum S of its own, the weight is
-    :math:`s^2/t`, and the step :math:`\mathrm{lr}_t/\sqrt d` in d dimensions, so that lr means the same.
+    not t; the learning rate is AdaGrad's, but its normaliser uses t; it is reduced where :math:`\tau_t` such updates
+    would move the iterate further than 2 lr or a tenth of the set; and the query starts at the iterate and
+    fades into the average. With ``per_coordinate`` every coordinate has its own sum S, the weight is
+    :math:`s^2/t`, and the learning rate :math:`\mathrm{lr}_t/\sqrt d` in d dimensions, so that lr means the same.
 
     Proved (docs/steady.md), on any gradients and any delays: an update moves w by at most
     :math:`\mathrm{lr}_t\, s/t`, so that the first :math:`\tau` gradients, which all come from :math:`x_1`, move
@@ -70,21 +70,21 @@ class Steady:
         \|q_t - q_s\| \le (1 - \theta_t) \frac{2 \tau D}{t + 1} + (\theta_s - \theta_t) D + \theta_t \|w_t - w_s\|,
 
     where, for :math:`\tau \le t/2`, the first two parts are :math:`O(\tau D/t)`; the third is too, on the whole:
-    weighed with s and summed over T updates it is at most :math:`c\, \mathrm{lr}\, \tau\, T \sqrt{A}` for delays of at
+    weighted with s and summed over T updates it is at most :math:`c\, \mathrm{lr}\, \tau\, T \sqrt{A}` for delays of at
     most :math:`\tau`, with an A of the order of ln T. On a bounded set, for a convex L-smooth objective, this
-    gives the rate of Theorem 1 in a constant delay, up to the root of a logarithm; delays that vary are free up to
-    :math:`T^{3/8}` (:mod:`lategrad.theory`). The same holds per coordinate on a cube. Only measured: that it does
-    better than Algorithm 1 under long delays, that lr hardly matters, and the constants 2, 1/10 and c. It is not
-    for runs of few rounds: where T is a few times :math:`\tau`, take :class:`~lategrad.SteadyShort`.
+    gives the rate of Theorem 1 in a constant delay, up to the root of a logarithm; varying delays up to
+    :math:`T^{3/8}` do not change the rate (:mod:`lategrad.theory`). The same holds per coordinate on a cube. Only
+    measured: that it does better than Algorithm 1 under long delays, that lr hardly matters, and the constants 2, 1/10
+    and c. It is not for runs of few rounds: where T is a few times :math:`\tau`, take :class:`~lategrad.SteadyShort`.
 
     Args:
         lr: about the distance to travel.
         domain: K.
         c: the query is the iterate itself for :math:`t \le c^2` updates.
-        per_coordinate: a step for every coordinate; on sets other than boxes the Euclidean projection
+        per_coordinate: a learning rate for every coordinate; on sets other than boxes the Euclidean projection
             keeps it feasible, no more.
-        weight_decay: decoupled: w is first multiplied by 1 - step * weight_decay (never below 0), with the step of
-            the gradient, :math:`\mathrm{lr}_t\, s/\sqrt{S_t}`; S does not count it.
+        weight_decay: decoupled: w is first multiplied by 1 - rate * weight_decay (never below 0), where rate is the
+            factor of the gradient, :math:`\mathrm{lr}_t\, s/\sqrt{S_t}`; S does not include it.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.Steady()
@@ -101,7 +101,7 @@ class Steady:
     Must know: the delay of every gradient; nothing of the smoothness or the noise, and no bound on the delays.
 
     Guarantee: on convex, smooth objectives and a bounded set the rate of Theorem 1 in a constant delay, up to the
-    root of a logarithm; delays that vary are free up to :math:`T^{3/8}`.
+    root of a logarithm; varying delays up to :math:`T^{3/8}` do not change it.
 
     Reference: this rule is ours; proofs in docs/steady.md, comparisons in docs/baselines.md.
     """
@@ -126,7 +126,7 @@ class Steady:
         return SteadyState(w=w, x=w.clone(), squares=squares, t=per_run(w, 0))
 
     def query(self, state: SteadyState) -> Tensor:
-        """Between the average and the iterate, ever nearer to the average."""
+        """Between the average and the iterate, nearer to the average as t grows."""
         theta = (self.c / (state.t + 1).sqrt()).clamp_max(1)
         return torch.lerp(state.x, state.w, theta.to(state.x.dtype))
 

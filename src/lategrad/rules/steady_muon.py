@@ -1,4 +1,4 @@
-"""SteadyMuon: orthogonalised steps, averaged, and queried where the server will be. This rule is ours."""
+"""SteadyMuon: orthogonalised momentum, averaged, with a query that predicts the server's point one delay ahead."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require, require_number
 
-_THETA = 0.2  # the query: so much of the iterate, the rest of the average
-_MEMORY = 10.0  # gradients that the momentum looks back on without delay
+_THETA = 0.2  # weight of the iterate in the query; the rest is the average
+_MEMORY = 10.0  # gradients that the momentum averages without delay
 _BETA2, _EPS = 0.999, 1e-8
-_OTHER = 0.3  # how far entries outside matrices go, against matrices, whose entries move by about 0.2
+_OTHER = 0.3  # step of entries outside matrices; entries of matrices move by about 0.2
 
 
 class SteadyMuonState(NamedTuple):
@@ -44,9 +44,9 @@ class SteadyMuonState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SteadyMuon:
-    r"""Muon's orthogonalised momentum, which remembers a round, and a query that looks a delay ahead.
+    r"""Muon's orthogonalised momentum over about one round, and a query that looks one delay ahead.
 
-    Update t receives a gradient g that was asked for at time :math:`s = t - \tau_t \ge 1`. With the running mean
+    Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the running mean
     :math:`\bar\tau` of the delays, :math:`\beta = 1 - 1/(10 + \bar\tau)` and :math:`\ell = \min(\bar\tau, t)`,
 
     .. math::
@@ -64,19 +64,19 @@ class SteadyMuon:
 
     The query is q, the output x; :math:`\hat v` is Adam's mean of squared gradients.
 
-    Why. All gradients of a round of :math:`1 + \tau` come from nearly the same point, as a large batch does: they are
-    averaged before they are orthogonalised, so the momentum remembers a round. Such a momentum says where the iterate
-    will be when the gradient is back, so the query is put there. That matters: through a delay of one round a loop
-    with momentum is stable for steps of about 1 over the curvature, however long the momentum; with the look-ahead,
+    Why. All gradients of a round of :math:`1 + \tau` updates come from nearly the same point, as in a large batch: they
+    are averaged before they are orthogonalised, so the momentum spans a round. Such a momentum predicts where the
+    iterate will be when the gradient returns, so the query is put there. That matters: with a delay of one round,
+    momentum is stable for learning rates of about 1 over the curvature, however long the momentum; with the look-ahead,
     to first order, for :math:`\sqrt{3 W}` times as much with a momentum of W rounds. The average and s/t are those of
     :class:`~lategrad.SteadyAdam`. Nothing of this is proved for deep models: it is measured (docs/deep.md, which
-    says on what the constants were chosen).
+    also says on what the constants were chosen).
 
     Args:
-        lr: as for Muon with its steps scaled to Adam's; the best one without delay is meant to stay.
+        lr: as for Muon with its steps scaled to Adam's; the best value without delay is meant to work with delay.
         domain: K.
-        weight_decay: decoupled, on the iterate: z is first multiplied by 1 - step * weight_decay (never below 0).
-        blocks: which entries are matrices; filled in by whoever knows the tensors.
+        weight_decay: decoupled, on the iterate: z is first multiplied by 1 - lr_t * weight_decay (never below 0).
+        blocks: which entries are matrices; filled in by the host, which knows the tensors.
 
     >>> import torch, lategrad as lg
     >>> blocks = lg.Blocks.of_module(torch.nn.Linear(3, 2))
@@ -110,7 +110,7 @@ class SteadyMuon:
     def init(self, x0: Tensor) -> SteadyMuonState:
         """:math:`q_1 = x_1 = z_1`, the projection of ``x0``."""
         if self.blocks is None:
-            warnings.warn("SteadyMuon without blocks knows of no matrix: it steps along Adam's direction", stacklevel=2)
+            warnings.warn("SteadyMuon without blocks knows no matrices: it uses Adam's direction", stacklevel=2)
         else:
             fits = x0.shape[-1] == self.blocks.size
             require("x0", tuple(x0.shape), fits, f"of shape (*runs, {self.blocks.size}), as {self.blocks} says")
@@ -121,11 +121,11 @@ class SteadyMuon:
         )
 
     def query(self, state: SteadyMuonState) -> Tensor:
-        """Where the average and the iterate are expected to be when the gradient is back."""
+        """Where the average and the iterate are expected to be when the gradient returns."""
         return state.q
 
     def update(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> SteadyMuonState:
-        """One braked step along the orthogonalised momentum; the new iterate joins the average."""
+        """One step along the orthogonalised momentum; the new iterate joins the average."""
         t = state.t + 1
         mean_delay = next_mean_delay(state.mean_delay, delay, t)
         beta = as_dtype(1 - 1 / (_MEMORY + mean_delay), grad)

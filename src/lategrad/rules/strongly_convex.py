@@ -34,7 +34,7 @@ def weight_share(t: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class StronglyConvexOGD:
-    r"""Optimistic OGD for H-strongly convex objectives: Algorithm 3, and 4 when gradients are late.
+    r"""Optimistic OGD for H-strongly convex objectives: Algorithm 3, and 4 when gradients are delayed.
 
     .. math::
 
@@ -50,7 +50,7 @@ class StronglyConvexOGD:
     Args:
         strong_convexity: H > 0.
         domain: K.
-        weight_decay: decoupled: before each step y is multiplied by 1 - step * weight_decay (never below 0).
+        weight_decay: decoupled: before each step y is multiplied by 1 - eta * weight_decay (never below 0).
 
     >>> import torch, lategrad as lg
     >>> rule = lg.StronglyConvexOGD(strong_convexity=2.0, domain=lg.Ball(1.0))
@@ -89,8 +89,8 @@ class StronglyConvexOGD:
         return state.x
 
     def _step(self, y: Tensor, grad: Tensor, t: Tensor) -> Tensor:
-        step = 8 * weight_share(t) / self.strong_convexity
-        return self.domain.project(decayed(y, step, self.weight_decay) - step.to(y.dtype) * grad)
+        eta = 8 * weight_share(t) / self.strong_convexity
+        return self.domain.project(decayed(y, eta, self.weight_decay) - eta.to(y.dtype) * grad)
 
     def update(self, state: StronglyConvexState, grad: Tensor, delay: Delay) -> StronglyConvexState:
         """Move y with the gradient, then step ahead with it as the next hint."""
@@ -104,5 +104,5 @@ class StronglyConvexOGD:
         )
 
     def output(self, state: StronglyConvexState) -> Tensor:
-        """The weighted average of the queries that have had their update."""
+        """The weighted average of :math:`x_1, \\dots, x_T`."""
         return state.mean

@@ -1,4 +1,4 @@
-r"""The theorems as functions: what to expect, and what a correct run stays under.
+r"""The theorems as functions: bounds that a correct run satisfies.
 
 Every function states which of its constants are explicit. The derivations, and the places where the
 printed constants of the paper do not follow from the printed argument, are in docs/theory.md; those of our own
@@ -36,31 +36,10 @@ from lategrad.theory.strongly_convex import (
     theorem_4,
 )
 
-__all__ = [
-    "DelayStatistics",
-    "anytime_displacement",
-    "delay_statistics",
-    "ftrl_regret",
-    "gradient_bound",
-    "gradient_difference",
-    "largest_in_flight",
-    "ogd_regret",
-    "optimistic_ftrl_regret",
-    "optimistic_ogd_regret",
-    "steady_activity",
-    "steady_drift",
-    "steady_in_constant_delay",
-    "steady_in_random_delays",
-    "steady_reach",
-    "steady_regret",
-    "steady_regret_in_constant_delay",
-    "steady_short_in_constant_delay",
-    "steady_shortening",
-    "strongly_convex_displacement",
-    "strongly_convex_regret",
-    "strongly_convex_step",
-    "theorem_1",
-    "theorem_2",
-    "theorem_3",
-    "theorem_4",
-]
+__all__ = ["DelayStatistics", "anytime_displacement", "delay_statistics", "ftrl_regret", "gradient_bound",
+           "gradient_difference", "largest_in_flight", "ogd_regret", "optimistic_ftrl_regret",
+           "optimistic_ogd_regret", "steady_activity", "steady_drift", "steady_in_constant_delay",
+           "steady_in_random_delays", "steady_reach", "steady_regret", "steady_regret_in_constant_delay",
+           "steady_short_in_constant_delay", "steady_shortening", "strongly_convex_displacement",
+           "strongly_convex_regret", "strongly_convex_step", "theorem_1", "theorem_2", "theorem_3",
+           "theorem_4"]  # fmt: skip
