@@ -183,7 +183,6 @@ class Box(ConvexSet):
         return _near_zero(outside, norm(x), tol)
 
     def support(self, direction: Tensor) -> Tensor:
-        """Every coordinate at the bound that the direction's sign points to."""
         direction = direction.double()
         low, high = self._bounds(direction)
         return torch.maximum(direction * low, direction * high).sum(-1, keepdim=True)
@@ -225,7 +224,6 @@ class Simplex(ConvexSet):
         return _near_zero(torch.maximum(sum_error, -x.amin(-1, keepdim=True)), norm(x), tol)
 
     def support(self, direction: Tensor) -> Tensor:
-        """All of the total on the largest entry."""
         return self.total * direction.double().amax(-1, keepdim=True)
 
 
@@ -256,7 +254,6 @@ class L1Ball(ConvexSet):
         return _near_zero(x.abs().sum(-1, keepdim=True, dtype=torch.float64) - self.radius, norm(x), tol)
 
     def support(self, direction: Tensor) -> Tensor:
-        """All of the radius on the entry that is largest in size."""
         return self.radius * direction.double().abs().amax(-1, keepdim=True)
 
 
@@ -338,7 +335,6 @@ class Product(ConvexSet):
 
     @property
     def diameter(self) -> Scalar:
-        """The root of the sum of the parts' squared diameters."""
         return sum(part.diameter_in(size) ** 2 for part, size in self.parts) ** 0.5
 
     def project(self, x: Tensor) -> Tensor:

@@ -36,7 +36,6 @@ def gradients(steps: int, shape: tuple[int, ...], seed: int, dtype: torch.dtype 
 
 
 def pickled_copy(part: Any, name: str) -> Any:
-    """The copy that a worker process would receive."""
     try:
         return pickle.loads(pickle.dumps(part))
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -14,12 +14,7 @@ from lategrad.support.validation import require
 
 
 def check_learner(
-    learner: Learner[Any],
-    *,
-    dim: int = 6,
-    seed: int = 0,
-    reference: Reference | None = None,
-    compile: bool = True,
+    learner: Learner[Any], *, dim: int = 6, seed: int = 0, reference: Reference | None = None, compile: bool = True
 ) -> None:
     """Run all generic checks on an online learner.
 

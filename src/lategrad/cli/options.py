@@ -12,8 +12,7 @@ from lategrad.problems.linear import MODELS
 
 _PREPROCESSING_HELP = "; ".join(f"{name} ({meaning})" for name, meaning in PREPROCESSING.items())
 ProblemName = Annotated[
-    str,
-    typer.Option(help="digits, fashion-mnist, quadratic, a data file, or your own module:NAME or file.py:NAME."),
+    str, typer.Option(help="digits, fashion-mnist, quadratic, a data file, or your own module:NAME or file.py:NAME.")
 ]
 ModelName = Annotated[str, typer.Option(help=f"What is fitted to the data: {', '.join(MODELS)}.")]
 Preprocessing = Annotated[

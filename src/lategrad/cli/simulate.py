@@ -8,54 +8,41 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from lategrad.cli import options
 from lategrad.cli.build import problem_from, rules_from, set_from, single_values, with_local_steps
-from lategrad.cli.options import (
-    Batch,
-    Device,
-    Domain,
-    Inner,
-    LocalStepCount,
-    ModelName,
-    Penalty,
-    Preprocessing,
-    ProblemName,
-    RecordEvery,
-    RuleHelp,
-    Sampling,
-    Scaled,
-    Steps,
-)
 from lategrad.cli.results import Contender, file_name, require_new, table, write_results
 from lategrad.cli.train_options import NORM_OPTIONS, with_options
 from lategrad.delays import as_delay_model
 from lategrad.simulator import simulate as run_simulation
 
-_DEFAULTS: dict[str, list[Any]] = {"rule": ["anytime-sgd"], "delay": ["constant:0"]}
+_DEFAULT_RULES, _DEFAULT_DELAYS = ["anytime-sgd"], ["constant:0"]
 
 
 @with_options(NORM_OPTIONS)
 def simulate(
-    problem: ProblemName = "digits",
-    model: ModelName = "softmax",
-    preprocess: Preprocessing = None,
-    batch: Batch = 64,
-    sampling: Sampling = "iid",
-    l2: Penalty = 0.0,
-    rule: Annotated[list[str], typer.Option(help=f"Server rules, {RuleHelp} Several may follow.")] = _DEFAULTS["rule"],
+    problem: options.ProblemName = "digits",
+    model: options.ModelName = "softmax",
+    preprocess: options.Preprocessing = None,
+    batch: options.Batch = 64,
+    sampling: options.Sampling = "iid",
+    l2: options.Penalty = 0.0,
+    rule: Annotated[
+        list[str], typer.Option(help=f"Server rules, {options.RuleHelp} Several may follow.")
+    ] = _DEFAULT_RULES,
     lr: Annotated[
         list[float] | None, typer.Option(help="Learning rates of rules that have an lr; several may follow.")
     ] = None,
     delay: Annotated[
         list[str], typer.Option(help="Delays such as constant:500 or lognormal:7,0.4; several may follow.")
-    ] = _DEFAULTS["delay"],
-    domain: Domain = "whole",
-    local_steps: LocalStepCount = None,
-    inner: Inner = None,
-    scaled: Scaled = False,
-    steps: Steps = 2000,
+    ] = _DEFAULT_DELAYS,
+    domain: options.Domain = "whole",
+    local_steps: options.LocalStepCount = None,
+    inner: options.Inner = None,
+    scaled: options.Scaled = False,
+    steps: options.Steps = 2000,
     seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, ...")] = 1,
-    record_every: RecordEvery = None,
-    device: Device = "cpu",
+    record_every: options.RecordEvery = None,
+    device: options.Device = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="Folder for results.csv, a figure and a trace for each rule.")
     ] = None,

@@ -64,11 +64,7 @@ class OptimisticFTRL:
     def init(self, w1: Tensor) -> OptimisticFTRLState:
         w = first_play(self, w1)
         return OptimisticFTRLState(
-            w=w,
-            start=w.clone(),
-            grad_sum=wide_zeros(w),
-            hint=owned_hint(None, w),
-            surprise=per_run(w, 0),
+            w=w, start=w.clone(), grad_sum=wide_zeros(w), hint=owned_hint(None, w), surprise=per_run(w, 0)
         )
 
     def predict(self, state: OptimisticFTRLState) -> Tensor:

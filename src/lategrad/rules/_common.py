@@ -28,8 +28,7 @@ def start_moments(x: Tensor) -> Moments:
 
 def next_moments(moments: Moments, grad: Tensor, beta1: float, beta2: float) -> Moments:
     return Moments(
-        first=beta1 * moments.first + (1 - beta1) * grad,
-        second=beta2 * moments.second + (1 - beta2) * grad * grad,
+        first=beta1 * moments.first + (1 - beta1) * grad, second=beta2 * moments.second + (1 - beta2) * grad * grad
     )
 
 

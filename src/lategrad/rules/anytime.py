@@ -121,7 +121,6 @@ class Anytime:
         return torch.lerp(self.learner.predict(state.learner), state.x, share)
 
     def update(self, state: AnytimeState, grad: Tensor, delay: Delay) -> AnytimeState:
-        """One round of the learner, and its new play joins the average."""
         t = state.t + 1
         next_weight = self.weight(t + 1)
         learner = self.learner.update(state.learner, Linear(self.weight(t), grad), hint=Linear(next_weight, grad))

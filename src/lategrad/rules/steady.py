@@ -120,7 +120,6 @@ class Steady:
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SteadyState:
-        """:math:`q_1 = x_1 = w_1`, the projection of ``x0``."""
         w = first_query(self, x0)
         squares = wide_zeros(w) if self.per_coordinate else per_run(w, 0)
         return SteadyState(w=w, x=w.clone(), squares=squares, t=per_run(w, 0))
@@ -135,7 +134,6 @@ class Steady:
         return torch.minimum(self.lr + 0 * t, reach(self.lr, self.domain, w, t) * t.sqrt() / (1 + delay))
 
     def update(self, state: SteadyState, grad: Tensor, delay: Delay) -> SteadyState:
-        """One projected step; the new iterate joins the average."""
         t = state.t + 1
         s = (t - delay).clamp_min(1)
         lr = self._step(state.w, t, delay)

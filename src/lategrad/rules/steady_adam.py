@@ -91,7 +91,6 @@ class SteadyAdam:
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SteadyAdamState:
-        """:math:`q_1 = x_1 = z_1`, the projection of ``x0``."""
         z = first_query(self, x0)
         zero = per_run(z, 0)
         return SteadyAdamState(z=z, q=z.clone(), v=torch.zeros_like(z), mean_delay=zero, t=zero.clone())
@@ -100,7 +99,6 @@ class SteadyAdam:
         return state.q
 
     def update(self, state: SteadyAdamState, grad: Tensor, delay: Delay) -> SteadyAdamState:
-        """One step along the normalised gradient; the new iterate joins the average."""
         t = state.t + 1
         mean_delay = next_mean_delay(state.mean_delay, delay, t)
         tau = torch.maximum(mean_delay, delay + 0 * t)

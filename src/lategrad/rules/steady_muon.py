@@ -108,7 +108,6 @@ class SteadyMuon:
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SteadyMuonState:
-        """:math:`q_1 = x_1 = z_1`, the projection of ``x0``."""
         if self.blocks is None:
             warnings.warn("SteadyMuon without blocks knows no matrices: it uses Adam's direction", stacklevel=2)
         else:
@@ -125,7 +124,6 @@ class SteadyMuon:
         return state.q
 
     def update(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> SteadyMuonState:
-        """One step along the orthogonalised momentum; the new iterate joins the average."""
         t = state.t + 1
         mean_delay = next_mean_delay(state.mean_delay, delay, t)
         beta = as_dtype(1 - 1 / (_MEMORY + mean_delay), grad)
@@ -155,7 +153,6 @@ class SteadyMuon:
         return torch.cat([x[..., :0], *(part for part, block in parts if block.kind != "matrix")], dim=-1)
 
     def _direction(self, grad: Tensor, n: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """d, and the next mean of squares."""
         v = torch.lerp(v, self._others(grad) ** 2, 1 - _BETA2)
         adam = _OTHER * self._others(n) / root_mean_square(v, t, _BETA2, _EPS)
         if self.blocks is None:

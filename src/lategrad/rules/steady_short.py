@@ -98,7 +98,6 @@ class SteadyShort:
         require_number("c", self.c, low=0)
 
     def init(self, x0: Tensor) -> SteadyShortState:
-        """:math:`q_1 = x_1 = w_1`, the projection of ``x0``."""
         w = first_query(self, x0)
         return SteadyShortState(w=w, x=w.clone(), squares=per_run(w, 0), t=per_run(w, 0), weight=per_run(w, 0))
 
@@ -114,7 +113,6 @@ class SteadyShort:
         return torch.minimum(self.lr + 0 * t, far / t.clamp_min(1).sqrt())
 
     def update(self, state: SteadyShortState, grad: Tensor, delay: Delay) -> SteadyShortState:
-        """One projected step, in the first round one from the start; the new iterate joins the average."""
         t = state.t + 1
         squares = state.squares + t**2 * squared_norm(grad)
         first_round = (state.weight == 0) & (delay >= t - 1)

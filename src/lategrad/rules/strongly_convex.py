@@ -85,7 +85,6 @@ class StronglyConvexOGD:
         return StronglyConvexState(x=x, y=x.clone(), mean=x.clone(), t=per_run(x, 0))
 
     def query(self, state: StronglyConvexState) -> Tensor:
-        """The iterate :math:`x_t`."""
         return state.x
 
     def _step(self, y: Tensor, grad: Tensor, t: Tensor) -> Tensor:
@@ -97,10 +96,7 @@ class StronglyConvexOGD:
         t = state.t + 1
         y = self._step(state.y, grad, t)
         return StronglyConvexState(
-            x=self._step(y, grad, t + 1),
-            y=y,
-            mean=average_in(state.mean, state.x, weight_share(t)),
-            t=t,
+            x=self._step(y, grad, t + 1), y=y, mean=average_in(state.mean, state.x, weight_share(t)), t=t
         )
 
     def output(self, state: StronglyConvexState) -> Tensor:

@@ -249,10 +249,7 @@ class Spec(Generic[Built]):
 
 
 def read_spec(
-    text: str,
-    kind: str,
-    table: Mapping[str, Entry[Built]],
-    more: Mapping[str, Option] | None = None,
+    text: str, kind: str, table: Mapping[str, Entry[Built]], more: Mapping[str, Option] | None = None
 ) -> Spec[Built]:
     """Read a text of the grammar above.
 
@@ -281,7 +278,6 @@ def read_spec(
 
 
 def parse_spec(text: str, kind: str, table: Mapping[str, Entry[Built]]) -> Built:
-    """The object that a text describes."""
     return read_spec(text, kind, table).build()
 
 
