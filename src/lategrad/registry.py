@@ -65,8 +65,8 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "steady": entry_of("our own: anytime averaging for long delays", Steady),
     "steady-coordinate": entry_of("our own, with a learning rate for every coordinate", Steady, per_coordinate=True),
     "steady-short": entry_of("our own, for runs that are short relative to the delay", SteadyShort),
-    "steady-adam": entry_of("our own, for deep models: Adam's steps, averaged and braked", SteadyAdam),
-    "steady-muon": entry_of("our own, for deep models: orthogonalised steps that look ahead", SteadyMuon),
+    "steady-adam": entry_of("our own, for deep models: Adam's direction, averaged, damped by the delay", SteadyAdam),
+    "steady-muon": entry_of("our own, for deep models: orthogonalised momentum that looks ahead", SteadyMuon),
     "adaptive-revision": entry_of("AdaptiveRevision, uniform average", baselines.AdaptiveRevision),
     "async-adagrad": entry_of("asynchronous AdaGrad, uniform average", baselines.AsyncAdaGrad),
     "ada-delay": entry_of("AdaDelay per coordinate, L = 1", baselines.AdaDelay),
@@ -120,7 +120,7 @@ def parse_rule(text: str, domain: ConvexSet | str | None = None) -> AnyRule[Any]
 
     A name of ``lategrad list``, and options of the rule (and of the learner inside it) by their names in Python; with
     several values, ``lr=0.1|1|10``, it is a sweep. Instead of the name, ``package.module:Class`` or
-    ``path/to/file.py:Class`` is a rule of one's own.
+    ``path/to/file.py:Class`` is your own rule.
 
     Args:
         text: such as ``steady``, ``steady:lr=1,c=20`` or ``anytime-sgd:lr=0.1|1,power=2,domain=ball:5``.

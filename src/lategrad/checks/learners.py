@@ -34,7 +34,7 @@ def check_learner(
     missing = [member for member in ("domain", "init", "predict", "update") if not hasattr(learner, member)]
     require("learner", type(learner).__name__, not missing, f"an online learner, with {', '.join(missing)}")
 
-    def step(part: Any, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
+    def update(part: Any, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
         weight = torch.ones(*grad.shape[:-1], 1, dtype=torch.float64)
         return part.update(state, loss=Linear(weight, grad), hint=Linear(2 * weight, grad))
 
@@ -42,7 +42,7 @@ def check_learner(
         kind="learner",
         part=learner,
         domain=learner.domain,
-        step=step,
+        update=update,
         points=lambda part, state: (part.predict(state),),
         ticket=lambda part, state: part.predict(state)[..., :0],
     )

@@ -25,7 +25,7 @@ class Machine:
     kind: str
     part: Any
     domain: ConvexSet
-    step: Callable[[Any, Any, Tensor, Tensor, Tensor], Any]
+    update: Callable[[Any, Any, Tensor, Tensor, Tensor], Any]
     """From (part, state, gradient, delay, ticket) to the next state."""
     points: Callable[[Any, Any], tuple[Tensor, ...]]
     ticket: Callable[[Any, Any], Tensor]
@@ -37,7 +37,7 @@ class Machine:
         states = [part.init(x0)]
         for t, grad in enumerate(grads):
             ticket = self.ticket(part, states[t - t % 2])  # of the query that the gradient was computed at
-            states.append(self.step(part, states[-1], grad, torch.tensor(t % 2), ticket))
+            states.append(self.update(part, states[-1], grad, torch.tensor(t % 2), ticket))
         return states
 
 
@@ -95,8 +95,8 @@ def _check_purity(machine: Machine, name: str, states: list[Any], grad: Tensor) 
     grad_before, delay = grad.clone(), torch.tensor(1)
     ticket = machine.ticket(machine.part, states[-3]).clone()
     ticket_before = ticket.clone()
-    first = machine.step(machine.part, states[-2], grad, delay, ticket)
-    second = machine.step(machine.part, states[-2], grad, delay, ticket)
+    first = machine.update(machine.part, states[-2], grad, delay, ticket)
+    second = machine.update(machine.part, states[-2], grad, delay, ticket)
     assert_close(first, second, f"{name}: the same input gives two outputs")
     assert_close(states[-2], before, f"{name}: update changes the state it was given")
     assert_close(grad, grad_before, f"{name}: update changes the gradient it was given")
@@ -141,7 +141,7 @@ def _check_saved_state(machine: Machine, name: str, states: list[Any], grads: Te
     state = map_tensors(lambda _: next(loaded), states[1])
     for t, grad in enumerate(grads[1:], start=1):
         ticket = machine.ticket(machine.part, states[t - t % 2])
-        state = machine.step(machine.part, state, grad, torch.tensor(t % 2), ticket)
+        state = machine.update(machine.part, state, grad, torch.tensor(t % 2), ticket)
     assert_close(state, states[-1], f"{name}: a saved and loaded state continues differently")
 
 
@@ -158,7 +158,7 @@ class _AsRule:
         return self.machine.ticket(self.machine.part, state)
 
     def update(self, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
-        return self.machine.step(self.machine.part, state, grad, delay, ticket)
+        return self.machine.update(self.machine.part, state, grad, delay, ticket)
 
 
 def _check_in_place(machine: Machine, name: str, x0: Tensor, grads: Tensor, states: list[Any], compile: bool) -> None:

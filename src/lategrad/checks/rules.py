@@ -51,7 +51,7 @@ def check_rule(
         kind="rule",
         part=rule,
         domain=rule.domain,
-        step=apply_update,
+        update=apply_update,
         points=lambda part, state: (part.query(state), part.output(state)),
         ticket=issue_ticket,
     )

@@ -13,6 +13,7 @@ import typer
 
 from lategrad import __version__
 from lategrad.cli.listing import list_everything
+from lategrad.cli.options import spread_values
 from lategrad.cli.replay import replay
 from lategrad.cli.simulate import simulate
 from lategrad.cli.tolerance import tolerance
@@ -52,47 +53,10 @@ def _about(
     """Options of the program itself."""
 
 
-def spread_values(arguments: Sequence[str]) -> list[str]:
-    """Rewrite lists, ``--lr 0.1 0.3``, as ``--lr 0.1 --lr 0.3``, which the parser understands.
-
-    All options that take several values are written this way. An option that takes one value and is given twice is an
-    error: the parser would keep the last one.
-
-    >>> spread_values(["simulate", "--lr", "0.1", "-0.3", "--steps", "5"])
-    ['simulate', '--lr', '0.1', '--lr', '-0.3', '--steps', '5']
-    """
-    repeated = {name for parameter in _parameters(arguments) if parameter.multiple for name in parameter.opts}
-    spread: list[str] = []
-    seen: set[str] = set()
-    option, count = "", 0
-    for argument in arguments:
-        if argument.startswith("-") and not _is_number(argument):
-            option, equals, _ = argument.partition("=")
-            count = len(equals)
-            if option in seen and option not in repeated:
-                raise ValueError(f"{option} is given twice: it takes one value")
-            seen.add(option)
-            spread.append(argument)
-            continue
-        if option in repeated and count > 0:
-            spread.append(option)
-        spread.append(argument)
-        count += 1
-    return spread
-
-
 def _parameters(arguments: Sequence[str]) -> list[Any]:
     """The options and arguments of the command that is called."""
     command = typer.main.get_command(app).commands.get(next(iter(arguments), ""))  # type: ignore[attr-defined]
     return [parameter for parameter in command.params if hasattr(parameter, "multiple")] if command else []
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -107,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: Sequence[str]) -> Any:
     result: Any = 0
     try:
-        result = app(spread_values(arguments), standalone_mode=False)
+        lists = {name for parameter in _parameters(arguments) if parameter.multiple for name in parameter.opts}
+        result = app(spread_values(arguments, lists), standalone_mode=False)
     except _UsageError as error:
         if message := error.format_message():  # type: ignore[attr-defined]
             typer.echo(f"error: {message}", err=True)  # without a message the help has been printed

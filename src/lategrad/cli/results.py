@@ -51,7 +51,7 @@ def require_new(out: Path, overwrite: bool) -> None:
 
 
 def write_results(contenders: list[Contender], out: Path) -> str:
-    """Write results.csv and results.png; returns a sentence that says so."""
+    """Write results.csv and results.png, and return a line that names the files."""
     rows = [row for contender in contenders for row in contender.rows()]
     last = ("step", "accuracy", "loss", "excess_loss")
     columns = [name for name in dict.fromkeys(key for row in rows for key in row) if name not in last]

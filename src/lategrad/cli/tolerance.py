@@ -30,7 +30,7 @@ def tolerance(
     workers: Annotated[str, typer.Option(help="Runs in parallel; auto for as many as fit.")] = "1",
     out: Annotated[Path | None, typer.Option(help="Folder for the page, the picture, the tables and the runs.")] = None,
 ) -> None:
-    """Run a training of your own at every delay, and say what each one costs.
+    """Run your training at every delay, and report what each one costs.
 
     Example:
 

@@ -52,12 +52,12 @@ class Scheduled:
 
     >>> import lategrad as lg
     >>> rule = Scheduled(lg.SGD(lr=1.0), warmup=2, shape="linear", total=4)
-    >>> state, steps = rule.init(torch.zeros(1)), []
+    >>> state, moves = rule.init(torch.zeros(1)), []
     >>> for _ in range(5):
     ...     before = rule.query(state)
     ...     state = rule.update(state, torch.tensor([-1.0]), delay=torch.tensor(0))
-    ...     steps.append((rule.query(state) - before).item())
-    >>> steps
+    ...     moves.append((rule.query(state) - before).item())
+    >>> moves
     [0.5, 1.0, 0.5, 0.0, 0.0]
 
     Must know: what its rule must know; for a decay, the number of updates.

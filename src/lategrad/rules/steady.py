@@ -15,16 +15,22 @@ from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require, require_number
 
-_STEPS, _WIDTHS = 2.0, 0.1  # how far the iterate may move during a delay: 2 lr, and a tenth of the set
+_LR_MULTIPLE, _SET_SHARE = 2.0, 0.1  # how far the iterate may move during a delay: 2 lr, and a tenth of the set
 
 
 def reach(
-    lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor, *, steps: float = _STEPS, widths: float = _WIDTHS
+    lr: Scalar,
+    domain: ConvexSet,
+    w: Tensor,
+    t: Tensor,
+    *,
+    lr_multiple: float = _LR_MULTIPLE,
+    set_share: float = _SET_SHARE,
 ) -> Tensor:
     """m: how far the updates of one delay may move the iterate."""
     diameter = domain.diameter_in(w.shape[-1])
-    width = widths * (diameter.to(t.device) if isinstance(diameter, Tensor) else diameter) + 0 * t
-    return torch.minimum(steps * lr + 0 * t, width)
+    share = set_share * (diameter.to(t.device) if isinstance(diameter, Tensor) else diameter) + 0 * t
+    return torch.minimum(lr_multiple * lr + 0 * t, share)
 
 
 class SteadyState(NamedTuple):
@@ -129,23 +135,23 @@ class Steady:
         theta = (self.c / (state.t + 1).sqrt()).clamp_max(1)
         return torch.lerp(state.x, state.w, theta.to(state.x.dtype))
 
-    def _step(self, w: Tensor, t: Tensor, delay: Delay) -> Tensor:
-        r""":math:`\mathrm{lr}_t`: lr, or less where the delay is long against :math:`\sqrt t`."""
+    def _lr(self, w: Tensor, t: Tensor, delay: Delay) -> Tensor:
+        r""":math:`\mathrm{lr}_t`: lr, or less where the delay is long relative to :math:`\sqrt t`."""
         return torch.minimum(self.lr + 0 * t, reach(self.lr, self.domain, w, t) * t.sqrt() / (1 + delay))
 
     def update(self, state: SteadyState, grad: Tensor, delay: Delay) -> SteadyState:
         t = state.t + 1
         s = (t - delay).clamp_min(1)
-        lr = self._step(state.w, t, delay)
+        lr = self._lr(state.w, t, delay)
         if self.per_coordinate:
             squares = state.squares + (t * grad) ** 2
-            step = safe_ratio(lr / math.sqrt(grad.shape[-1]) * s**2 / t, squares.sqrt())
-            move = step * grad
+            rate = safe_ratio(lr / math.sqrt(grad.shape[-1]) * s**2 / t, squares.sqrt())
+            move = rate * grad
         else:
             squares = state.squares + t**2 * squared_norm(grad)
-            step = safe_ratio(lr * s, squares.sqrt())
-            move = step.to(grad.dtype) * grad
-        w = self.domain.project(decayed(state.w, step, self.weight_decay) - move.to(state.w.dtype))
+            rate = safe_ratio(lr * s, squares.sqrt())
+            move = rate.to(grad.dtype) * grad
+        w = self.domain.project(decayed(state.w, rate, self.weight_decay) - move.to(state.w.dtype))
         return SteadyState(w=w, x=average_in(state.x, w, 2 / (t + 2)), squares=squares, t=t)
 
     def output(self, state: SteadyState) -> Tensor:

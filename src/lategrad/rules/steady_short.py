@@ -15,7 +15,7 @@ from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
-_FIRST_STEPS, _FIRST_WIDTHS = 30.0, 0.5  # how far the first round may move: 30 lr, and half of the set
+_FIRST_LR_MULTIPLE, _FIRST_SET_SHARE = 30.0, 0.5  # how far the first round may move: 30 lr, and half of the set
 _LONG_ROUNDS = 3.0  # the rounds in which learning rates exceed Steady's
 
 
@@ -107,22 +107,22 @@ class SteadyShort:
         theta = torch.where(state.weight > 0, theta, 1.0)
         return torch.lerp(state.x, state.w, theta.to(state.x.dtype))
 
-    def _first_step(self, w: Tensor, t: Tensor) -> Tensor:
+    def _first_lr(self, w: Tensor, t: Tensor) -> Tensor:
         r""":math:`r_t \sqrt{S_t}`."""
-        far = reach(self.lr, self.domain, w, t, steps=_FIRST_STEPS, widths=_FIRST_WIDTHS)
+        far = reach(self.lr, self.domain, w, t, lr_multiple=_FIRST_LR_MULTIPLE, set_share=_FIRST_SET_SHARE)
         return torch.minimum(self.lr + 0 * t, far / t.clamp_min(1).sqrt())
 
     def update(self, state: SteadyShortState, grad: Tensor, delay: Delay) -> SteadyShortState:
         t = state.t + 1
         squares = state.squares + t**2 * squared_norm(grad)
         first_round = (state.weight == 0) & (delay >= t - 1)
-        summed = self._first_step(state.w, t)
-        share_kept = safe_ratio(summed * state.squares.sqrt(), self._first_step(state.w, state.t) * squares.sqrt())
+        first_lr = self._first_lr(state.w, t)
+        share_kept = safe_ratio(first_lr * state.squares.sqrt(), self._first_lr(state.w, state.t) * squares.sqrt())
         start = torch.lerp(state.x, state.w, torch.where(first_round, share_kept, 1.0).to(state.w.dtype))
         factor = torch.maximum(t.sqrt() / (1 + delay), _LONG_ROUNDS / t.sqrt())
         lr = torch.minimum(self.lr + 0 * t, reach(self.lr, self.domain, state.w, t) * factor)
-        step = safe_ratio(torch.where(first_round, summed, lr) * t, squares.sqrt())
-        w = self.domain.project(start - (step.to(grad.dtype) * grad).to(state.w.dtype))
+        rate = safe_ratio(torch.where(first_round, first_lr, lr) * t, squares.sqrt())
+        w = self.domain.project(start - (rate.to(grad.dtype) * grad).to(state.w.dtype))
         weight = torch.where(first_round, 0.0, state.weight + t + 1)
         x = average_in(state.x, w, safe_ratio(t + 1 + 0 * weight, weight))
         return SteadyShortState(w=w, x=x, squares=squares, t=t, weight=weight)

@@ -42,8 +42,8 @@ def ftrl_regret(weights: Tensor, *, D: float, gradient: float, lr: float) -> flo
     """
     squares = weights.double() ** 2
     totals = squares.cumsum(0).sqrt()
-    steps = (squares[0] / totals[0] + (squares[1:] / totals[:-1]).sum()).item()
-    return D**2 / (2 * lr) * totals[-1].item() + lr * gradient**2 / 2 * steps
+    total = (squares[0] / totals[0] + (squares[1:] / totals[:-1]).sum()).item()
+    return D**2 / (2 * lr) * totals[-1].item() + lr * gradient**2 / 2 * total
 
 
 def optimistic_ogd_regret(D: float, surprise: float) -> float:

@@ -18,7 +18,7 @@ def strongly_convex_displacement(t: int, tau: int, H: float, gradient: float) ->
     return 48 * gradient * (tau + 2) / (H * t)
 
 
-def strongly_convex_step(t: int, H: float) -> float:
+def strongly_convex_lr(t: int, H: float) -> float:
     r""":math:`\eta_t = 8 / (H \alpha_{1:t})` for :math:`\alpha_t = t^2`.
 
     The paper's lemma: :math:`\alpha_t \eta_t` never grows, and :math:`\alpha_t^2 \eta_t \le
@@ -53,7 +53,7 @@ def strongly_convex_regret(H: float, D: float, *, surprise: Tensor, to_comparato
         to_comparator: :math:`\|x_t - u\|` for t = 1, ..., T.
         ahead: :math:`\|x_t - y_{t-1}\|` for t = 1, ..., T.
     """
-    eta = [strongly_convex_step(t, H) for t in range(1, len(surprise) + 1)]
+    eta = [strongly_convex_lr(t, H) for t in range(1, len(surprise) + 1)]
     total = D**2 / eta[0]
     for t, gap in enumerate(surprise.tolist(), start=1):
         total += t**4 * eta[t - 1] / 2 * gap**2
