@@ -18,6 +18,8 @@ from torch import Tensor
 from lategrad.support.options import Entry, entry_of, parse_spec
 from lategrad.support.validation import Scalar, require, require_number
 
+__all__ = ["Ball", "Box", "ConvexSet", "HalfSpace", "L1Ball", "Product", "Simplex", "WholeSpace"]
+
 
 class ConvexSet(Protocol):
     r"""A closed convex set :math:`K \subseteq \mathbb{R}^d`.
