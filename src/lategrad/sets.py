@@ -30,7 +30,6 @@ class ConvexSet(Protocol):
     @property
     def diameter(self) -> Scalar:
         r"""The paper's D: :math:`\max_{x, y \in K} \|x - y\|`; ``inf`` when the set is not bounded."""
-        ...
 
     def diameter_in(self, dim: int) -> Scalar:
         """The diameter in ``dim`` dimensions, for sets such as a box whose bounds are numbers."""
@@ -41,15 +40,12 @@ class ConvexSet(Protocol):
 
         float64, shape ``(*runs, 1)``; ``inf`` where the set has no end in that direction.
         """
-        ...
 
     def project(self, x: Tensor) -> Tensor:
         r"""The nearest point of the set: :math:`\Pi_K(x) = \arg\min_{u \in K} \|u - x\|`."""
-        ...
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
         """Whether each vector is in the set, up to ``tol`` relative to its size; bool, ``(*runs, 1)``."""
-        ...
 
 
 def norm(x: Tensor) -> Tensor:

@@ -34,22 +34,18 @@ class Learner(Protocol[State]):
     @property
     def domain(self) -> ConvexSet:
         """The constraint set K, which contains every play."""
-        ...
 
     optimistic: ClassVar[bool]
     """Whether the hint is used."""
 
     def init(self, w1: Tensor) -> State:
         """The state before round 1; the first play is the projection of ``w1``."""
-        ...
 
     def predict(self, state: State) -> Tensor:
         """The play :math:`w_t` of the coming round."""
-        ...
 
     def update(self, state: State, loss: Linear, hint: Linear | None = None) -> State:
         """Round t's loss, and the hint for round t + 1 (no hint: zero); the new state plays w_{t+1}."""
-        ...
 
 
 def first_play(learner: Learner[State], w1: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ class OGDState(NamedTuple):
 
     w: Tensor
     t: Tensor
-    """Rounds played."""
 
 
 @dataclass(frozen=True, eq=False)

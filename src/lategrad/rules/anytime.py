@@ -23,7 +23,6 @@ class AnytimeState(NamedTuple):
     x: Tensor
     """:math:`x_{t+1}`, the weighted average of the plays :math:`w_1, \\dots, w_{t+1}`."""
     t: Tensor
-    """Updates so far."""
     total_weight: Tensor
     """:math:`\\alpha_{1:t+1}`."""
 

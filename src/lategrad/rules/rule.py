@@ -41,19 +41,15 @@ class _Server(Protocol[State]):
     @property
     def domain(self) -> ConvexSet:
         """The constraint set, which contains every query and every output."""
-        ...
 
     def init(self, x0: Tensor) -> State:
         """The state before any update; the first query is the projection of ``x0``."""
-        ...
 
     def query(self, state: State) -> Tensor:
         """The point at which the next worker computes its gradient."""
-        ...
 
     def output(self, state: State) -> Tensor:
         """The current result; before any update, the start."""
-        ...
 
 
 class Rule(_Server[State], Protocol[State]):
@@ -61,7 +57,6 @@ class Rule(_Server[State], Protocol[State]):
 
     def update(self, state: State, grad: Tensor, delay: Delay) -> State:
         """Consume one gradient; ``delay`` counts the updates since its point was the query (at most t - 1)."""
-        ...
 
 
 class TicketRule(_Server[State], Protocol[State]):
@@ -69,11 +64,9 @@ class TicketRule(_Server[State], Protocol[State]):
 
     def ticket(self, state: State) -> Tensor:
         """The data to send with the query of this state, shape ``(*runs, k)``; like the query it may share memory."""
-        ...
 
     def update(self, state: State, grad: Tensor, delay: Delay, ticket: Tensor) -> State:
         """Consume one gradient, with the ticket of the query that it was computed at."""
-        ...
 
 
 class WeighingRule(TicketRule[State], Protocol[State]):
@@ -81,7 +74,6 @@ class WeighingRule(TicketRule[State], Protocol[State]):
 
     def weigh(self, ticket: Tensor, weight: Tensor) -> Tensor:
         """The ticket of a gradient of this weight, of shape ``(*runs, 1)``; as it was issued, it has weight 1."""
-        ...
 
 
 AnyRule = Rule[State] | TicketRule[State]

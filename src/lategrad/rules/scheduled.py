@@ -31,7 +31,6 @@ class ScheduledState(NamedTuple):
 
     rule: Any
     t: Tensor
-    """Updates so far."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +92,10 @@ class Scheduled:
         return self.rule.domain
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("blocks", "ticket"):  # only where the rule has them
-            rule = self.__dict__["rule"]
-            return (
-                (lambda state: rule.ticket(state.rule))
-                if name == "ticket" and hasattr(rule, name)
-                else getattr(rule, name)
-            )
-        raise AttributeError(name)
+        if name not in ("blocks", "ticket"):
+            raise AttributeError(name)
+        member = getattr(self.__dict__["rule"], name)  # only where the rule has one
+        return member if name == "blocks" else lambda state: member(state.rule)
 
     def with_blocks(self, blocks: Blocks) -> Scheduled:
         return dataclasses.replace(self, rule=fill_in(self.rule, blocks))

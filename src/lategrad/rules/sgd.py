@@ -22,7 +22,6 @@ class SGDState(NamedTuple):
     mean: Tensor
     """The average of :math:`x_1, \\dots, x_t`; empty without averaging."""
     t: Tensor
-    """Updates so far."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,22 +15,12 @@ from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require, require_number
 
-_LR_MULTIPLE, _SET_SHARE = 2.0, 0.1  # how far the iterate may move during a delay: 2 lr, and a tenth of the set
 
-
-def reach(
-    lr: Scalar,
-    domain: ConvexSet,
-    w: Tensor,
-    t: Tensor,
-    *,
-    lr_multiple: float = _LR_MULTIPLE,
-    set_share: float = _SET_SHARE,
-) -> Tensor:
-    """m: how far the updates of one delay may move the iterate."""
+def reach(lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor, multiple: float = 2.0, share: float = 0.1) -> Tensor:
+    """m: how far the updates of one delay may move the iterate, a multiple of lr and a share of the set's diameter."""
     diameter = domain.diameter_in(w.shape[-1])
-    share = set_share * (diameter.to(t.device) if isinstance(diameter, Tensor) else diameter) + 0 * t
-    return torch.minimum(lr_multiple * lr + 0 * t, share)
+    diameter = diameter.to(t.device) if isinstance(diameter, Tensor) else diameter
+    return torch.minimum(multiple * lr + 0 * t, share * diameter + 0 * t)
 
 
 class SteadyState(NamedTuple):
@@ -43,7 +33,6 @@ class SteadyState(NamedTuple):
     squares: Tensor
     """:math:`S_t = \\sum_i i^2 \\|g_i\\|^2`, or one such sum for every coordinate, float64."""
     t: Tensor
-    """Updates so far."""
 
 
 @dataclass(frozen=True, eq=False)

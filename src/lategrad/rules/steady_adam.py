@@ -31,7 +31,6 @@ class SteadyAdamState(NamedTuple):
     """The running mean of squared gradients."""
     mean_delay: Tensor
     t: Tensor
-    """Updates so far."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,6 @@ class SteadyMuonState(NamedTuple):
     """The running mean of squared gradients of the entries that are in no matrix."""
     mean_delay: Tensor
     t: Tensor
-    """Updates so far."""
 
 
 @dataclass(frozen=True, eq=False)

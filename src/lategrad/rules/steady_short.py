@@ -15,7 +15,6 @@ from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
-_FIRST_LR_MULTIPLE, _FIRST_SET_SHARE = 30.0, 0.5  # how far the first round may move: 30 lr, and half of the set
 _LONG_ROUNDS = 3.0  # the rounds in which learning rates exceed Steady's
 
 
@@ -29,7 +28,6 @@ class SteadyShortState(NamedTuple):
     squares: Tensor
     """:math:`S_t = \\sum_i i^2 \\|g_i\\|^2`, float64."""
     t: Tensor
-    """Updates so far."""
     weight: Tensor
     """Total weight of the average: 0 in the first round."""
 
@@ -109,7 +107,7 @@ class SteadyShort:
 
     def _first_lr(self, w: Tensor, t: Tensor) -> Tensor:
         r""":math:`r_t \sqrt{S_t}`."""
-        far = reach(self.lr, self.domain, w, t, lr_multiple=_FIRST_LR_MULTIPLE, set_share=_FIRST_SET_SHARE)
+        far = reach(self.lr, self.domain, w, t, multiple=30.0, share=0.5)
         return torch.minimum(self.lr + 0 * t, far / t.clamp_min(1).sqrt())
 
     def update(self, state: SteadyShortState, grad: Tensor, delay: Delay) -> SteadyShortState:

@@ -24,7 +24,6 @@ class StronglyConvexState(NamedTuple):
     mean: Tensor
     """The weighted average of :math:`x_1, \\dots, x_t`."""
     t: Tensor
-    """Updates so far."""
 
 
 def weight_share(t: Tensor) -> Tensor:
