@@ -17,8 +17,7 @@ class AdaGradState(NamedTuple):
     """State of :class:`AdaGrad`."""
 
     w: Tensor
-    squares: Tensor
-    """:math:`\\sum_i \\alpha_i^2 g_i^2` for every coordinate, float64."""
+    squares: Tensor  # the sum over i of alpha_i^2 g_i^2 for every coordinate, float64
 
 
 @dataclass(frozen=True, eq=False)

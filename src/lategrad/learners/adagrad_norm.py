@@ -17,8 +17,7 @@ class AdaGradNormState(NamedTuple):
     """State of :class:`AdaGradNorm`."""
 
     w: Tensor
-    squares: Tensor
-    """:math:`\\sum_i \\alpha_i^2 \\|g_i\\|^2`."""
+    squares: Tensor  # the sum over i of alpha_i^2 |g_i|^2
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,12 +17,9 @@ class FTRLState(NamedTuple):
     """State of :class:`FTRL`."""
 
     w: Tensor
-    start: Tensor
-    """:math:`w_1`, the centre of the regulariser."""
-    grad_sum: Tensor
-    """:math:`\\sum_i \\alpha_i g_i`, float64: it grows without bound."""
-    squared_weights: Tensor
-    """:math:`\\sum_i \\alpha_i^2`."""
+    start: Tensor  # w_1, the centre of the regulariser
+    grad_sum: Tensor  # the sum over i of alpha_i g_i, float64: it grows without bound
+    squared_weights: Tensor  # the sum over i of alpha_i^2
 
 
 @dataclass(frozen=True, eq=False)

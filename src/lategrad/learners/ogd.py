@@ -17,7 +17,7 @@ class OGDState(NamedTuple):
     """State of :class:`OGD`."""
 
     w: Tensor
-    t: Tensor
+    t: Tensor  # rounds played
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,14 +17,10 @@ class OptimisticFTRLState(NamedTuple):
     """State of :class:`OptimisticFTRL`."""
 
     w: Tensor
-    start: Tensor
-    """:math:`w_1`, the centre of the regulariser."""
-    grad_sum: Tensor
-    """:math:`\\sum_{i<t} \\alpha_i g_i`, float64: it grows without bound."""
-    hint: Linear
-    """:math:`\\alpha_t M_t`, the hint given for the coming round."""
-    surprise: Tensor
-    """:math:`\\sum_{i<t} \\alpha_i^2 \\|g_i - M_i\\|^2`."""
+    start: Tensor  # w_1, the centre of the regulariser
+    grad_sum: Tensor  # the sum over i < t of alpha_i g_i, float64: it grows without bound
+    hint: Linear  # alpha_t M_t, the hint given for the coming round
+    surprise: Tensor  # the sum over i < t of alpha_i^2 |g_i - M_i|^2
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,12 +17,9 @@ class OptimisticState(NamedTuple):
     """State of :class:`OptimisticOGD`."""
 
     w: Tensor
-    y: Tensor
-    """:math:`y_{t-1}`, the point that the true losses have led to."""
-    hint: Linear
-    """:math:`\\alpha_t M_t`, the hint given for the coming round."""
-    surprise: Tensor
-    """:math:`\\sum_{i<t} \\alpha_i^2 \\|g_i - M_i\\|^2`."""
+    y: Tensor  # y_{t-1}, the point that the true losses have led to
+    hint: Linear  # alpha_t M_t, the hint given for the coming round
+    surprise: Tensor  # the sum over i < t of alpha_i^2 |g_i - M_i|^2
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,8 @@ _WINDOW = 32  # updates: short relative to a run, long enough to average heavy-t
 class Moments(NamedTuple):
     """Moving averages, not yet corrected for their start at zero."""
 
-    first: Tensor
-    """:math:`m_t = \\beta_1 m_{t-1} + (1 - \\beta_1) g`."""
-    second: Tensor
-    """:math:`v_t = \\beta_2 v_{t-1} + (1 - \\beta_2) g^2`."""
+    first: Tensor  # m_t = beta_1 m_{t-1} + (1 - beta_1) g
+    second: Tensor  # v_t = beta_2 v_{t-1} + (1 - beta_2) g^2
 
 
 def start_moments(x: Tensor) -> Moments:

@@ -20,11 +20,9 @@ class AnytimeState(NamedTuple):
     """State of :class:`Anytime`."""
 
     learner: Any
-    x: Tensor
-    """:math:`x_{t+1}`, the weighted average of the plays :math:`w_1, \\dots, w_{t+1}`."""
-    t: Tensor
-    total_weight: Tensor
-    """:math:`\\alpha_{1:t+1}`."""
+    x: Tensor  # x_{t+1}, the weighted average of the plays w_1 .. w_{t+1}
+    t: Tensor  # updates so far
+    total_weight: Tensor  # alpha_{1:t+1}
 
 
 @dataclass(frozen=True, eq=False)

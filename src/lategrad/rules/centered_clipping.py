@@ -16,10 +16,8 @@ from lategrad.support.validation import Scalar, require, require_number
 class CenteredClippingState(NamedTuple):
     """State of :class:`CenteredClipping`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-    center: Tensor
-    """:math:`v_t`, the momentum: what a gradient is expected to be."""
+    x: Tensor  # x_{t+1}, the iterate
+    center: Tensor  # v_t, the momentum: what a gradient is expected to be
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ class ScheduledState(NamedTuple):
     """State of :class:`Scheduled`."""
 
     rule: Any
-    t: Tensor
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)

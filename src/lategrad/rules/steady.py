@@ -26,13 +26,10 @@ def reach(lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor, multiple: float =
 class SteadyState(NamedTuple):
     """State of :class:`Steady`."""
 
-    w: Tensor
-    """:math:`w_{t+1}`, the iterate."""
-    x: Tensor
-    """:math:`x_{t+1}`, the average of :math:`w_1, \\dots, w_{t+1}` with weights 1, 2, ..."""
-    squares: Tensor
-    """:math:`S_t = \\sum_i i^2 \\|g_i\\|^2`, or one such sum for every coordinate, float64."""
-    t: Tensor
+    w: Tensor  # w_{t+1}, the iterate
+    x: Tensor  # x_{t+1}, the average of w_1 .. w_{t+1} with weights 1, 2, ...
+    squares: Tensor  # S_t = the sum over i of i^2 |g_i|^2, or one such sum for every coordinate, float64
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)

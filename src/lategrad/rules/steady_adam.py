@@ -23,14 +23,11 @@ _FREE, _ROUNDS = 3.0, 10.0  # delays below 3 reduce lr little; the reduction fad
 class SteadyAdamState(NamedTuple):
     """State of :class:`SteadyAdam`."""
 
-    z: Tensor
-    """:math:`z_{t+1}`, the iterate."""
-    q: Tensor
-    """:math:`q_{t+1}`, the query; z and q determine the average, which therefore costs no memory."""
-    v: Tensor
-    """The running mean of squared gradients."""
+    z: Tensor  # z_{t+1}, the iterate
+    q: Tensor  # q_{t+1}, the query; z and q determine the average, which therefore costs no memory
+    v: Tensor  # the running mean of squared gradients
     mean_delay: Tensor
-    t: Tensor
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)

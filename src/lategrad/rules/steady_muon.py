@@ -27,18 +27,13 @@ _OTHER = 0.3  # step of entries outside matrices; entries of matrices move by ab
 class SteadyMuonState(NamedTuple):
     """State of :class:`SteadyMuon`."""
 
-    z: Tensor
-    """:math:`z_{t+1}`, the iterate."""
-    x: Tensor
-    """:math:`x_{t+1}`, the average of :math:`z_2, \\dots, z_{t+1}` with weights 1, 2, ..."""
-    m: Tensor
-    """Momentum."""
-    q: Tensor
-    """:math:`q_{t+1}`, the query."""
-    v: Tensor
-    """The running mean of squared gradients of the entries that are in no matrix."""
+    z: Tensor  # z_{t+1}, the iterate
+    x: Tensor  # x_{t+1}, the average of z_2 .. z_{t+1} with weights 1, 2, ...
+    m: Tensor  # momentum
+    q: Tensor  # q_{t+1}, the query
+    v: Tensor  # the running mean of squared gradients of the entries that are in no matrix
     mean_delay: Tensor
-    t: Tensor
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)

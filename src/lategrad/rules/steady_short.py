@@ -21,15 +21,11 @@ _LONG_ROUNDS = 3.0  # the rounds in which learning rates exceed Steady's
 class SteadyShortState(NamedTuple):
     """State of :class:`SteadyShort`."""
 
-    w: Tensor
-    """:math:`w_{t+1}`, the iterate."""
-    x: Tensor
-    """:math:`x_{t+1}`, the average; :math:`x_1` as long as there is none."""
-    squares: Tensor
-    """:math:`S_t = \\sum_i i^2 \\|g_i\\|^2`, float64."""
-    t: Tensor
-    weight: Tensor
-    """Total weight of the average: 0 in the first round."""
+    w: Tensor  # w_{t+1}, the iterate
+    x: Tensor  # x_{t+1}, the average; x_1 as long as there is none
+    squares: Tensor  # S_t = the sum over i of i^2 |g_i|^2, float64
+    t: Tensor  # updates so far
+    weight: Tensor  # total weight of the average: 0 in the first round
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,13 +17,10 @@ from lategrad.support.validation import Scalar, require_number
 class StronglyConvexState(NamedTuple):
     """State of :class:`StronglyConvexOGD`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the query."""
-    y: Tensor
-    """:math:`y_t`."""
-    mean: Tensor
-    """The weighted average of :math:`x_1, \\dots, x_t`."""
-    t: Tensor
+    x: Tensor  # x_{t+1}, the query
+    y: Tensor  # y_t
+    mean: Tensor  # the weighted average of x_1 .. x_t
+    t: Tensor  # updates so far
 
 
 def weight_share(t: Tensor) -> Tensor:
