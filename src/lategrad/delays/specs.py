@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from lategrad.delays.base import DelayModel
 from lategrad.delays.clocks import (
@@ -83,8 +85,10 @@ def _cluster(
     return Cluster(everyone)
 
 
-def _whole(summary: str, make: type[DelayModel], option: Option, form: str) -> Entry[DelayModel]:
-    return Entry(summary, make, {option.name: option}, form, whole=True)
+def _whole(summary: str, make: type[DelayModel], convert: Callable[[str], Any], form: str) -> Entry[DelayModel]:
+    """An entry whose one argument is all of the text."""
+    name = next(iter(inspect.signature(make).parameters))
+    return Entry(summary, make, {name: Option(name, convert=convert)}, form, whole=True)
 
 
 DELAYS: dict[str, Entry[DelayModel]] = {
@@ -94,11 +98,11 @@ DELAYS: dict[str, Entry[DelayModel]] = {
     "lognormal": entry_of("exp of a normal with mean 7 and standard deviation 0.4, rounded down", LogNormal,
                           "lognormal:7,0.4"),
     "pareto": entry_of("heavy tail: P(delay >= k) = (k / 100)^-1.5 from 100 on", Pareto, "pareto:1.5,100"),
-    "cyclic": _whole("0, 10, 100, 0, 10, 100, ...", Cyclic, Option("sequence", convert=_integers), "cyclic:0,10,100"),
-    "regimes": _whole("a third of the run at 10, then 500 updates, then the rest", Regimes,
-                      Option("parts", convert=_regimes), "regimes:0.33*10;500*lognormal:7,0.4;10"),
+    "cyclic": _whole("0, 10, 100, 0, 10, 100, ...", Cyclic, _integers, "cyclic:0,10,100"),
+    "regimes": _whole("a third of the run at 10, then 500 updates, then the rest", Regimes, _regimes,
+                      "regimes:0.33*10;500*lognormal:7,0.4;10"),
     "queue": _whole("an update queue: each query's gradient arrives once, after such a delay", UpdateQueue,
-                    Option("law", convert=lambda text: parse(text)), "queue:lognormal:7,0.4"),
+                    lambda text: parse(text), "queue:lognormal:7,0.4"),
     "cluster": entry_of("50 workers, one of them 100 times slower", _cluster,
                         "cluster:workers=50,speed=lognormal,spread=0.4,slow=1x100"),
 }  # fmt: skip
