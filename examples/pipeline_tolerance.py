@@ -9,7 +9,7 @@ depths; and for comparison with the same delay everywhere, as with a parameter s
 
 The training function is an ordinary one, which the command line takes too:
 
-    lategrad tolerance examples/pipeline_tolerance.py:train --profile stages:8 --delays 0,7,31 --out pipeline
+    lategrad tolerance examples/pipeline_tolerance.py:train --profile stages:8 --delay 0 7 31 --out pipeline
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from lategrad.problems.worker_state import Count, JobResult, init_worker_state, 
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
-from lategrad.rules.scheduled import Scheduled, has_step, with_schedule
+from lategrad.rules.scheduled import Scheduled, has_lr, with_schedule
 from lategrad.serve.checkpoints.identity import require_same
 from lategrad.serve.compression import Compression
 from lategrad.serve.settings import FUNCTION
@@ -182,7 +182,7 @@ def replay(
 
 def _scheduled(rule: AnyRule[Any], schedule: str | None) -> AnyRule[Any]:
     """The rule with the run's schedule, if it has a learning rate and no schedule of its own."""
-    if schedule is None or isinstance(rule, Scheduled) or not has_step(rule):
+    if schedule is None or isinstance(rule, Scheduled) or not has_lr(rule):
         return rule
     valid = f"a Scheduled(rule, shape=f): the run's schedule was a {schedule}"
     require("rule", type(rule).__name__, not schedule.startswith(FUNCTION), valid)

@@ -153,8 +153,8 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         spec = read_rule(self.rule)
         number = spec.entry.parameter
         if self.lr is not None:
-            require("lr", self.lr, number not in spec.given, f"None: the rule {self.rule!r} has its {number}")
-        if number not in spec.given:
+            require("lr", self.lr, number not in spec.values, f"None: the rule {self.rule!r} has its {number}")
+        if number not in spec.values:
             spec = spec.with_option(number, self._default(problem, spec) if self.lr is None else self.lr)
         require("rule", self.rule, not spec.swept, "one rule, not a sweep")
         return spec.build(self.domain)

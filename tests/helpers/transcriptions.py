@@ -140,48 +140,6 @@ def sgd(x0, grads, *, lr, project, average):
     return queries, outputs
 
 
-def dog_plays(w1, grads, weights, *, initial_distance, project):
-    """w_{t+1} = P(w_t - eta_t alpha_t g_t) with eta_t = max(r, max_i |w_i - w_1|) / sqrt(sum_i alpha_i^2 |g_i|^2)."""
-    w, squares = [project(w1)], 0.0
-    for g, alpha in zip(grads, weights, strict=True):
-        r = max([initial_distance] + [length(sub(point, w[0])) for point in w])
-        squares += alpha**2 * length(g) ** 2
-        w.append(project(add(w[-1], g, -r / math.sqrt(squares) * alpha)))
-    return w
-
-
-def dowg_plays(w1, grads, weights, *, initial_distance, project):
-    """The same with eta_t = r_t^2 / sqrt(sum_i r_i^2 alpha_i^2 |g_i|^2)."""
-    w, squares = [project(w1)], 0.0
-    for g, alpha in zip(grads, weights, strict=True):
-        r = max([initial_distance] + [length(sub(point, w[0])) for point in w])
-        squares += r**2 * alpha**2 * length(g) ** 2
-        w.append(project(add(w[-1], g, -(r**2) / math.sqrt(squares) * alpha)))
-    return w
-
-
-def kt_plays(w1, grads, weights, *, wealth, project):
-    """v_{t+1} = w_1 - sum c / (L (L + sum |c|)) * (wealth L - sum <c, v - w_1>); the plays are P(v_t)."""
-    start = project(w1)
-    v, plays, c, sizes = start, [start], [], []
-    reward = 0.0
-    for g, alpha in zip(grads, weights, strict=True):
-        out = sub(v, project(v))
-        if length(out) > 1e-14:
-            n = [a / length(out) for a in out]
-            g = add(g, n, -min(0.0, dot(g, n)))
-        full = [alpha * a for a in g]
-        limit = max(sizes) if sizes else length(full)
-        c.append([a * min(1.0, limit / length(full)) for a in full])
-        sizes.append(length(full))
-        reward -= dot(c[-1], sub(v, start))
-        total = [math.fsum(column) for column in zip(*c, strict=True)]
-        L = max(sizes)
-        v = add(start, total, -(wealth * L + reward) / (L * (L + math.fsum(length(one) for one in c))))
-        plays.append(project(v))
-    return plays
-
-
 def adaptive_revision(x0, grads, delays, *, lr, project, average):
     """McMahan & Streeter's algorithm, one coordinate after the other; gbar is kept for every query."""
     d = range(len(x0))

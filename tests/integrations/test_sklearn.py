@@ -275,13 +275,13 @@ def test_labels_may_be_anything():
     [
         ({"rule": "xyz"}, "unknown rule 'xyz'; .*valid: anytime-sgd"),
         ({"rule": lg.SGD(0.1), "lr": 0.1}, "lr and domain must be None with a rule object"),
-        ({"domain": "cube:1"}, "unknown set 'cube:1'"),
+        ({"domain": "cube:1"}, "unknown constraint set 'cube'"),
         ({"delays": "sometimes"}, "sometimes"),
         ({"steps": 0}, "steps must be an integer >= 1"),
         ({"batch": 0}, "batch must be an integer >= 1"),
         ({"l2": -1.0}, "l2 must be a finite number >= 0"),
         ({"lr": -1.0}, "lr must be a finite number >= 0"),
-        ({"rule": "anytime-kt"}, "lr must be a number for rule 'anytime-kt'"),
+        ({"rule": "fed-async"}, "lr must be a number for rule 'fed-async'"),
         ({"workers": 2, "delays": 5}, "delays must be 0 with workers"),
     ],
 )

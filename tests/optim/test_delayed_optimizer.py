@@ -359,7 +359,7 @@ def test_a_delay_model_of_ones_own_bounds_the_memory_itself():
         ({"delays": -1}, ValueError, "delay must be an integer >= 0"),
         ({"delays": 1.5}, ValueError, "delays must be a delay model, an integer, or a text"),
         ({"delays": True}, ValueError, "delays must be a delay model, an integer, or a text"),
-        ({"delays": "sometimes"}, ValueError, "does not parse"),
+        ({"delays": "sometimes"}, ValueError, "unknown delay"),
         ({"delays": "lognormal:2,0.5"}, ValueError, "max_delay must be given, to bound the memory: LogNormal"),
         ({"delays": 3, "max_delay": -1}, ValueError, "max_delay must be an integer >= 0"),
         ({"delays": 3, "steps": 0}, ValueError, "steps must be an integer >= 1"),

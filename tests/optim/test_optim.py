@@ -614,7 +614,7 @@ def test_with_the_papers_settings_the_output_is_the_query():
         (lambda p: AnytimeSGD(p, lr=1, power=-2), "Invalid power value: -2"),
         (lambda p: AnytimeSGD(p, lr=1, interpolation=1.5), "Invalid interpolation value: 1.5"),
         (lambda p: AnytimeSGD(p, lr=1, schedule="cosine"), "Invalid schedule: cosine"),
-        (lambda p: AnytimeSGD(p, lr=1, domain="cube"), "unknown set .cube.; valid: "),
+        (lambda p: AnytimeSGD(p, lr=1, domain="cube"), "unknown constraint set .cube.; valid: "),
         (lambda p: AnytimeSGD(p, lr=1, maximize=1), "Invalid maximize value: 1"),
         (lambda p: AnytimeSGD(p, lr=1, compile="yes"), "Invalid compile value: yes"),
         (lambda p: OptimisticAnytime(p, diameter=-1.0), "Invalid diameter value: -1.0"),

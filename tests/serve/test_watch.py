@@ -212,7 +212,7 @@ def test_a_schedule_of_a_run_that_makes_no_sense_is_refused(schedule, message):
     [
         (lambda: lg.Scheduled(lg.StronglyConvexOGD(1.0)), "rule must be a rule with an lr, got 'StronglyConvexOGD'"),
         (lambda: lg.Scheduled(lg.SGD(0.1), shape="linear"), "total must be an integer > warmup = 0, got None"),
-        (lambda: lg.Scheduled(lg.SGD(0.1), total=9), "total must be None unless the step decays, got 9"),
+        (lambda: lg.Scheduled(lg.SGD(0.1), total=9), "total must be None unless the learning rate decays, got 9"),
         (lambda: lg.Scheduled(lg.SGD(0.1), shape="cosin"), "did you mean 'cosine'?"),
     ],
 )

@@ -7,6 +7,7 @@ import lategrad as lg
 from lategrad.registry import RULES, SETS, build_rule, parse_set
 from lategrad.rules import apply_update, issue_ticket
 from lategrad.support.runs import map_tensors, runs_shape, tensors
+from lategrad.trace import describe
 
 VALUES = [0.1, 0.5, 2.0]
 
@@ -75,8 +76,8 @@ def test_map_tensors_keeps_the_structure_and_the_rest():
         ),
         (lambda: lg.Anytime(lg.OGD(1.0), power=-1), "power must be a finite number >= 0, got -1"),
         (lambda: build_rule("xyz", 0.1, lg.WholeSpace()), "unknown rule 'xyz'; valid: anytime-sgd"),
-        (lambda: parse_set("ball"), "unknown set 'ball'; valid: whole, ball:RADIUS"),
-        (lambda: parse_set("ball:x"), "not a number"),
+        (lambda: parse_set("ball"), "constraint set 'ball' needs radius: write ball:RADIUS"),
+        (lambda: parse_set("ball:x"), "radius of constraint set 'ball' must be a number, got 'x'"),
         (lambda: parse_set("ball:-1"), "radius must be a finite number >= 0, got -1.0"),
     ],
 )
@@ -90,4 +91,6 @@ def test_every_set_form_parses(name):
     spec = SETS[name].form.split(" or ")[-1]
     for word in ("RADIUS", "HIGH", "TOTAL"):
         spec = spec.replace(word, "2")
-    assert type(parse_set(spec.replace("LOW", "-1"))) is SETS[name].build
+    parsed = parse_set(spec.replace("LOW", "-1"))
+    values = {option: getattr(parsed, option) for option in SETS[name].options}
+    assert describe(SETS[name].make(**values)) == describe(parsed)

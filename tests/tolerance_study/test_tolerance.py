@@ -259,7 +259,7 @@ def run_command(capsys, *arguments):
 
 def test_the_command_runs_a_function_of_a_script(capsys, tmp_path):
     code, out, _ = run_command(
-        capsys, f"{SCRIPT}:train", "--delays", "0,2", "--seeds", "1", "--out", str(tmp_path / "tol"),
+        capsys, f"{SCRIPT}:train", "--delay", "0", "2", "--seeds", "1", "--out", str(tmp_path / "tol"),
         "--optimizer", f"small={SCRIPT}:small_steps",
     )  # fmt: skip
     assert code == 0
@@ -275,9 +275,9 @@ def test_the_command_runs_a_function_of_a_script(capsys, tmp_path):
     [
         (["no_such_module_anywhere:train"], "No module named 'no_such_module_anywhere'"),
         (["missing.py:train"], "no file 'missing.py'"),
-        ([f"{SCRIPT}:missing"], "'tolerance_script' has no function 'missing'"),
+        ([f"{SCRIPT}:missing"], "tolerance_script.py' has no 'missing'"),
         (["train"], "must be MODULE:FUNCTION or FILE.py:FUNCTION, got 'train'"),
-        ([f"{SCRIPT}:train", "--delays", "0,x"], "--delays must be integers >= 0 with commas between"),
+        ([f"{SCRIPT}:train", "--delay", "0", "x"], "Invalid value for '--delay'"),
         ([f"{SCRIPT}:train", "--optimizer", "x"], "--optimizer must be NAME=MODULE:FUNCTION, got 'x'"),
     ],
 )

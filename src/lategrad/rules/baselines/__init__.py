@@ -6,7 +6,6 @@ whose paper has no constraints takes a ``domain`` all the same, so that all can 
 projection is then ours and outside the rule's theory.
 """
 
-from lategrad.domains import take_texts
 from lategrad.rules.baselines.ada_delay import AdaDelay
 from lategrad.rules.baselines.adamw import AdamW
 from lategrad.rules.baselines.adaptive_revision import AdaptiveRevision
@@ -38,5 +37,3 @@ __all__ = ["DCASGD", "AdaDelay", "AdamW", "AdaptiveDCASGD", "AdaptiveRevision", 
            "DANASlim", "DelayAdaptive", "DelayedNesterov", "FedAsync", "FedBuff", "GapAware", "MomentumLookAhead",
            "Muon", "NAdam", "PickySGD", "PipeMare", "Rennala", "Ringmaster", "RingmasterMuon", "SGDMomentum",
            "ScheduleFree", "ScheduleFreeAdamW", "StalenessAware", "UniXGrad", "WeightPrediction"]  # fmt: skip
-
-take_texts(vars())

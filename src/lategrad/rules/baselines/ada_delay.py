@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
@@ -62,6 +62,7 @@ class AdaDelay:
     smoothness: Scalar = 1.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("diameter", self.diameter, low=0, strict=True)
         require_number("smoothness", self.smoothness, low=0, strict=True)
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number, require_share
 
@@ -64,6 +64,7 @@ class AdamW:
     average: str = "none"
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_adam(self)
         require_choice("average", self.average, AVERAGES)
 

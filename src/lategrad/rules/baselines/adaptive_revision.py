@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import AVERAGES, Delay, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number
 
@@ -75,6 +75,7 @@ class AdaptiveRevision:
     average: str = "uniform"
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_choice("average", self.average, AVERAGES)
 

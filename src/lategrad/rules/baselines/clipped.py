@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lategrad.rules.baselines.iterate import IterateState, LastIterate
 from lategrad.rules.rule import Delay, first_query
-from lategrad.sets import ConvexSet, WholeSpace, norm
+from lategrad.sets import ConvexSet, WholeSpace, norm, resolve_domain
 from lategrad.support.validation import Scalar, require_number
 
 
@@ -47,6 +47,7 @@ class ClippedSGD(LastIterate):
     clip: Scalar = 1.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("clip", self.clip, low=0, strict=True)
 

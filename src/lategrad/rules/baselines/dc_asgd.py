@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.rules.baselines.iterate import IterateState, LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require, require_number
 
 
@@ -52,6 +52,7 @@ class DCASGD(LastIterate):
     lam: Scalar = 0.04
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("lam", self.lam, low=0)
 
@@ -115,6 +116,7 @@ class AdaptiveDCASGD(LastIterate):
     decay: Scalar = 0.95
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("lam", self.lam, low=0)
         require_number("decay", self.decay, low=0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.rule import Delay, as_number, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -63,6 +63,7 @@ class DelayAdaptive(LastIterate):
     workers: Scalar | None = None
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         if self.workers is not None:
             require_number("workers", self.workers, low=1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lategrad.rules.baselines.iterate import IterateState, LastIterate
 from lategrad.rules.rule import Delay, as_number, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require_choice, require_number
 
 _STALENESS = ("constant", "polynomial", "hinge")
@@ -64,6 +64,7 @@ class FedAsync(LastIterate):
     grace: Scalar = 4.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("mixing", self.mixing, low=0)
         require_choice("staleness", self.staleness, _STALENESS)
         for name in ("power", "slope", "grace"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require, require_number
 
@@ -91,6 +91,7 @@ class FedBuff(LastIterate):
     normalize: bool = False
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("size", self.size, low=1)
         require("size", self.size, self.size % 1 == 0, "a whole number")

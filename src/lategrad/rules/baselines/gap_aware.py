@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules._common import root_mean_square
 from lategrad.rules.baselines.iterate import LastIterate
-from lategrad.rules.moments import root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
 
@@ -72,6 +72,7 @@ class GapAware(LastIterate):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_share("momentum", self.momentum)
         require_share("decay", self.decay)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require, require_number, require_share
 
 
@@ -63,6 +63,7 @@ class MomentumLookAhead:
     ahead: bool = False
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_share("momentum", self.momentum)
         require("ahead", self.ahead, isinstance(self.ahead, bool), "True or False")

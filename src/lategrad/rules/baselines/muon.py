@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules._orthogonalize import matrix_steps
 from lategrad.rules.baselines.adamw import require_adam
 from lategrad.rules.blocks import Blocks
-from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number, require_share
 
@@ -82,6 +82,7 @@ class Muon:
     blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_adam(self)
         require_share("momentum", self.momentum)
         require_number("other_decay", self.other_decay, low=0)

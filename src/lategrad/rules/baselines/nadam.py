@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from lategrad.rules._common import Moments, geometric, next_moments, root_mean_square, start_moments
 from lategrad.rules.baselines.adamw import require_adam
 from lategrad.rules.baselines.iterate import LastIterate
-from lategrad.rules.moments import Moments, geometric, next_moments, root_mean_square, start_moments
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -71,6 +71,7 @@ class NAdam(LastIterate):
     momentum_decay: float = 4e-3
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_adam(self)
         require_number("momentum_decay", self.momentum_decay, low=0)
 

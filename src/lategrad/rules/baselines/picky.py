@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lategrad.rules.baselines.iterate import IterateState, LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, norm
+from lategrad.sets import ConvexSet, WholeSpace, norm, resolve_domain
 from lategrad.support.validation import Scalar, require_number
 
 
@@ -57,6 +57,7 @@ class PickySGD(LastIterate):
     distance: Scalar = 1.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("distance", self.distance, low=0)
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.baselines.adamw import require_adam
 from lategrad.rules.baselines.iterate import LastIterate
-from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.rule import Delay, as_dtype, as_number, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -66,6 +66,7 @@ class PipeMare(LastIterate):
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_adam(self)
         require_number("annealing", self.annealing, low=0, strict=True)
 

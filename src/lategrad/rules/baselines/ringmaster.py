@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -68,6 +68,7 @@ class Ringmaster(LastIterate):
     threshold: Scalar = 10
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("threshold", self.threshold, low=1)
 

@@ -12,7 +12,7 @@ from lategrad.rules._orthogonalize import matrix_steps
 from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.blocks import Blocks
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
 
@@ -72,6 +72,7 @@ class RingmasterMuon(LastIterate):
     blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("threshold", self.threshold, low=1)
         require_share("momentum", self.momentum)

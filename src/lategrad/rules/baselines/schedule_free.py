@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require, require_number
 
@@ -63,6 +63,7 @@ class ScheduleFree:
     interpolation: Scalar = 0.9
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("interpolation", self.interpolation, low=0)
         require("interpolation", self.interpolation, self.interpolation <= 1, "a number in [0, 1]")

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.moments import root_mean_square
+from lategrad.rules._common import root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
 
@@ -66,6 +66,7 @@ class ScheduleFreeAdamW:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_share("interpolation", self.interpolation)
         require_share("beta2", self.beta2)

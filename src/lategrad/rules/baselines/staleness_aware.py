@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lategrad.rules.baselines.iterate import IterateState, LastIterate
 from lategrad.rules.rule import Delay, as_number, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require_number
 
 
@@ -43,6 +43,7 @@ class StalenessAware(LastIterate):
     domain: ConvexSet = WholeSpace()
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
 
     def init(self, x0: Tensor) -> IterateState:

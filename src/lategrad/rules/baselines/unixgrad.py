@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.learners.learner import squared_norm
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -72,6 +72,7 @@ class UniXGrad:
     domain: ConvexSet = WholeSpace()
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("diameter", self.diameter, low=0)
 
     def init(self, x0: Tensor) -> UniXGradState:

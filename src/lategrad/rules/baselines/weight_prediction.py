@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.baselines.adamw import require_adam
-from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar
 
@@ -66,6 +66,7 @@ class WeightPrediction:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_adam(self)
 
     def init(self, x0: Tensor) -> WeightPredictionState:
