@@ -74,7 +74,7 @@ def test_workers_read_the_rows_of_their_shards_alone():
         if telemetry.record == 10:
             data.read.clear()
 
-    with pytest.warns(UserWarning, match="data_shards=4 is more than the 1 workers: some rows are drawn by nobody"):
+    with pytest.warns(UserWarning, match="data_shards=4 is more than the 1 workers: no worker draws from some"):
         lg.train(
             problem,
             lg.SGD(1e-5),

@@ -40,7 +40,7 @@ def test_a_callback_sees_every_record_and_can_end_the_run(engine):
 
 
 def test_a_callback_that_answers_something_else_is_told_so():
-    with pytest.raises(ValueError, match="what on_record returns must be None or 'stop', got True"):
+    with pytest.raises(ValueError, match="the return value of on_record must be None or 'stop', got True"):
         lg.train(Quadratic(), lg.SGD(0.1), steps=50, workers=1, engine="threads", on_record=lambda *_: True)
 
 
@@ -73,7 +73,7 @@ def test_the_best_output_is_that_of_the_best_record(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"monitor": "los"}, "monitor must be one of what is recorded, loss, got 'los'"),
+        ({"monitor": "los"}, "monitor must be one of the recorded values, loss, got 'los'"),
         ({"patience": 3}, "monitor must be given with patience"),
         ({"patience": 0, "monitor": "loss"}, "patience must be an integer >= 1, or None, got 0"),
         ({"on_record": "print"}, "on_record must be a function of telemetry and output, got 'print'"),
