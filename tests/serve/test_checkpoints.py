@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved is what is needed to go on; what is damaged is noticed."""
+"""Checkpoints: a run continues from them exactly, and damage is noticed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _advance(server, count, worker=0):
 
 
 @pytest.mark.parametrize("name", ["anytime-sgd", "optimistic-anytime", "adaptive-revision", "steady", "rennala"])
-def test_a_restored_server_goes_on_as_if_nothing_had_happened(name, tmp_path):
+def test_a_restored_server_continues_as_if_nothing_had_happened(name, tmp_path):
     rule = build_rule(name, 0.3, lg.Ball(1.0))
     straight, first = (
         Server(PROBLEM, rule, Settings(steps=1000, compile=False, record_every=5)),
@@ -217,7 +217,7 @@ def test_a_damaged_log_of_updates_costs_the_history_and_nothing_else(tmp_path, d
         lg.replay(trace, PROBLEM, again.rule)
 
 
-def test_a_log_that_is_removed_while_the_run_goes_on_is_written_again(tmp_path):
+def test_a_log_that_is_removed_during_the_run_is_written_again(tmp_path):
     server = _Kept(tmp_path)
     _advance(server, 10)
     server.save()
@@ -258,7 +258,7 @@ def test_a_checkpoint_of_another_rule_or_problem_is_refused(tmp_path):
         _Kept(tmp_path, problem=Quadratic(dim=5)).load()
 
 
-def test_when_the_disk_is_full_the_run_goes_on_and_the_old_checkpoint_stays(tmp_path):
+def test_when_the_disk_is_full_the_run_continues_and_the_old_checkpoint_stays(tmp_path):
     resource = pytest.importorskip("resource")
     server = _Kept(tmp_path)
     _advance(server, 10)
@@ -267,7 +267,10 @@ def test_when_the_disk_is_full_the_run_goes_on_and_the_old_checkpoint_stays(tmp_
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # real writes, which really fail
     try:
-        with pytest.warns(UserWarning, match="checkpoint at update 210 failed, training continues"):
+        with (
+            pytest.warns(UserWarning, match="checkpoint at update 210 failed, training continues"),
+            pytest.warns(UserWarning, match="the log of updates cannot be written at update 210"),
+        ):
             assert not server.save()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -351,7 +354,7 @@ def test_problems_are_told_apart_by_their_contents_and_by_no_address(tmp_path):
 
 
 def test_a_checkpoint_shares_no_memory_with_the_server(tmp_path):
-    """So that it may be written, or sent, while the server goes on."""
+    """So that it may be written, or sent, while the server continues."""
     server = _Kept(tmp_path, lg.SGD(lr=0.1))
     _advance(server, 5)
     checkpoint = server.checkpoint()

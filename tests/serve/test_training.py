@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -261,7 +260,8 @@ def test_all_workers_killed_at_once_are_all_replaced():
         wait_until(lambda: training.version > version + 50)
         training.stop()
 
-    with pytest.warns(UserWarning, match=r"worker \d died after update \d+ \(killed by SIGKILL\) and is restarted"):
+    died = pytest.warns(UserWarning, match=r"worker \d died after update \d+ \(killed by SIGKILL\) and is restarted")
+    with died, pytest.warns(UserWarning, match="stopped"):
         trace = _Run(Quadratic(), disturb=disturb, steps=10**6, workers=3, slow="constant:1")()
     audit(trace)
     assert trace.config["replaced"] == {"worker 0": 1, "worker 1": 1, "worker 2": 1}
@@ -467,16 +467,13 @@ def test_workers_that_die_as_soon_as_they_start_end_the_run():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_workers_join_and_leave_while_it_runs(engine, tmp_path):
-    seen = []
-
     def disturb(training):
         wait_until(lambda: training.version > 20)
         training.set_workers(4)
         wait_until(lambda: len(set(training.engine.server.log.column("worker", 50).tolist())) == 4)
         (tmp_path / "workers").write_text("1\n")
-        wait_until(lambda: list(training.workers) == [0] and len(training.supervisor._members) == 1)  # all have left
-        seen.append(training.version)
-        wait_until(lambda: training.version > seen[0] + 60)
+        wait_until(lambda: list(training.workers) == [0])
+        wait_until(lambda: set(training.engine.server.log.column("worker", 60).tolist()) == {0})  # all have left
         training.stop()
 
     with pytest.warns(UserWarning, match="stopped"):
@@ -662,21 +659,17 @@ def test_a_thread_that_dies_is_noticed():
         lg.train(_DyingThread(), RULE, steps=10, workers=1, engine="threads")
 
 
-def test_workers_are_not_hung_because_the_server_was_busy(monkeypatch):
-    """Three times, two hours pass by its clock, in which every worker has answered."""
-    hours = []
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 7200 * len(hours))
-    monkeypatch.setattr("lategrad.serve.training.time", clock)
-    monkeypatch.setattr("lategrad.serve.desk.time", clock)
+def test_workers_are_not_hung_because_the_server_was_busy():
+    """The server's thread is held up for longer than the deadline, in which every worker has answered."""
+    pauses = []
 
     def busy(training):
-        desk, events = training.engine._desk, training.engine._transport._events
         if len(training.workers) == 3:
-            wait_until(lambda: events.qsize() >= sum(map(desk.has_jobs, desk.expected())))
-            hours.append(2)
-        return len(hours) == 3
+            time.sleep(2.0)
+            pauses.append(training.version)
+        return len(pauses) == 2
 
-    trace = train_until(busy, Quadratic(), RULE, workers=3, engine="threads")
+    trace = train_until(busy, Quadratic(), RULE, workers=3, engine="threads", deadline=1.0)
     assert trace.config["replaced"] == {}
 
 
@@ -707,7 +700,11 @@ def test_a_full_disk_does_not_end_a_run_with_tensorboard(tmp_path):
         training.stop()
 
     try:
-        with pytest.warns(UserWarning, match="failed, training continues") as said:
+        with (
+            pytest.warns(UserWarning, match="stopped: the trace ends after"),
+            pytest.warns(UserWarning, match="the log of updates cannot be written at update"),
+            pytest.warns(UserWarning, match="failed, training continues") as said,
+        ):
             trace = _Run(Quadratic(), disturb=disturb, folder=tmp_path, steps=10**6, workers=2, engine="threads",
                          slow="constant:1", log="tensorboard", checkpoint_every=100)()  # fmt: skip
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lategrad.serve.settings import MAX_WORKERS
+from lategrad.support.files import read_regular
 
 CONTROL_FILE = "workers"
 """In the run's folder: a number written to it becomes the number of workers."""
@@ -27,45 +27,39 @@ class ControlFile:
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / CONTROL_FILE
-        self._ignored: tuple[int, int, int] | None = None  # a file that could not be removed
+        self._cannot_remove = False
 
     def read(self) -> int | None:
         """The number in the file, which is then removed; None if there is none."""
-        if self._path is None:
+        if self._path is None or not os.path.lexists(self._path):
             return None
-        try:
-            status = os.lstat(self._path)
-        except OSError:
-            return None  # no such file, or no folder, which checkpoints warn of
-        identity = (status.st_ino, status.st_mode, status.st_mtime_ns)
-        if identity == self._ignored or (stat.S_ISREG(status.st_mode) and status.st_size == 0):
-            return None  # an empty file is still to be written
-        count, problem = self._parse(status)
+        count, problem = _parse(self._path)
+        if count is None and problem is None:
+            return None
         try:
             self._path.unlink()
         except OSError as error:
-            problem = problem or f"cannot be removed ({error})"
-            self._ignored = identity
+            if self._cannot_remove:
+                return None
+            self._cannot_remove, problem = True, problem or f"cannot be removed ({error})"
         if problem is None:
             return count
         warnings.warn(f"{str(self._path)!r} {problem}: ignored", stacklevel=2)
         return None
 
-    def _parse(self, status: os.stat_result) -> tuple[int | None, str | None]:
-        """The number, or what is wrong with the file."""
-        assert self._path is not None
-        valid = f"must hold an integer in 1..{MAX_WORKERS}"
-        if not stat.S_ISREG(status.st_mode):
-            return None, f"{valid}, and is not a file"
-        try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, "rb") as file:
-                text = file.read(_MAX_BYTES + 1).decode(errors="replace").strip()
-        except OSError as error:
-            return None, f"cannot be read ({error})"
-        if text.isdecimal() and len(text) <= _MAX_BYTES and 1 <= int(text) <= MAX_WORKERS:
-            return int(text), None
-        return None, f"{valid}, got {text[:_MAX_BYTES]!r}"
+
+def _parse(path: Path) -> tuple[int | None, str | None]:
+    """The number in the file, or what is wrong with it; neither if the file is still empty."""
+    valid = f"must hold an integer in 1..{MAX_WORKERS}"
+    if path.is_symlink():
+        return None, f"{valid}, and is a link"
+    try:
+        text = read_regular(path, _MAX_BYTES + 1).decode(errors="replace").strip()
+    except OSError as error:
+        return None, f"{valid}, and cannot be read ({error})"
+    if text.isdecimal() and len(text) <= _MAX_BYTES and 1 <= int(text) <= MAX_WORKERS:
+        return int(text), None
+    return None, f"{valid}, got {text[:_MAX_BYTES]!r}" if text else None
 
 
 class Controllable(Protocol):

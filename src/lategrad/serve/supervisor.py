@@ -59,6 +59,8 @@ class Supervisor:
         self._engine, self._deadline = engine, deadline
         self._min_workers, self._max_workers = min_workers, max_workers
         self.replaced = replaced
+        self.is_stopping = False
+        """Whether the run is ending, so that no worker is started any more."""
         self._highest_count = min_workers  # of workers at any time so far
         self._members: dict[int, _Status] = {}
         self._next_member = itertools.count()
@@ -116,7 +118,7 @@ class Supervisor:
             raise TrainingError(f"all workers were dropped; the last refusal: {report.last_refusal}{hint}")
         active = {status.worker for status in self._members.values() if not status.leaving}
         for worker in usable:
-            if worker not in active and now >= self._start_after.get(worker, 0.0):
+            if worker not in active and now >= self._start_after.get(worker, 0.0) and not self.is_stopping:
                 self._start(worker, now)
         for member, status in list(self._members.items()):
             if status.worker not in usable and not status.leaving:
@@ -127,6 +129,8 @@ class Supervisor:
         try:
             self._engine.start(member, worker)
         except OSError as error:  # such as too many open files
+            if self.is_stopping:
+                return
             self._start_after[worker] = now + _MAX_BACKOFF
             if not self._members:
                 raise TrainingError(f"no worker can be started: {error}") from error

@@ -223,14 +223,9 @@ def resume_from(
 
 
 class Training:
-    """A run with a handle: ``run()`` blocks; ``set_workers`` and ``stop`` may be called from another thread.
+    """A run as :func:`train` makes it, with a handle: ``set_workers`` and ``stop`` may be called from another thread.
 
-    Args:
-        problem: see :func:`train`.
-        rule: see :func:`train`.
-        settings: see :func:`train`.
-        checkpoint: to continue from.
-        archive: where the checkpoint came from.
+    With a checkpoint, and the archive that it came from, the run continues from there.
     """
 
     def __init__(
@@ -271,7 +266,7 @@ class Training:
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run after the current update."""
-        self.stopping = reason
+        self.stopping, self.supervisor.is_stopping = reason, True
         self.engine.request_stop()
 
     def save_soon(self) -> None:
@@ -283,9 +278,7 @@ class Training:
         settings = self.settings
         progress = sys.stderr.isatty() if settings.progress is None else settings.progress
         with (
-            Monitors(
-                progress, settings.steps, settings.log, settings.folder, lines=settings.progress is None
-            ) as monitors,
+            Monitors(progress, settings.steps, settings.log, settings.folder, settings.progress is None) as monitors,
             handle_signals(self),
             closing(self.engine),
         ):

@@ -53,8 +53,7 @@ class Terminal(Monitor):
     """A progress bar on stderr, and :func:`summary_line` below it."""
 
     def __init__(self, steps: int) -> None:
-        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns)
+        self._bar = Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._task = self._bar.add_task("", total=steps)
         self._live = Live(Group(self._bar, "starting workers"), console=Console(stderr=True), transient=True)
         self._live.start()
@@ -182,9 +181,7 @@ def logs_of(text: str | None) -> list[str]:
 class Monitors(AbstractContextManager["Monitors"]):
     """All monitors of a run, closed together."""
 
-    def __init__(
-        self, progress: bool, steps: int, log: str | None, folder: Path | None, *, lines: bool = False
-    ) -> None:
+    def __init__(self, progress: bool, steps: int, log: str | None, folder: Path | None, lines: bool) -> None:
         self._all: list[Monitor] = []
         if folder is not None:
             self._all.append(LogFiles(folder))
