@@ -89,12 +89,11 @@ class Settings:
         if self.data_shards is not None and self.data_shards > high:
             warnings.warn(f"data_shards={self.data_shards} is more than the {high} workers: no worker draws from "
                           "some of the rows", stacklevel=3)  # fmt: skip
-        max_prefetch = 0 if on_ray else _MAX_PREFETCH
-        require("prefetch", self.prefetch, isinstance(self.prefetch, int) and 0 <= self.prefetch <= max_prefetch,
-                "0 with engine='ray'" if on_ray else f"in 0..{_MAX_PREFETCH}")  # fmt: skip
-        valid_delay = self.max_delay is None or (isinstance(self.max_delay, int) and self.max_delay >= 0)
-        require("max_delay", self.max_delay, valid_delay, "an integer >= 0, or None")
-        require("seed", self.seed, isinstance(self.seed, int) and self.seed >= 0, "an integer >= 0")
+        most, valid = (0, "0 with engine='ray'") if on_ray else (_MAX_PREFETCH, f"in 0..{_MAX_PREFETCH}")
+        require("prefetch", self.prefetch, _is_count(self.prefetch, 0) and self.prefetch <= most, valid)
+        require("max_delay", self.max_delay, self.max_delay is None or _is_count(self.max_delay, 0),
+                "an integer >= 0, or None")  # fmt: skip
+        require("seed", self.seed, _is_count(self.seed, 0), "an integer >= 0")
         require("server_device", self.server_device, not on_ray or self.server_device == "cpu",
                 "'cpu' with engine='ray'")  # fmt: skip
         require_device("server_device", self.server_device)
@@ -155,8 +154,8 @@ class Settings:
         return saved
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _is_count(value: object, low: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 
 def _law(spec: str) -> Law:

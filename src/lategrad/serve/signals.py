@@ -9,24 +9,25 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from lategrad.serve.settings import MAX_WORKERS
 from lategrad.support.files import read_regular
 
-CONTROL_FILE = "workers"
-"""In the run's folder: a number written to it becomes the number of workers."""
+if TYPE_CHECKING:
+    from lategrad.serve.training import Training
+
 _MAX_BYTES = 64  # of the number and the blanks around it
 
 
 class ControlFile:
-    """The file in a run's folder that sets the number of workers.
+    """The file ``workers`` in a run's folder: a number written to it becomes the number of workers.
 
     Anything else under that name is removed, where possible, and warned of once.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._path = None if folder is None else folder / CONTROL_FILE
+        self._path = None if folder is None else folder / "workers"
         self._cannot_remove = False
 
     def read(self) -> int | None:
@@ -62,23 +63,12 @@ def _parse(path: Path) -> tuple[int | None, str | None]:
     return None, f"{valid}, got {text[:_MAX_BYTES]!r}" if text else None
 
 
-class Controllable(Protocol):
-    """A run that signals can stop or save."""
-
-    stopping: str | None
-    """Why the run is ending, if it is."""
-
-    def stop(self, reason: str) -> None: ...
-
-    def save_soon(self) -> None: ...
-
-
 STOP_REASONS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 """The signals that end a run in an orderly way, and what ``trace.config["stopped"]`` says then."""
 
 
 @contextlib.contextmanager
-def handle_signals(run: Controllable) -> Iterator[None]:
+def handle_signals(run: Training) -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP stop the run in an orderly way, a second one at once; SIGUSR1 makes a checkpoint."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -29,8 +29,7 @@ class _Status:
 
     worker: int
     started: float
-    location: Location | None = None
-    """Set once it has joined."""
+    location: Location | None = None  # until it has joined
     delivered: int = 0
     leaving: bool = False
 
@@ -48,19 +47,13 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        min_workers: int,
-        max_workers: int,
-        deadline: float,
-        replaced: Counter[str],
+        self, engine: Engine, min_workers: int, max_workers: int, deadline: float, replaced: Counter[str],
         stall: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._engine, self._deadline = engine, deadline
         self._min_workers, self._max_workers = min_workers, max_workers
         self.replaced = replaced
-        self.is_stopping = False
-        """Whether the run is ending, so that no worker is started any more."""
+        self.is_stopping = False  # then no worker is started any more
         self._highest_count = min_workers  # of workers at any time so far
         self._members: dict[int, _Status] = {}
         self._next_member = itertools.count()
@@ -81,8 +74,7 @@ class Supervisor:
         return {worker: location for worker, location in found.items() if location is not None}
 
     def _location(self, member: int, status: _Status) -> Location | None:
-        """Known from the moment a member joins, also while the server is being restarted."""
-        return status.location or self._engine.location(member)
+        return status.location or self._engine.location(member)  # also while the server is being restarted
 
     def set_workers(self, count: int) -> None:
         """Change the number of workers: more are started, or the last ones leave after their next gradient."""

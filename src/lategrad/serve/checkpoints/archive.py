@@ -43,11 +43,9 @@ def locked(folder: Path | None) -> Iterator[None]:
 
 
 class Schedule:
-    """When checkpoints are due; a failed one is tried again when the next is due.
+    """When checkpoints are due: after ``every`` updates, or by default after ``seconds``.
 
-    Args:
-        every: updates between two checkpoints; by default ``seconds`` pass between them.
-        seconds: a minute by default.
+    A failed one is tried again when the next is due.
     """
 
     def __init__(self, every: int | None, seconds: float = 60.0) -> None:
@@ -96,13 +94,7 @@ class MemoryArchive:
 
 
 class Archive:
-    """Saves checkpoints in a folder, and loads the newest intact one.
-
-    Args:
-        folder: created if needed.
-        every: updates between two checkpoints; by default one per minute.
-        keep: number of checkpoints to keep.
-    """
+    """Saves checkpoints in a folder, keeps the newest ``keep`` of them, and loads the newest intact one."""
 
     def __init__(self, folder: Path, every: int | None = None, keep: int = 2) -> None:
         self.folder, self.keep = folder, keep
@@ -123,9 +115,8 @@ class Archive:
             mark = self._append(checkpoint)
             write_checkpoint(self.folder, checkpoint, mark._asdict())
         except OSError as error:
-            warnings.warn(
-                f"checkpoint at update {checkpoint.version} failed, training continues: {error}", stacklevel=2
-            )
+            failed = f"checkpoint at update {checkpoint.version} failed, training continues"
+            warnings.warn(f"{failed}: {error}", stacklevel=2)
             return False
         self._remove_old(checkpoint.version)
         return True
