@@ -38,7 +38,7 @@ from lategrad.cli import main as cli
 from lategrad.problems import ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.registry import build_rule
 from lategrad.serve import Settings, Training, TrainingError
-from lategrad.serve.checkpoints.archive import locked
+from lategrad.serve.checkpoints.archive import lock_folder
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, read_checkpoint
 from lategrad.serve.observe.update_log import UpdateLog
 from lategrad.serve.signals import ControlFile
@@ -578,12 +578,12 @@ def test_a_problem_without_a_fingerprint_goes_on_with_a_warning(tmp_path):
 
 
 def test_the_lock_of_a_folder_does_not_go_with_any_file_in_it(tmp_path):
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         for path in tmp_path.iterdir():
             path.unlink()
-        with pytest.raises(ValueError, match="another run is using"), locked(tmp_path):
+        with pytest.raises(ValueError, match="another run is using"), lock_folder(tmp_path):
             pass
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         pass
 
 
@@ -628,7 +628,7 @@ def test_two_runs_cannot_share_a_folder(tmp_path):
             lg.resume(tmp_path, Quadratic(), RULE)
         training.stop()
 
-    with pytest.warns(UserWarning, match="stopped"), locked(tmp_path):
+    with pytest.warns(UserWarning, match="stopped"), lock_folder(tmp_path):
         _Run(Quadratic(), disturb=disturb, folder=tmp_path, steps=10**6, workers=1, engine="threads")()
 
 

@@ -9,16 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from lategrad.cli.build import PROBLEMS, problem_from, rules_from, set_from
-from lategrad.cli.options import (
-    Batch,
-    Domain,
-    ModelName,
-    Penalty,
-    Preprocessing,
-    ProblemName,
-    RuleHelp,
-    Sampling,
-)
+from lategrad.cli.options import Batch, Domain, ModelName, Penalty, Preprocessing, ProblemName, RuleHelp, Sampling
 from lategrad.cli.train_options import RESUME_OPTIONS, TRAIN_OPTIONS, with_options
 from lategrad.problems import LocalSteps, Problem
 from lategrad.registry import RULES
@@ -48,13 +39,13 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Learning rate of a rule that has an lr.")] = None,
     domain: Domain = "whole",
     local_steps: Annotated[
-        int | None, typer.Option(help="Local steps that a worker takes in each job, such as 50; it sends their sum.")
+        int | None, typer.Option(help="Local steps of a worker in each job, such as 50; it sends the change they made.")
     ] = None,
     inner: Annotated[
         str | None, typer.Option(help=f"Optimizer of the local steps, a rule of `lategrad list`; by default {INNER}.")
     ] = None,
     scaled: Annotated[
-        bool, typer.Option("--scaled", help="Divide the sum of the local steps by their number and the inner lr.")
+        bool, typer.Option("--scaled", help="Divide that change by the number of local steps and the inner lr.")
     ] = False,
     local_seconds: Annotated[
         float | None, typer.Option(help="Take only as many local steps in a job as fit into this number of seconds.")

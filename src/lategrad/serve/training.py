@@ -18,7 +18,7 @@ from lategrad.problems.problem import Problem, as_problem
 from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.rules.scheduled import Share, with_schedule
-from lategrad.serve.checkpoints.archive import Archive, locked
+from lategrad.serve.checkpoints.archive import Archive, lock_folder
 from lategrad.serve.checkpoints.checkpoint import Checkpoint, checkpoint_paths
 from lategrad.serve.desk import Location
 from lategrad.serve.engines.engine import Engine, TrainingError
@@ -146,7 +146,7 @@ def train(
     options = dict(locals())
     del options["problem"], options["rule"]
     settings = Settings(**{**options, "notes": notes or {}})
-    with locked(settings.folder):
+    with lock_folder(settings.folder):
         if settings.folder is not None and checkpoint_paths(settings.folder):
             raise ValueError(f"{str(settings.folder)!r} holds a run already: resume it, or choose another folder")
         return Training(as_problem(problem), as_rule(rule), settings).run()
@@ -214,7 +214,7 @@ def resume_from(
     """Continue a run; ``build`` makes its problem and rule from its settings, so that the checkpoint is read once."""
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint in {str(folder)!r}: there is no such folder")
-    with locked(folder):
+    with lock_folder(folder):
         archive = Archive(folder)
         checkpoint = archive.load()
         problem, rule = build(checkpoint.settings)
@@ -229,13 +229,9 @@ class Training:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        rule: AnyRule[Any],
-        settings: Settings,
-        checkpoint: Checkpoint | None = None,
+        self, problem: Problem, rule: AnyRule[Any], settings: Settings, checkpoint: Checkpoint | None = None,
         archive: Archive | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.settings, self._checkpoint = settings, checkpoint
         if settings.data_shards is not None:  # data that cannot be split is refused here, not by every worker
             settings.streams.draw(problem, settings.data_shards - 1, 0, 1)

@@ -25,7 +25,7 @@ from lategrad.serve.observe.update_log import LogFile, LogMark, Rows, UpdateLog
 
 
 @contextmanager
-def locked(folder: Path | None) -> Iterator[None]:
+def lock_folder(folder: Path | None) -> Iterator[None]:
     """Reserve a run's folder for this process: two would overwrite each other's files."""
     if folder is None:
         yield

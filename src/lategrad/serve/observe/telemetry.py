@@ -39,15 +39,9 @@ class Telemetry(NamedTuple):
 
 
 def measure(
-    log: UpdateLog,
-    records: Records,
-    *,
-    steps: int,
-    seconds: float,
-    refused: int,
-    traffic: Mapping[str, int],
+    log: UpdateLog, records: Records, *, steps: int, seconds: float, refused: int, traffic: Mapping[str, int],
     memories_lost: int,
-) -> Telemetry:
+) -> Telemetry:  # fmt: skip
     delays, times = log.column("delay", _RECENT).double(), log.column("time", _RECENT)
     elapsed = seconds - float(times[0]) if len(times) else 0.0
     ordered = delays.sort().values

@@ -40,15 +40,9 @@ class Watch:
     """
 
     def __init__(
-        self,
-        records: Records,
-        stop: Callable[[str], None],
-        *,
-        on_record: OnRecord | None,
-        monitor: str | None,
-        patience: int | None,
-        folder: Path | None,
-    ) -> None:
+        self, records: Records, stop: Callable[[str], None], *, on_record: OnRecord | None, monitor: str | None,
+        patience: int | None, folder: Path | None,
+    ) -> None:  # fmt: skip
         self._records, self._stop = records, stop
         self._on_record, self._patience, self._folder = on_record, patience, folder
         self._name = None if monitor is None else monitor.lstrip("+-")
