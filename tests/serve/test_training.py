@@ -297,17 +297,20 @@ def test_a_worker_a_hundred_times_slower_is_kept_and_its_late_work_used():
 
 @pytest.mark.filterwarnings("ignore:refused")
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("how", "said"), [("nan", "not finite"), ("shape", "shape"), ("dtype", "dtype"),
+@pytest.mark.parametrize(("how", "reason"), [("nan", "not finite"), ("shape", "shape"), ("dtype", "dtype"),
                                            ("raise", "OSError: the data is gone")])  # fmt: skip
-def test_when_all_gradients_are_bad_the_run_ends_and_says_why(how, said, engine):
-    with pytest.warns(UserWarning, match="worker 0 is dropped"), pytest.raises(TrainingError, match=f"dropped.*{said}"):
+def test_when_all_gradients_are_bad_the_run_ends_and_says_why(how, reason, engine):
+    with (
+        pytest.warns(UserWarning, match="worker 0 is dropped"),
+        pytest.raises(TrainingError, match=f"dropped.*{reason}"),
+    ):
         lg.train(Misbehaving(how), RULE, steps=50, workers=1, engine=engine, max_refusals=3)
 
 
 @pytest.mark.parametrize(
     "how", ["repeated", "short", "empty", "long", "garbage", "started again", "of no slot", "from the future"]
 )
-def test_a_worker_that_sends_what_no_worker_sends_is_replaced_and_nobody_else_disturbed(how, tmp_path):
+def test_a_worker_that_sends_what_no_worker_sends_is_restarted_and_no_other_is_disturbed(how, tmp_path):
     with pytest.warns(UserWarning, match=r"worker \d died after update \d+ \(.*\) and is restarted"):
         trace = train_until(
             lambda training: training.engine.server.config["replaced"] and training.version > 200,
@@ -328,7 +331,7 @@ def _checkpoints_are_sound(folder):
 
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_run_whose_state_is_poisoned_goes_back_and_on(engine, kept, tmp_path):
+def test_a_run_whose_state_is_poisoned_returns_to_a_checkpoint(engine, kept, tmp_path):
     problem = Poisonous(tmp_path, doses=2)
     with pytest.warns(UserWarning, match=r"was not finite any more at update \d+: the run goes back to update \d+"):
         trace = lg.train(problem, FAST, steps=400, workers=2, engine=engine, record_every=20, checkpoint_every=25,
@@ -364,7 +367,7 @@ def test_a_poisoned_run_goes_back_also_where_all_its_checkpoints_are_damaged(tmp
     assert torch.equal(read_checkpoint(checkpoint_paths(folder)[0])[0]["output"], trace.output)
 
 
-def test_a_first_state_that_is_not_finite_is_said(tmp_path):
+def test_a_first_state_that_is_not_finite_is_an_error(tmp_path):
     problem = Quadratic()
     problem.start = lambda: torch.full((10,), torch.nan, dtype=torch.float64)
     with pytest.raises(TrainingError, match="infinite or NaN before the first update"):
@@ -521,9 +524,9 @@ def test_whatever_else_lies_where_the_control_file_should_be_is_ignored_with_one
     control = ControlFile(tmp_path)
     assert control.read() is None
     _put_there(tmp_path / "workers", kind)
-    with pytest.warns(UserWarning, match="must hold an integer in 1..1000, .*: ignored") as said:
+    with pytest.warns(UserWarning, match="must hold an integer in 1..1000, .*: ignored") as warned:
         assert [control.read() for _ in range(3)] == [None] * 3
-    assert len(said) == 1
+    assert len(warned) == 1
     if kind == "a folder":
         (tmp_path / "workers").rmdir()
     (tmp_path / "workers").write_text(" 7\n")
@@ -545,7 +548,7 @@ def test_where_there_are_too_many_open_files_fewer_workers_go_on():
     assert trace.complete
 
 
-def test_a_network_with_other_first_weights_goes_on_from_its_checkpoint(tmp_path):
+def test_a_network_with_other_first_weights_continues_from_its_checkpoint(tmp_path):
     """As in a script that makes its module anew each time it is started."""
 
     def problem():
@@ -569,7 +572,7 @@ class _Nameless(Quadratic):
         return super().__getattribute__(name)
 
 
-def test_a_problem_without_a_fingerprint_goes_on_with_a_warning(tmp_path):
+def test_a_problem_without_a_fingerprint_continues_with_a_warning(tmp_path):
     lg.train(_Nameless(), RULE, steps=20, workers=1, engine="threads", out=tmp_path)
     with pytest.warns(
         UserWarning, match=r"has no fingerprint\(\): that its data are those of the checkpoint could not"
@@ -593,7 +596,7 @@ def test_a_folder_with_a_run_in_it_is_not_overwritten(tmp_path):
         lg.train(Quadratic(), RULE, steps=10, workers=1, engine="threads", out=tmp_path)
 
 
-def test_a_resumed_run_goes_on_with_its_streams_and_replays_as_a_whole(tmp_path, monkeypatch):
+def test_a_resumed_run_continues_with_its_streams_and_replays_as_a_whole(tmp_path, monkeypatch):
     problem = SoftmaxRegression(load("digits"), batch=16)
     lg.train(problem, RULE, steps=150, workers=2, engine="threads", out=tmp_path)
     reads = []
@@ -694,7 +697,7 @@ def test_a_full_disk_does_not_end_a_run_with_tensorboard(tmp_path):
     def disturb(training):
         wait_until(lambda: training.version > 20)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
-        wait_until(lambda: any("failed, training continues" in str(warning.message) for warning in said))
+        wait_until(lambda: any("failed, training continues" in str(warning.message) for warning in warned))
         version = training.version
         wait_until(lambda: training.version > version + 600)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -704,7 +707,7 @@ def test_a_full_disk_does_not_end_a_run_with_tensorboard(tmp_path):
         with (
             pytest.warns(UserWarning, match="stopped: the trace ends after"),
             pytest.warns(UserWarning, match="the log of updates cannot be written at update"),
-            pytest.warns(UserWarning, match="failed, training continues") as said,
+            pytest.warns(UserWarning, match="failed, training continues") as warned,
         ):
             trace = _Run(Quadratic(), disturb=disturb, folder=tmp_path, steps=10**6, workers=2, engine="threads",
                          slow="constant:1", log="tensorboard", checkpoint_every=100)()  # fmt: skip
@@ -717,8 +720,8 @@ def test_a_full_disk_does_not_end_a_run_with_tensorboard(tmp_path):
 # The command line, in a process of its own
 
 
-def _heed_signals():
-    """A shell may have told its background jobs to ignore them, and a run heeds that."""
+def _reset_signals():
+    """A shell may have told its background jobs to ignore them, and a run respects that."""
     for one in (signal.SIGINT, signal.SIGHUP):
         signal.signal(one, signal.SIG_DFL)
 
@@ -726,7 +729,7 @@ def _heed_signals():
 def _start(*arguments):
     return subprocess.Popen([sys.executable, "-m", "lategrad", *map(str, arguments)], start_new_session=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            preexec_fn=_heed_signals)  # fmt: skip
+                            preexec_fn=_reset_signals)  # fmt: skip
 
 
 def _of_session(session):
@@ -796,7 +799,7 @@ def test_ctrl_c_sigterm_and_sighup_leave_a_checkpoint_and_nothing_else(sent, cod
 
 
 @pytest.mark.slow
-def test_sigusr1_makes_a_checkpoint_at_once_and_the_run_goes_on(tmp_path):
+def test_sigusr1_makes_a_checkpoint_at_once_and_the_run_continues(tmp_path):
     run = _start(*TRAIN[:-2], "--steps", 10**6, "--out", tmp_path)
     wait_until(lambda: (tmp_path / "checkpoint-000000000000.json").exists())
     wait_until(lambda: len(_of_session(run.pid)) >= 5)  # its workers are there
