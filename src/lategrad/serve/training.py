@@ -109,8 +109,9 @@ def train(
         max_refusals: consecutive refused gradients (not finite, wrong shape, ...) after which a worker is dropped;
             None for never.
         max_delay: drop gradients with a delay larger than this; their workers continue from the current query. A
-            warning names workers whose share of the updates nearly vanishes, and trace.config['too_late'] counts the
-            dropped gradients of each worker. By default all gradients are applied, which our rules are made for.
+            warning names workers with a tenth of their fair share of the updates or less, and
+            trace.config['too_late'] counts the dropped gradients of each worker. By default all gradients are
+            applied, which our rules are made for.
         schedule: learning-rate schedule over the server's updates (of the rule's lr, or its learner's): constant,
             linear or cosine, with options such as cosine:warmup=100,floor=0.1 (and total=, if it ends before the last
             update); in Python also a function from t, a tensor, to a factor.
