@@ -157,46 +157,46 @@ def test_as_many_run_as_there_is_room_for_between_fewest_and_most(engine):
     supervisor = _supervisor(engine, 2, 4)
     for places, expected in ((1, 2), (3, 3), (100, 4)):
         engine.places = places
-        supervisor.look_after(_report(engine), 0.0)
+        supervisor.check(_report(engine), 0.0)
         assert sorted(engine.running.values()) == list(range(expected))
     engine.places = 1
-    supervisor.look_after(_report(engine), 0.0)
+    supervisor.check(_report(engine), 0.0)
     assert engine.told == [("let go", 2), ("let go", 3)]
-    supervisor.look_after(_report(engine), 0.0)
+    supervisor.check(_report(engine), 0.0)
     assert len(engine.told) == 2  # they are told once
     assert list(supervisor.workers) == [0, 1]
 
 
 def test_a_worker_is_known_from_the_moment_it_joins_until_it_has_ended(engine):
     supervisor = _supervisor(engine)
-    supervisor.look_after(_report(engine, joined=()), 0.0)
+    supervisor.check(_report(engine, joined=()), 0.0)
     assert supervisor.workers == {}
     engine.joined.add(1)  # between two looks at the workers
     assert supervisor.workers == {1: HERE}
-    supervisor.look_after(_report(engine, joined=(1,)), 0.0)
+    supervisor.check(_report(engine, joined=(1,)), 0.0)
     engine.joined.clear()  # as while the server is away
     assert supervisor.workers == {1: HERE}
-    supervisor.bury(Ended(1, None), 0.0)
+    supervisor.handle_end(Ended(1, None), 0.0)
     assert supervisor.workers == {}
 
 
 def test_a_worker_that_never_joined_is_not_waited_for_when_fewer_are_wanted(engine):
     supervisor = _supervisor(engine)
-    supervisor.look_after(_report(engine), 0.0)
+    supervisor.check(_report(engine), 0.0)
     supervisor.set_workers(1)
-    supervisor.look_after(_report(engine, joined=()), 0.0)
+    supervisor.check(_report(engine, joined=()), 0.0)
     assert engine.told == [("kill", 1)]
 
 
 def test_the_silent_are_replaced_once_and_killed_until_they_are_gone(engine):
     supervisor = _supervisor(engine, 1, 1)
-    supervisor.look_after(_report(engine), 0.0)
-    with pytest.warns(UserWarning, match="worker 0 has not answered for 10 s at update 5 and is replaced"):
-        supervisor.look_after(_report(engine, silent=11.0, version=5), 0.0)
-    supervisor.look_after(_report(engine, silent=11.0, version=5, joined=(0,)), 0.0)
+    supervisor.check(_report(engine), 0.0)
+    with pytest.warns(UserWarning, match="worker 0 did not respond for 10 s \\(after update 5\\) and is restarted"):
+        supervisor.check(_report(engine, silent=11.0, version=5), 0.0)
+    supervisor.check(_report(engine, silent=11.0, version=5, joined=(0,)), 0.0)
     assert engine.told == [("kill", 0), ("kill", 0)]
     assert engine.running == {0: 0, 1: 0}
-    supervisor.bury(Ended(0, "killed"), 0.0)  # that was meant: nothing is said
+    supervisor.handle_end(Ended(0, "killed"), 0.0)  # that was meant: nothing is said
     assert supervisor.replaced == {"worker 0": 1}
 
 
@@ -204,20 +204,20 @@ def test_who_dies_without_a_gradient_is_replaced_later_and_later(engine):
     supervisor = _supervisor(engine, 1, 1)
     now, pauses = 0.0, []
     for death in range(4):
-        supervisor.look_after(_report(engine, joined=()), now)
+        supervisor.check(_report(engine, joined=()), now)
         begin = now
         with pytest.warns(UserWarning, match="worker 0 died after update 0"):
-            supervisor.bury(Ended(death, "exit code 1"), now)
+            supervisor.handle_end(Ended(death, "exit code 1"), now)
         while len(engine.running) == death + 1:
             now += 0.1
-            supervisor.look_after(_report(engine, joined=()), now)
+            supervisor.check(_report(engine, joined=()), now)
         pauses.append(now - begin)
     assert pauses == pytest.approx([0.2, 0.4, 0.8, 1.6], abs=0.11)
     with (
         pytest.warns(UserWarning, match="died"),
         pytest.raises(TrainingError, match="5 workers in a row died before their first gradient, .* exit code 1"),
     ):
-        supervisor.bury(Ended(4, "exit code 1"), now)
+        supervisor.handle_end(Ended(4, "exit code 1"), now)
 
 
 def test_progress_of_the_others_keeps_a_run_going(engine):
@@ -225,17 +225,17 @@ def test_progress_of_the_others_keeps_a_run_going(engine):
     now = 0.0
     for death in range(20):
         now += 10
-        supervisor.look_after(_report(engine, version=death, joined=()), now)
+        supervisor.check(_report(engine, version=death, joined=()), now)
         with pytest.warns(UserWarning, match="died"):
-            supervisor.bury(Ended(death, "exit code 1"), now)
+            supervisor.handle_end(Ended(death, "exit code 1"), now)
     assert supervisor.replaced == {"worker 0": 20}
 
 
 def test_a_worker_that_was_dropped_is_not_started_again(engine):
     supervisor = _supervisor(engine)
-    supervisor.look_after(_report(engine), 0.0)
-    supervisor.bury(Ended(1, None), 0.0)  # it got no more work
-    supervisor.look_after(_report(engine, dropped=(1,)), 10.0)
+    supervisor.check(_report(engine), 0.0)
+    supervisor.handle_end(Ended(1, None), 0.0)  # it got no more work
+    supervisor.check(_report(engine, dropped=(1,)), 10.0)
     assert list(engine.running.values()) == [0, 1]
     with pytest.raises(TrainingError, match="all workers were dropped; the last refusal: why"):
-        supervisor.look_after(_report(engine, dropped=(0, 1)), 10.0)
+        supervisor.check(_report(engine, dropped=(0, 1)), 10.0)

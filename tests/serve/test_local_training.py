@@ -288,7 +288,7 @@ def test_the_command_line_trains_resumes_and_replays_local_steps(capsys, tmp_pat
     )
     code, said, _ = run(capsys, "train", *options.split(), "--steps", 40, "--out", out)
     assert not code
-    assert "on the wire: 0.0 MB of gradients" in said
+    assert "sent: 0.0 MB of gradients" in said
     trace = lg.Trace.load(out / "trace.safetensors")
     assert trace.local_steps.tolist() == [4] * 40
     assert "LocalSteps(" in trace.config["problem"]
@@ -304,7 +304,7 @@ def test_the_command_line_trains_resumes_and_replays_local_steps(capsys, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--inner", "adamw"], "--inner, --scaled and --local-seconds are for workers that take --local-steps"),
+        (["--inner", "adamw"], "--inner, --scaled and --local-seconds need --local-steps"),
         (["--local-steps", "3", "--inner", "adamv"], "--inner must be a rule of `lategrad list`, got 'adamv'; did you"),
         (["--local-steps", "0"], "steps must be an integer >= 1, got 0"),
         (["--local-steps", "3", "--local-seconds", "0"], "seconds must be a finite number > 0"),

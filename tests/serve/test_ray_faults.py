@@ -205,7 +205,7 @@ def test_a_disk_that_takes_nothing_ends_no_run(fault, until_the_end, tmp_path):
             warnings.simplefilter("always")
             trace = _disturbed(disturb, workers=1, out=tmp_path, checkpoint_every=50)
     said = [str(warning.message) for warning in caught]
-    assert any(re.search("checkpoint at update .* failed, training goes on", line) for line in said)
+    assert any(re.search("checkpoint at update .* failed, training continues", line) for line in said)
     assert any("the trace could not be saved" in line for line in said) == until_the_end
     assert len(trace.delays) > made[0] + 200
     resumed = lg.resume(tmp_path, PROBLEM, RULE, engine="threads", steps=len(trace.delays) + 10)

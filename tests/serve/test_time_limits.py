@@ -121,9 +121,9 @@ def test_a_disk_that_hangs_at_the_end_costs_the_last_checkpoint_and_not_the_trac
     def hang_up(telemetry, output):
         if not parts:  # the first checkpoint is written
             parts.append(_hang_up(tmp_path, version=30))
-            monkeypatch.setattr(writer, "_PATIENCE", 0.2)
+            monkeypatch.setattr(writer, "_WRITE_TIMEOUT", 0.2)
 
-    with pytest.warns(UserWarning, match="the disk does not take the checkpoint at update 30: it is waited for no lon"):
+    with pytest.warns(UserWarning, match="the checkpoint at update 30 timed out: the disk hangs"):
         trace = lg.train(Quadratic(), RULE, steps=30, workers=1, engine="threads", out=tmp_path, compile=False,
                          record_every=1, on_record=hang_up, checkpoint_every=100)  # fmt: skip
     _release(*parts)
@@ -135,7 +135,7 @@ def test_a_disk_that_hangs_at_the_end_costs_the_last_checkpoint_and_not_the_trac
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_disk_that_hangs_from_the_start_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "_PATIENCE", 0.2)
+    monkeypatch.setattr(writer, "_WRITE_TIMEOUT", 0.2)
     part = _hang_up(tmp_path, version=0)
     with pytest.raises(OSError, match="no checkpoint can be written to"):
         lg.train(Quadratic(), RULE, steps=30, workers=1, engine="threads", out=tmp_path, compile=False)
@@ -147,7 +147,7 @@ def test_a_disk_that_hangs_from_the_start_is_said(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_worker_that_reads_nothing_does_not_hold_the_server_up(tmp_path):
-    with pytest.warns(UserWarning, match=r"worker 0 died after update \d+ \(its message is about job .* replaced"):
+    with pytest.warns(UserWarning, match=r"worker 0 died after update \d+ \(its message is about job .* restarted"):
         trace = lg.train(Unread(tmp_path / "marker"), RULE, steps=Unread.messages + 100, workers=1, compile=False)
     audit(trace)
     assert trace.complete
