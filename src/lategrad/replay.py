@@ -110,14 +110,14 @@ def memory_of(trace: Trace) -> Tensor:
     """A number for the memory that the worker of each update had, a new one wherever a worker began without any."""
     assert trace.worker is not None
     assert trace.sequence is not None
-    assert trace.previous is not None
+    assert trace.parent_job is not None
     numbers: list[int] = []
     unused = itertools.count()
     after: dict[tuple[int, int], int] = {}
-    jobs = zip(trace.worker.tolist(), trace.sequence.tolist(), trace.previous.tolist(), strict=True)
-    for update, (worker, sequence, previous) in enumerate(jobs, start=1):
-        number = after.pop((worker, previous), -1) if previous >= 0 else next(unused)
-        what = f"one whose update {update} builds on job {previous} of worker {worker}, which was not applied"
+    jobs = zip(trace.worker.tolist(), trace.sequence.tolist(), trace.parent_job.tolist(), strict=True)
+    for update, (worker, sequence, parent_job) in enumerate(jobs, start=1):
+        number = after.pop((worker, parent_job), -1) if parent_job >= 0 else next(unused)
+        what = f"one whose update {update} builds on job {parent_job} of worker {worker}, which was not applied"
         require("trace", what, number >= 0,
                 "one in which every job that changed what a worker kept is an update: of those that were refused, "
                 "dropped or lost nobody knows where they began")  # fmt: skip
@@ -173,7 +173,7 @@ def replay(
     require_same(problem, trace.config, "that was trained on", same_start=True)
     settings = trace.config["settings"]
     rule = _scheduled(fill_in(as_rule(rule), getattr(problem, "blocks", None)), settings.get("schedule"))
-    kept = trace.previous is not None
+    kept = trace.parent_job is not None
     recorded = cast(Problem, (RecordedWork if kept else RecordedSamples)(problem, trace))
     arrivals = Recorded(trace.delays, trace.time, memory_of(trace) if kept else trace.worker, trace.local_steps)
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently

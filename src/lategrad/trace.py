@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = "lategrad-trace-1"
-_OPTIONAL = ("accuracy", "test_loss", "time", "worker", "sequence", "previous", "local_steps")
+_OPTIONAL = ("accuracy", "test_loss", "time", "worker", "sequence", "parent_job", "local_steps")
 _TENSORS = ("steps", "loss", "delays", "output", "query", *_OPTIONAL)
 _METRIC = "metric."  # before the names of the user's own, in a file
 
@@ -80,7 +80,7 @@ class Trace:
     """``(updates, *arrivals)``: who sent each gradient, where known."""
     sequence: Tensor | None = None
     """``(updates,)``: which sample of its worker's stream each gradient used, in a real training."""
-    previous: Tensor | None = None
+    parent_job: Tensor | None = None
     """``(updates,)``: the job of its worker that what it had kept was from, -1 if it had nothing yet; where workers
     keep something from job to job."""
     local_steps: Tensor | None = None

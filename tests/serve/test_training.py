@@ -329,7 +329,7 @@ def _checkpoints_are_sound(folder):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_run_whose_state_is_poisoned_goes_back_and_on(engine, kept, tmp_path):
     problem = Poisonous(tmp_path, doses=2)
-    with pytest.warns(UserWarning, match=r"was not finite any more at update \d+: the run goes back to update \d+"):
+    with pytest.warns(UserWarning, match=r"was not finite at update \d+: the run goes back to update \d+"):
         trace = lg.train(problem, FAST, steps=400, workers=2, engine=engine, record_every=20, checkpoint_every=25,
                          out=tmp_path / "run" if kept else None)  # fmt: skip
     audit(trace)
@@ -668,12 +668,12 @@ def test_workers_are_not_hung_because_the_server_was_busy(monkeypatch):
     hours = []
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 7200 * len(hours))
     monkeypatch.setattr("lategrad.serve.training.time", clock)
-    monkeypatch.setattr("lategrad.serve.desk.time", clock)
+    monkeypatch.setattr("lategrad.serve.jobs.time", clock)
 
     def busy(training):
-        desk, events = training.engine._desk, training.engine._transport._events
+        jobs, events = training.engine.server.jobs, training.engine._transport._events
         if len(training.workers) == 3:
-            wait_until(lambda: events.qsize() >= sum(map(desk.has_jobs, desk.expected())))
+            wait_until(lambda: events.qsize() >= sum(map(jobs.has_jobs, jobs.expected())))
             hours.append(2)
         return len(hours) == 3
 

@@ -12,8 +12,8 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 
-from lategrad.serve.desk import Location
 from lategrad.serve.engines.engine import Ended, Engine, Report, TrainingError
+from lategrad.serve.jobs import Location
 from lategrad.serve.settings import MOST_WORKERS
 from lategrad.support.validation import require
 
@@ -142,7 +142,7 @@ class Supervisor:
         if self._location(number, member) is None:  # it has not come yet, and there may be no room for it
             self._kill(number)
         else:
-            self._engine.let_go(number)  # it leaves when it hands back what it is at
+            self._engine.release(number)  # it leaves when it hands back what it is at
 
     def _kill(self, number: int) -> None:
         if not self._engine.kill(number):
