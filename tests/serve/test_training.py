@@ -445,7 +445,7 @@ class _BadWorker(Quadratic):
 @pytest.mark.filterwarnings("ignore:refused")
 def test_one_bad_worker_is_dropped_and_the_others_go_on():
     with pytest.warns(UserWarning, match="worker 1 is dropped: 4 gradients in a row were refused"):
-        trace = train_until(lambda training: training.engine.server.dropped(1) and training.version > 300,
+        trace = train_until(lambda training: 1 in training.engine.server.dropped and training.version > 300,
                             _BadWorker(), RULE, workers=3, engine="threads", max_refusals=4)  # fmt: skip
     assert trace.config["refusals"] == {"worker 1": 4}
     assert 1 not in trace.worker

@@ -120,8 +120,9 @@ class JobTable:
         member.jobs[sequence] = OpenJob(version, ticket)
         return sequence
 
-    def accepts_jobs(self, member: Member) -> bool:
-        """Whether a member may get another job: it is neither leaving nor gone."""
+    def answer(self, member: Member) -> bool:
+        """Note that a message is answered; returns whether the member may get a job, being neither leaving nor gone."""
+        member.last_answer = time.monotonic()
         return member.expires is None and member.number not in self._leaving
 
     def release(self, number: int) -> None:

@@ -7,12 +7,9 @@ Every engine drives it the same way, from one thread:
 2. ``job = server.deliver(member, version, sequence, grad)`` applies the gradient as update t, with the delay
    :math:`\tau_t = (t - 1) - v`, and returns the worker's next job.
 
-A gradient is applied once, or refused, or dropped if its delay exceeds ``max_delay``. It is refused, with the state
-unchanged, if it is not a finite vector of the right length and dtype. One that answers no job of its sender, or not
-with the version of that job, raises :class:`~lategrad.serve.jobs.ForeignMessageError`.
-
-Finite gradients can still produce a state that is not. It is checked when it is recorded, before it is saved, and when
-a gradient is refused (at such a state all are); the engine then finds ``poisoned`` set and goes back to a checkpoint.
+A gradient is applied once, or refused if it is not a finite vector of the right length and dtype, or dropped if its
+delay exceeds ``max_delay``. Finite gradients can still produce a state that is not. It is checked when it is recorded,
+before it is saved, and when a gradient is refused; if ``poisoned`` is set then, the engine goes back to a checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from lategrad.serve.checkpoints.checkpoint import Checkpoint
 from lategrad.serve.checkpoints.identity import identify, require_same
 from lategrad.serve.compression import Compression
 from lategrad.serve.jobs import JobTable, Location, Member, OpenJob
-from lategrad.serve.messages import STATELESS, Job, JobInfo, is_finite, malformed, unusable
+from lategrad.serve.messages import STATELESS, Job, JobInfo, is_finite
 from lategrad.serve.observe.records import Records
 from lategrad.serve.observe.telemetry import Telemetry, measure
 from lategrad.serve.observe.update_log import UpdateLog
@@ -50,8 +47,7 @@ from lategrad.support.runs import map_tensors, tensors
 from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
 
-_PENDING_RECORD = "record."
-"""Prefix, before the version, of a checkpoint's tensor: an output that is not evaluated yet."""
+_PENDING_RECORD = "record."  # and the version: a tensor of a checkpoint, an output that is not evaluated yet
 _UNKNOWN = Location(None, "unknown")
 
 
@@ -60,10 +56,8 @@ class Server:
 
     Args:
         problem: whose loss and accuracy are recorded; workers take gradients of it.
-        rule: any server rule, for one run (no hyper-parameter may have run dimensions). One that uses the shapes
-            of the problem's tensors gets them.
-        settings: of which the server uses ``steps``, ``record_every``, ``compile``, ``max_refusals``, ``max_delay``,
-            ``clip``, ``max_norm_ratio``, ``compression`` and ``server_device``; its checkpoints and its trace save all.
+        rule: any server rule, for one run (no hyper-parameter may have run dimensions); it gets the problem's blocks.
+        settings: of the run.
         query_in_place: whether :meth:`deliver` may return a query that is part of the state, which the next update
             overwrites: for engines that have sent it by then. Saves a pass over the vector.
 
@@ -84,7 +78,7 @@ class Server:
     ) -> None:
         rule = fill_in(rule, getattr(problem, "blocks", None))
         device = torch.device(settings.server_device)
-        self.problem, self.steps, self.max_refusals = problem, settings.steps, settings.max_refusals
+        self.problem, self.steps, self._max_refusals = problem, settings.steps, settings.max_refusals
         self.rule: AnyRule[Any] = map_tensors(lambda leaf: leaf.to(device), rule)
         self.state = first_state(self.rule, problem.start().to(device))
         query = self.rule.query(self.state)
@@ -103,7 +97,6 @@ class Server:
             "backend": self._update.backend, "torch": torch.__version__, "settings": settings.saved(), "replaced": {},
             "returns": 0,
         }  # fmt: skip
-
         self.log = UpdateLog()
         # A copy of its own: a thread may evaluate while the user's callback does.
         self.records = Records(problem.to(device), settings.record_every or max(1, self.steps // 10))
@@ -124,6 +117,8 @@ class Server:
         """How often the run went back to a checkpoint and did not get past where it was poisoned."""
         self._poisoned_at = 0
         self._refused_in_a_row: Counter[int] = Counter()
+        self.dropped: set[int] = set()
+        """The workers that get no more jobs because too many of their gradients in a row were refused."""
         self.last_refusal: str | None = None
         self.jobs = JobTable()
         self._needs_ticket = needs_ticket(self.rule)
@@ -131,7 +126,6 @@ class Server:
         self._begin = time.monotonic()
         self.whole = True
         """False within an update: a state that was left there must not be saved."""
-
         self.records.take(0, self.output())
 
     @property
@@ -145,10 +139,7 @@ class Server:
 
     @property
     def seconds(self) -> float:
-        """Since the run began, including the time before it was resumed."""
         return time.monotonic() - self._begin
-
-    # ---- Messages of workers
 
     def join(
         self, member: int, worker: int | None = None, location: Location = _UNKNOWN, out: Tensor | None = None
@@ -156,13 +147,10 @@ class Server:
         """Issue a job to a worker process that has started, that can hold another, or that has lost the server.
 
         Args:
-            member: the number of the process.
+            member: the number of the process; it gets None if there is no more work for it.
             worker: the number that it serves under, by default the same.
             location: where it runs.
             out: where to write the query, by default into new memory.
-
-        Returns:
-            The job; None if there is no more work for this process.
         """
         return self._next_job(self.jobs.join(member, member if worker is None else worker, location), out)
 
@@ -179,11 +167,13 @@ class Server:
     ) -> Job | None:
         """Apply, refuse or drop the gradient of a job, and issue the sender's next one as :meth:`join` does.
 
+        A message that answers no job of its sender raises :class:`~lategrad.serve.jobs.ForeignMessageError`.
+
         Args:
             member: the process that sends it; one that was removed meanwhile gets no other job.
             version: of the query that it was taken at.
             sequence: of the job that it answers.
-            grad: the gradient, as it travels; read before this returns, and not kept.
+            grad: the gradient, as it travels; not kept.
             out: where to write the next query.
             checked: whether the sender has found it usable (``lategrad.serve.messages.unusable``).
             info: how the worker computed it.
@@ -208,9 +198,7 @@ class Server:
 
     def _next_job(self, member: Member, out: Tensor | None, query: Tensor | None = None) -> Job | None:
         """The next job, whose query may have been written with the update; None for a member that gets no more."""
-        member.last_answer = time.monotonic()
-        dropped = bool(self._refused_in_a_row) and self._is_dropped(member.worker)
-        if self.done or dropped or not self.jobs.accepts_jobs(member):
+        if not self.jobs.answer(member) or self.done or member.worker in self.dropped:
             self.jobs.release(member.number)
             return None
         if query is None:
@@ -229,12 +217,12 @@ class Server:
         with torch.no_grad():
             self.traffic["up"] += grad.nbytes
             objection: str | None
-            if info.local_steps > self._most_steps or (self._most_steps > 0 and info.local_steps < 1):
+            if not min(1, self._most_steps) <= info.local_steps <= self._most_steps:
                 objection = f"{info.local_steps} local steps instead of 1 to {self._most_steps}"
             else:
                 if self._keeps_state:
                     self._count_lost_state(worker, info)
-                grad, objection = self._received(grad, checked)
+                grad, objection = self.compression.receive(grad, checked)
             if objection is None and self._norm_gate is not None:
                 length = norm(grad).cpu()
                 if self._norm_gate.learns_from(length):
@@ -259,7 +247,9 @@ class Server:
                 query = self.rule.query(self.state)
                 if not self._query_in_place:
                     query = self._room_for_query(out).copy_(query)
-        self._refused_in_a_row.pop(worker, None)
+        if worker in self._refused_in_a_row:
+            del self._refused_in_a_row[worker]
+            self.dropped.discard(worker)
         self.records.collect()
         if self.done or self.records.is_due(self.version):
             self._record()
@@ -269,19 +259,9 @@ class Server:
         """Report a worker that starts without the state that an earlier process with its number had."""
         if info.parent_job < 0 and worker in self._started:
             self.memories_lost[f"worker {worker}"] += 1
-            warnings.warn(
-                f"worker {worker} starts fresh: the local state of the process before it is lost", stacklevel=4
-            )
+            warnings.warn(f"worker {worker} starts fresh: the local state of the process before it is lost",
+                          stacklevel=4)  # fmt: skip
         self._started.add(worker)
-
-    def _received(self, message: Tensor, checked: bool) -> tuple[Tensor, str | None]:
-        """The gradient that a message stands for, and why it cannot be applied, if so."""
-        if self.compression.exact:
-            return message, None if checked else unusable(message, self.dim, self.dtype)
-        if form := malformed(message, self.compression.message_length, self.compression.message_dtype):
-            return message, form
-        grad = self.compression.decode(message)
-        return grad, None if is_finite(grad) else "not finite"
 
     def _record(self) -> None:
         if self.is_sound():
@@ -302,17 +282,10 @@ class Server:
         self._refused_in_a_row[worker] += 1
         self.last_refusal = f"refused a gradient of worker {worker} at update {self.version + 1}: {reason}"
         warnings.warn(self.last_refusal, stacklevel=2)
-        if self._is_dropped(worker):
-            in_a_row = self._refused_in_a_row[worker]
+        in_a_row = self._refused_in_a_row[worker]
+        if self._max_refusals is not None and in_a_row >= self._max_refusals:
+            self.dropped.add(worker)
             warnings.warn(f"worker {worker} is dropped: {in_a_row} gradients in a row were refused", stacklevel=2)
-
-    def _is_dropped(self, worker: int) -> bool:
-        """Whether a worker gets no more work because too many of its gradients in a row were refused."""
-        return self.max_refusals is not None and self._refused_in_a_row[worker] >= self.max_refusals
-
-    def all_dropped(self) -> frozenset[int]:
-        """The workers that get no more work."""
-        return frozenset(worker for worker in self._refused_in_a_row if self._is_dropped(worker))
 
     @property
     def too_late(self) -> dict[str, int]:
@@ -320,13 +293,11 @@ class Server:
         return {} if self.gate is None else {f"worker {w}": n for w, n in sorted(self.gate.dropped.items()) if n}
 
     def output(self) -> Tensor:
-        """The weights to evaluate and ship."""
         return self.rule.output(self.state)
 
     def telemetry(self) -> Telemetry:
-        refused = sum(self.refusals.values())
-        return measure(self.log, self.records, steps=self.steps, seconds=self.seconds, refused=refused,
-                       traffic=self.traffic, memories_lost=sum(self.memories_lost.values()))  # fmt: skip
+        return measure(self.log, self.records, steps=self.steps, seconds=self.seconds, traffic=self.traffic,
+                       refused=self.refusals.total(), memories_lost=self.memories_lost.total())  # fmt: skip
 
     def trace(self, patience: float = math.inf) -> Trace:
         """What has happened so far, with a record of this moment; evaluations time out after ``patience`` seconds."""
@@ -340,33 +311,29 @@ class Server:
             delays=self.log.column("delay"),
             output=self.output().cpu().clone(),
             query=self.rule.query(self.state).cpu().clone(),
-            config={**self.config, "seconds": self.seconds, "refusals": dict(self.refusals), "too_late": self.too_late,
-                    "bytes": dict(self.traffic), "memories_lost": dict(self.memories_lost)},
-            time=self.log.column("time"),
-            worker=self.log.column("worker"),
-            sequence=self.log.column("sequence"),
+            config={**self.config, **self._counts(), "too_late": self.too_late},
+            **{name: self.log.column(name) for name in ("time", "worker", "sequence")},
             parent_job=self.log.column("parent_job") if self._keeps_state else None,
             local_steps=self.log.column("local_steps") if self._most_steps else None,
         )  # fmt: skip
 
-    def checkpoint(self, logged: int = 0, room: Mapping[str, Tensor] | None = None) -> Checkpoint:
-        """A copy of all that a run needs to continue.
+    def _counts(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "refusals": dict(self.refusals), "bytes": dict(self.traffic),
+                "memories_lost": dict(self.memories_lost)}  # fmt: skip
 
-        Args:
-            logged: how many updates to leave out of the log.
-            room: tensors of an earlier checkpoint to overwrite: new memory takes several times as long as the copying.
+    def checkpoint(self, logged: int = 0, room: Mapping[str, Tensor] | None = None) -> Checkpoint:
+        """A copy of all that a run needs to continue, without the first ``logged`` updates of the log.
+
+        It overwrites ``room``, the tensors of an earlier one: new memory takes several times as long as the copying.
         """
         if not self.whole:
             raise RuntimeError(f"no checkpoint: update {self.version + 1} was interrupted")
         description = {
+            **self._counts(),
             "config": {**self.config, "replaced": dict(self.config["replaced"])},
             "records": self.records.saved(),
-            "refusals": dict(self.refusals),
-            "bytes": dict(self.traffic),
-            "memories_lost": dict(self.memories_lost),
             "gate": {} if self.gate is None else self.gate.summary(),
             "next_sequence": {str(worker): k for worker, k in self.jobs.next_sequence.items()},
-            "seconds": self.seconds,
         }
         return Checkpoint(self.version, self._copies(room or {}), description, self.log.rows(logged))
 
@@ -382,53 +349,48 @@ class Server:
         return copies if part is None else {"output": copies[part], **copies}
 
     def go_back(self, checkpoint: Checkpoint) -> None:
-        """Replace a state that is not finite by that of a checkpoint; the samples that led to it are not drawn again.
-
-        All jobs that are out are canceled.
-        """
-        found_at, begin, sequences = self.version, self._begin, self.jobs.next_sequence
-        returns, refusals, in_a_row = self.config["returns"] + 1, self.refusals, self.returns_in_a_row + 1
-        traffic, memories_lost, started = self.traffic, self.memories_lost, self._started
-        self.restore(checkpoint)
-        self.traffic, self.memories_lost, self._started = traffic, memories_lost, started
-        self._begin, self.jobs.next_sequence, self.refusals = begin, self.jobs.next_sequence | sequences, refusals
-        self._poisoned_at, self.returns_in_a_row, self.config["returns"] = found_at, in_a_row, returns
+        """Replace a state that is not finite by an earlier one and cancel all jobs; no sample is drawn twice."""
+        self._poisoned_at, self.poisoned = self.version, False
+        self._load(checkpoint)
+        self.returns_in_a_row += 1
+        self.config["returns"] += 1
         self._refused_in_a_row.clear()
+        self.dropped.clear()
         self.jobs.cancel_all()
-        self.poisoned = False
-        warnings.warn(f"the state was not finite at update {found_at}: the run goes back to update {self.version}",
-                      stacklevel=2)  # fmt: skip
+        warnings.warn(f"the state was not finite at update {self._poisoned_at}: the run goes back to update "
+                      f"{self.version}", stacklevel=2)  # fmt: skip
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; the jobs that were out when it was made are not issued again."""
         saved = checkpoint.description
-        require_same(self.problem, saved["config"], "of the checkpoint", same_start=False)
-        ours, theirs = self.config["rule"], saved["config"]["rule"]
+        config = saved["config"]
+        require_same(self.problem, config, "of the checkpoint", same_start=False)
+        ours, theirs = self.config["rule"], config["rule"]
         require("rule", ours, ours == theirs, f"that of the checkpoint, {theirs!r}")
         done = checkpoint.version
         require("steps", self.steps, self.steps >= done, f">= {done}, the updates made already")
-        mine = tensors(self.state)
-        saved_leaves = [checkpoint.tensors[name] for name in _numbered("state.", checkpoint.tensors).values()]
-        forms = [[(leaf.shape, leaf.dtype) for leaf in leaves] for leaves in (mine, saved_leaves)]
-        require("the form of the checkpoint's state", forms[1], forms[0] == forms[1], f"that of the rule's, {forms[0]}")
-        for leaf, saved_leaf in zip(mine, saved_leaves, strict=True):
-            leaf.copy_(saved_leaf)
-        self.log = UpdateLog(checkpoint.rows)
-        waiting = _numbered(_PENDING_RECORD, checkpoint.tensors)
-        self.records.restore(
-            saved["records"], {version: checkpoint.tensors[name].to(self.device) for version, name in waiting.items()}
-        )
-        self.refusals = Counter(saved["refusals"])
-        self.traffic, self.memories_lost = Counter(saved["bytes"]), Counter(saved["memories_lost"])
-        self._started = set(self.log.column("worker").tolist())
-        if self.gate is not None:
-            for worker, counts in saved["gate"].items():
-                self.gate.applied[int(worker)], self.gate.dropped[int(worker)] = counts["applied"], counts["dropped"]
-        self.config["replaced"] = saved["config"]["replaced"]
-        self.config["start"] = saved["config"].get("start", self.config["start"])
-        self.config["returns"] = saved["config"].get("returns", 0)
+        self._load(checkpoint)
+        self.refusals, self.traffic = Counter(saved["refusals"]), Counter(saved["bytes"])
+        self.memories_lost, self._started = Counter(saved["memories_lost"]), set(self.log.column("worker").tolist())
+        self.config |= {"replaced": config["replaced"], "start": config.get("start", self.config["start"]),
+                        "returns": config.get("returns", 0)}  # fmt: skip
         self.jobs.next_sequence = Counter({int(worker): k for worker, k in saved["next_sequence"].items()})
         self._begin = time.monotonic() - saved["seconds"]
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        leaves = tensors(self.state)
+        saved_leaves = [checkpoint.tensors[name] for name in _numbered("state.", checkpoint.tensors).values()]
+        ours, theirs = ([(leaf.shape, leaf.dtype) for leaf in some] for some in (leaves, saved_leaves))
+        require("the form of the checkpoint's state", theirs, ours == theirs, f"that of the rule's, {ours}")
+        for leaf, saved_leaf in zip(leaves, saved_leaves, strict=True):
+            leaf.copy_(saved_leaf)
+        self.log = UpdateLog(checkpoint.rows)
+        waiting = {version: checkpoint.tensors[name].to(self.device)
+                   for version, name in _numbered(_PENDING_RECORD, checkpoint.tensors).items()}  # fmt: skip
+        self.records.restore(checkpoint.description["records"], waiting)
+        if self.gate is not None:
+            for worker, counts in checkpoint.description["gate"].items():
+                self.gate.applied[int(worker)], self.gate.dropped[int(worker)] = counts["applied"], counts["dropped"]
 
 
 def _numbered(prefix: str, names: Iterable[str]) -> dict[int, str]:

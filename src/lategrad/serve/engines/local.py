@@ -172,7 +172,7 @@ class LocalEngine:
     def report(self, now: float, replaced: dict[str, int]) -> Report:
         server = self.server
         server.config["replaced"] = dict(replaced)
-        return Report(server.version, server.done, server.jobs.activities(now), server.all_dropped(),
+        return Report(server.version, server.done, server.jobs.activities(now), frozenset(server.dropped),
                       server.last_refusal)  # fmt: skip
 
     def telemetry(self) -> tuple[Telemetry, Tensor]:

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing  # shared tensors travel by reference
 from torch import Tensor
 
 from lategrad.problems.problem import Problem
@@ -42,7 +41,7 @@ from lategrad.serve.engines.segment import END, FAILED, HEADER, JOB, READY, RESU
 from lategrad.serve.engines.transport import Disconnected, Event, Failed, Malformed, Ready, Result
 from lategrad.serve.messages import Answer, Job, unusable
 from lategrad.serve.settings import Settings
-from lategrad.serve.shared_pickle import Packed
+from lategrad.serve.shared_pickle import SharedPickle
 from lategrad.serve.worker import Oracle, Slowness, Streams, work
 from lategrad.support.timeouts import limited
 
@@ -186,9 +185,9 @@ class Processes:
         self._selector.close()
 
 
-def _packed(problem: Problem) -> Packed:
+def _packed(problem: Problem) -> SharedPickle:
     try:
-        return Packed(problem)
+        return SharedPickle(problem)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         remedy = 'define it in a module, or use engine="threads"'
         raise ValueError(f"the problem cannot be sent to worker processes ({error}): {remedy}") from None
@@ -256,7 +255,7 @@ def _run(
     worker: int,
     channel: socket.socket,
     segment: Segment,
-    problem: Packed,
+    problem: SharedPickle,
     streams: Streams,
     slowness: Slowness,
     device: torch.device,
@@ -269,7 +268,7 @@ def _run(
     torch.set_num_threads(1)  # the workers are the parallelism
     threading.Thread(target=_end_with_server, args=(channel.dup(),), daemon=True).start()
     try:
-        oracle = Oracle(problem.unpack(), streams, slowness, device, compression)
+        oracle = Oracle(problem.load(), streams, slowness, device, compression)
         channel.send(Header(READY).pack())
         work(oracle, ProcessLink(worker, channel, segment), time.sleep)
     except (BrokenPipeError, ConnectionResetError):

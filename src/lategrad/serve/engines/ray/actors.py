@@ -222,7 +222,7 @@ class ServerActor:
         telemetry = server.telemetry()
         self._metrics.record(telemetry, delays)
         messages, self._messages = self._messages, []
-        report = Report(server.version, server.done, server.jobs.activities(), server.all_dropped(),
+        report = Report(server.version, server.done, server.jobs.activities(), frozenset(server.dropped),
                         server.last_refusal)  # fmt: skip
         return Status(self._start, self._location, report, telemetry, delays, messages, server.poisoned,
                       bool(server.records.waiting()), list(self._recorded.values()))  # fmt: skip
