@@ -85,8 +85,7 @@ class Server:
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype, self.device = query.shape[-1], query.dtype, device
         self.compression = Compression(settings.compression, self.dim, self.dtype)
-        in_state = any(query is leaf for leaf in tensors(self.state))
-        self._query_in_place = query_in_place and in_state
+        self._query_in_place = query_in_place and any(query is leaf for leaf in tensors(self.state))
         self._writes_query = not self._query_in_place and device.type == "cpu"  # in the pass of the update
         shaped = getattr(rule, "blocks", None) is not None  # its matrix products gain little, and compile for long
         automatic = not shaped and compiling_pays(self.steps, self.dim)
@@ -109,13 +108,12 @@ class Server:
         self._started: set[int] = set()
         self._most_steps = problem.steps if is_stateful(problem) else 0
         self.gate = None if settings.max_delay is None else StalenessGate(settings.max_delay)
-        self._clip = settings.clip
         self._norm_gate = None if settings.max_norm_ratio is None else NormGate(settings.max_norm_ratio)
+        self._clip, self._poisoned_at = settings.clip, 0
         self.poisoned = False
         """Whether the state was found not to be finite."""
         self.returns_in_a_row = 0
         """How often the run went back to a checkpoint and did not get past where it was poisoned."""
-        self._poisoned_at = 0
         self._refused_in_a_row: Counter[int] = Counter()
         self.dropped: set[int] = set()
         """The workers that get no more jobs because too many of their gradients in a row were refused."""
@@ -130,7 +128,6 @@ class Server:
 
     @property
     def version(self) -> int:
-        """Updates made so far."""
         return len(self.log)
 
     @property
@@ -256,7 +253,7 @@ class Server:
         return query
 
     def _count_lost_state(self, worker: int, info: JobInfo) -> None:
-        """Report a worker that starts without the state that an earlier process with its number had."""
+        """Report a worker that starts without the state of the process before it."""
         if info.parent_job < 0 and worker in self._started:
             self.memories_lost[f"worker {worker}"] += 1
             warnings.warn(f"worker {worker} starts fresh: the local state of the process before it is lost",
@@ -306,15 +303,18 @@ class Server:
             steps = " and ".join(map(str, missing))
             warnings.warn(f"the trace has no record after {steps} updates: their evaluation takes longer than "
                           f"{patience:g} s; resuming from the checkpoint makes up for it", stacklevel=2)  # fmt: skip
+        column = self.log.column
         return Trace(
             **self.records.tensors(),
-            delays=self.log.column("delay"),
+            delays=column("delay"),
             output=self.output().cpu().clone(),
             query=self.rule.query(self.state).cpu().clone(),
             config={**self.config, **self._counts(), "too_late": self.too_late},
-            **{name: self.log.column(name) for name in ("time", "worker", "sequence")},
-            parent_job=self.log.column("parent_job") if self._keeps_state else None,
-            local_steps=self.log.column("local_steps") if self._most_steps else None,
+            time=column("time"),
+            worker=column("worker"),
+            sequence=column("sequence"),
+            parent_job=column("parent_job") if self._keeps_state else None,
+            local_steps=column("local_steps") if self._most_steps else None,
         )  # fmt: skip
 
     def _counts(self) -> dict[str, Any]:

@@ -36,9 +36,9 @@ class Link(Protocol):
         """Memory that the gradient of the last job may be written to; None if it needs its own."""
         ...
 
-    def send(self, job: Job, answer: Answer) -> None: ...
+    def deliver(self, job: Job, answer: Answer) -> None: ...
 
-    def fail(self, job: Job, error: Exception) -> None:
+    def fail(self, job: Job, reason: str) -> None:
         """Report that the gradient of a job could not be computed."""
         ...
 
@@ -204,9 +204,9 @@ def work(oracle: Oracle, link: Link, sleep: Callable[[float], object]) -> None:
         try:
             answer = oracle.answer(job, link.room())
         except Exception as error:  # a user's problem may raise anything; the server decides what follows
-            link.fail(job, error)
+            link.fail(job, f"{type(error).__name__}: {error}")
             continue
         if (pause := oracle.pause(job)) > 0:
             sleep(pause)
         oracle.pace.adapt(time.monotonic() - begin)
-        link.send(job, answer)
+        link.deliver(job, answer)

@@ -18,10 +18,10 @@ class OutOfTimeError(TimeoutError):
     """A call has not returned in time; its thread continues without a caller."""
 
 
-def in_background(call: Callable[[], Returned], name: str) -> Future[Returned]:
+def run_in_thread(call: Callable[[], Returned], name: str) -> Future[Returned]:
     """Start a call in a daemon thread, which does not keep the interpreter alive.
 
-    >>> in_background(lambda: 6 * 7, "answer").result()
+    >>> run_in_thread(lambda: 6 * 7, "answer").result()
     42
     """
     future: Future[Returned] = Future()
@@ -65,7 +65,7 @@ def limited(
     begin = time.monotonic()
     if limit() <= 0:
         raise OutOfTimeError(f"{what} within {limit():g} s")
-    future = in_background(call, "lategrad-limited")
+    future = run_in_thread(call, "lategrad-limited")
 
     def revoke(late: Future[Returned]) -> None:
         if undo is not None and late.exception() is None:

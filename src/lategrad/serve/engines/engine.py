@@ -15,22 +15,19 @@ from lategrad.trace import Trace
 
 LAST_EVALUATIONS = 5.0
 """Seconds after which evaluations time out when a run is stopped before its end."""
+_MAX_RETURNS = 3  # times in a row that a run goes back to its last checkpoint because its state is not finite
 
 
 class TrainingError(RuntimeError):
     """A run that cannot continue; its last checkpoint has been made."""
 
 
-MOST_RETURNS = 3
-"""How often in a row a run goes back to its last checkpoint because its state is not finite."""
-
-
-def too_many_returns(version: int) -> TrainingError:
-    """The error to raise when going back has not helped."""
-    return TrainingError(
-        f"after update {version} the state became infinite or NaN {MOST_RETURNS + 1} times in a row; the last "
-        "checkpoint is sound: resume from it with clip=..., max_norm_ratio=... or a smaller lr"
-    )
+def check_returns(in_a_row: int, version: int) -> None:
+    """Give up a run that has gone back to ``version`` too often without getting any further."""
+    if in_a_row > _MAX_RETURNS:
+        raise TrainingError(f"after update {version} the state became infinite or NaN {in_a_row} times in a row; the "
+                            "last checkpoint is sound: resume from it with clip=..., max_norm_ratio=... or a smaller "
+                            "lr")  # fmt: skip
 
 
 class Ended(NamedTuple):
@@ -56,20 +53,19 @@ class Report(NamedTuple):
 
 
 class Engine(Protocol):
-    """Runs a server and its workers; the supervisor numbers the members that it starts."""
+    """Runs a server and its workers; the supervisor numbers the members that it starts.
+
+    What it knows of ``version`` and ``records`` may be a moment old.
+    """
 
     start_deadline: float
     """Seconds that a worker may take to start."""
 
     @property
-    def version(self) -> int:
-        """Updates made so far, as far as the engine knows."""
-        ...
+    def version(self) -> int: ...
 
     @property
-    def records(self) -> Records:
-        """The records so far, as far as the engine knows."""
-        ...
+    def records(self) -> Records: ...
 
     def watch(self, look: Look) -> None:
         """Call ``look`` for every record from now on; before :meth:`begin`."""
@@ -79,9 +75,7 @@ class Engine(Protocol):
         """Wait no longer for evaluations, nor for what may not come; may be called by a signal handler."""
         ...
 
-    def begin(self, checkpoint: Checkpoint | None) -> None:
-        """Start the server, from a checkpoint if there is one."""
-        ...
+    def begin(self, checkpoint: Checkpoint | None) -> None: ...
 
     def start(self, member: int, worker: int) -> None: ...
 
@@ -118,11 +112,7 @@ class Engine(Protocol):
         ...
 
     def finish(self, at_once: bool) -> Trace | None:
-        """The trace; None if the server was lost at that moment and is being restarted.
-
-        Args:
-            at_once: do not wait for a restart: a trace up to the newest checkpoint will do.
-        """
+        """The trace, or one up to the newest checkpoint if ``at_once``; None while a lost server is restarted."""
         ...
 
     def close(self) -> None:

@@ -15,17 +15,10 @@ from lategrad.rules.rule import AnyRule
 from lategrad.serve.checkpoints.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
 from lategrad.serve.checkpoints.writer import Writer
-from lategrad.serve.engines.engine import (
-    LAST_EVALUATIONS,
-    MOST_RETURNS,
-    Ended,
-    Report,
-    TrainingError,
-    too_many_returns,
-)
+from lategrad.serve.engines.engine import LAST_EVALUATIONS, Ended, Report, TrainingError, check_returns
 from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.threads import Threads
-from lategrad.serve.engines.transport import Disconnected, Failed, Malformed, Ready, Result, WorkerHandle
+from lategrad.serve.engines.transport import Disconnected, Failed, Malformed, Ready, Result, Transport, WorkerHandle
 from lategrad.serve.jobs import FOREVER, ForeignMessageError, Location
 from lategrad.serve.messages import Job
 from lategrad.serve.observe.records import Records
@@ -48,11 +41,10 @@ class LocalEngine:
     def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, archive: Archive | None) -> None:
         self.server = Server(problem, rule, settings)
         self._writer = Writer(archive or MemoryArchive(settings.checkpoint_every))
-        self._transport = (
-            Threads(problem, settings)
-            if settings.engine == "threads"
-            else Processes(problem, settings, self.server.compression, lambda: self._stopping)
-        )
+        if settings.engine == "threads":
+            self._transport: Transport = Threads(problem, settings)
+        else:
+            self._transport = Processes(problem, settings, self.server.compression, lambda: self._stopping)
         self._threads = settings.threads
         self._handles: dict[int, WorkerHandle] = {}
         self._expelled: set[int] = set()
@@ -205,8 +197,7 @@ class LocalEngine:
             raise TrainingError("the state is infinite or NaN before the first update: see start() of the problem")
         self.server.go_back(dataclasses.replace(newest, rows=self.server.log.rows()[: newest.version]))
         self._shown = min(self._shown, self.server.version)
-        if self.server.returns_in_a_row > MOST_RETURNS:
-            raise too_many_returns(self.server.version)
+        check_returns(self.server.returns_in_a_row, self.server.version)
 
     def finish(self, at_once: bool) -> Trace:
         self.save()

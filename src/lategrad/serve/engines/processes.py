@@ -47,7 +47,7 @@ from lategrad.support.timeouts import limited
 
 fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone
 _LARGEST = 16_384  # bytes of a message; longer texts are cut
-_START_TIMEOUT = 120.0  # seconds for the fork server to fork; it has to import torch first
+START_TIMEOUT = 120.0  # seconds for the fork server to fork; it has to import torch first
 _EXIT_TIMEOUT = 1.0  # seconds that a worker whose socket is closed has to end by itself; the server waits for it
 _SHUTDOWN_TIMEOUT = 5.0  # seconds for all of them, at the end of a run
 _REMEDY = """worker processes import it, and would start the run again. Put the call into a function, and at the end:
@@ -154,7 +154,7 @@ class Processes:
 
         with contextlib.ExitStack() as undo:
             undo.callback(ours.close)  # a worker that starts too late then ends at once
-            limit = lambda: 0.0 if self._stopping() else _START_TIMEOUT  # noqa: E731
+            limit = lambda: 0.0 if self._stopping() else START_TIMEOUT  # noqa: E731
             limited(fork, limit, "the fork server has not forked a worker")
             undo.pop_all()
         handle = _ProcessHandle(member, worker, process, ours, segment)
@@ -234,19 +234,16 @@ class ProcessLink:
     def room(self) -> Tensor:
         return self._segment.grads[self.slot]  # the server has read what it held: a new job came for this slot
 
-    def send(self, job: Job, answer: Answer) -> None:
+    def deliver(self, job: Job, answer: Answer) -> None:
         grad, target = answer.message, self.room()
         if objection := unusable(grad, len(target), target.dtype):
-            self._fail(job, objection)
+            self.fail(job, objection)
             return
         if grad.data_ptr() != target.data_ptr():
             target.copy_(grad)
         self.channel.send(Header(RESULT, self.slot, -1, job.sequence, job.version, *answer.info).pack())
 
-    def fail(self, job: Job, error: Exception) -> None:
-        self._fail(job, f"{type(error).__name__}: {error}")
-
-    def _fail(self, job: Job, reason: str) -> None:
+    def fail(self, job: Job, reason: str) -> None:
         header = Header(FAILED, self.slot, sequence=job.sequence, version=job.version)
         self.channel.send((header.pack() + reason.encode())[:_LARGEST])
 

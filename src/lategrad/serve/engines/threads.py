@@ -14,13 +14,13 @@ from lategrad.serve.engines.transport import Disconnected, Event, Failed, Ready,
 from lategrad.serve.messages import Answer, Job
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import Oracle, work
-from lategrad.support.timeouts import in_background
+from lategrad.support.timeouts import run_in_thread
 
 _SHUTDOWN_TIMEOUT = 1.0  # seconds
 
 
 class _ThreadHandle:
-    """A worker thread with its inbox, and what both ends of the link do with it."""
+    """A worker thread: its inbox, the server's end and the worker's end."""
 
     def __init__(self, member: int, worker: int, events: queue.SimpleQueue[Event]) -> None:
         self.member, self.worker = member, worker
@@ -43,21 +43,14 @@ class _ThreadHandle:
     def receive(self) -> Job | None:
         return self._inbox.get()
 
+    def room(self) -> None:
+        return None  # the server reads a gradient while the worker computes the next one
+
     def deliver(self, job: Job, answer: Answer) -> None:
         self._events.put(Result(self, job.version, job.sequence, answer.message, None, False, answer.info))
 
-    def fail(self, job: Job, error: Exception) -> None:
-        self._events.put(Failed(self, job.sequence, f"{type(error).__name__}: {error}", None))
-
-
-class _ThreadLink:
-    """The worker's end."""
-
-    def __init__(self, handle: _ThreadHandle) -> None:
-        self.receive, self.send, self.fail = handle.receive, handle.deliver, handle.fail
-
-    def room(self) -> None:
-        return None  # the server reads a gradient while the worker computes the next one
+    def fail(self, job: Job, reason: str) -> None:
+        self._events.put(Failed(self, job.sequence, reason, None))
 
 
 class Threads:
@@ -76,14 +69,14 @@ class Threads:
         def run() -> None:
             oracle = Oracle(*self._parts)
             self._events.put(Ready(handle, [None] * self._jobs))
-            work(oracle, _ThreadLink(handle), handle.leaving.wait)
+            work(oracle, handle, handle.leaving.wait)
 
         def report(ended: Future[None]) -> None:
             error = ended.exception()
             reason = "it has finished" if error is None else f"{type(error).__name__}: {error}"
             self._events.put(Disconnected(handle, reason))
 
-        thread = in_background(run, f"lategrad-worker-{worker}")
+        thread = run_in_thread(run, f"lategrad-worker-{worker}")
         thread.add_done_callback(report)
         self._all.append((handle, thread))
         return handle

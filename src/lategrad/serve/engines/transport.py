@@ -59,7 +59,6 @@ class Failed(NamedTuple):
     sequence: int
     reason: str
     query: Tensor | None
-    """Where to write the query of its next job; None for new memory."""
 
 
 class Malformed(NamedTuple):

@@ -311,21 +311,18 @@ class RayLink:
     def _header(self, kind: int, job: Job, info: JobInfo = STATELESS) -> Header:
         return Header(kind, 0, -1, job.sequence, job.version, *info, self._member, self._start)
 
-    def send(self, job: Job, answer: Answer) -> None:
+    def deliver(self, job: Job, answer: Answer) -> None:
         grad, header = answer.message, self._header(RESULT, job, answer.info)
         compression = Compression(self._compression, len(job.query), job.query.dtype)
         if form := malformed(grad, compression.message_length, compression.message_dtype):
-            self._fail(job, form)
+            self.fail(job, form)
         elif self._segment is not None:
             self._segment.grads[0].copy_(grad)
             self._reply = self._server.exchange.remote(header.pack())
         else:
             self._reply = self._server.exchange.remote(*pack(header, grad))
 
-    def fail(self, job: Job, error: Exception) -> None:
-        self._fail(job, f"{type(error).__name__}: {error}")
-
-    def _fail(self, job: Job, reason: str) -> None:
+    def fail(self, job: Job, reason: str) -> None:
         self._reply = self._server.exchange.remote(self._header(FAILED, job).pack(), reason=reason)
 
 

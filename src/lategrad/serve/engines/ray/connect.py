@@ -28,11 +28,11 @@ from ray._private import ray_constants
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 from lategrad.serve.engines import reaper
-from lategrad.support.timeouts import OutOfTimeError, in_background, limited
+from lategrad.support.timeouts import OutOfTimeError, limited, run_in_thread
 
 _START_TIMEOUT = 300.0  # seconds; it takes a few, where the machine is not busy
 _STOPPING_TIMEOUT = 10.0  # seconds, when the run is to stop: what has started is ended in an orderly way
-_CONNECT_TIMEOUT = 60.0  # seconds
+CONNECT_TIMEOUT = 60.0  # seconds
 _PROBE_TIMEOUT = 10.0  # seconds of them, to see whether anything listens
 _SHUTDOWN_TIMEOUT = 20.0  # seconds; it takes one or two, where the machine is not busy and Ray does not hang
 _CLEAN_UP_TIMEOUT = 15.0  # seconds
@@ -73,7 +73,7 @@ def connected(address: str | None, cpus: int, is_stopping: Callable[[], bool]) -
     with contextlib.ExitStack() as stack:
         what = f"there was no answer from Ray at {address!r}"
         try:
-            stack.enter_context(_session(join, lambda: 0.0 if is_stopping() else _CONNECT_TIMEOUT, what))
+            stack.enter_context(_session(join, lambda: 0.0 if is_stopping() else CONNECT_TIMEOUT, what))
         except OutOfTimeError as error:
             raise OutOfTimeError(f"{error}: {_REMEDY}") from None
         yield True
@@ -116,7 +116,7 @@ def _session(init: Callable[[], object], seconds: Callable[[], float], what: str
             connected.set()
             over.wait()
 
-    ended = in_background(live, "lategrad-ray")
+    ended = run_in_thread(live, "lategrad-ray")
     ended.add_done_callback(lambda _: connected.set())
     try:
         limited(connected.wait, seconds, what)

@@ -32,14 +32,7 @@ from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.checkpoints.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
-from lategrad.serve.engines.engine import (
-    LAST_EVALUATIONS,
-    MOST_RETURNS,
-    Ended,
-    Report,
-    TrainingError,
-    too_many_returns,
-)
+from lategrad.serve.engines.engine import LAST_EVALUATIONS, Ended, Report, TrainingError, check_returns
 from lategrad.serve.engines.ray.actors import ServerActor, Status, WorkerActor
 from lategrad.serve.engines.ray.connect import Calls, NoAnswerError, connected, why_ended
 from lategrad.serve.jobs import Location
@@ -194,8 +187,7 @@ class RayEngine:
         in_a_row = self._calls.answer(self._calls.limited(lambda: self._server.go_back.remote(newest)))
         self._version = newest.version
         self.records.restore(newest.description["records"], {})
-        if in_a_row > MOST_RETURNS:
-            raise too_many_returns(newest.version)
+        check_returns(in_a_row, newest.version)
 
     def _process(self, answer: Any) -> None:
         """Handle the server's status, or its absence."""
