@@ -194,8 +194,11 @@ class RayEngine:
         self._asked = None
         try:
             status: Status | None = self._calls.answer(answer)
-            if status is None or status.poisoned:  # None if it was restarted, and has no state yet
-                self._begin_server() if status is None else self._go_back()
+            if status is None:  # it was restarted, and has no state yet
+                self._begin_server()
+                return
+            if status.poisoned:
+                self._go_back()
                 return
             due = self._archive is not None and self._archive.schedule.is_due(status.report.version)
             if due or self.mirror.schedule.is_due(status.report.version):
