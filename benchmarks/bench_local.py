@@ -20,7 +20,7 @@ from lategrad.problems import Dataset, LocalSteps, ModuleProblem
 from lategrad.registry import parse_rule
 from lategrad.serve import Settings
 from lategrad.serve.compression import Compression
-from lategrad.serve.messages import Job, Made
+from lategrad.serve.messages import Job, JobInfo
 from lategrad.serve.server import Server
 from lategrad.serve.worker import Oracle, Slowness, Streams
 from timing import verdict
@@ -66,13 +66,13 @@ def update_seconds(problem: LocalSteps, rule: str, compression: str, message: to
     settings = Settings(steps=10**9, compression=compression, compile=not shaped, record_every=10**9)
     server = Server(problem, parse_rule(f"{rule}:lr=0.1"), settings)
     room = torch.empty(server.dim)
-    job = server.issue(0, room)
+    job = server.join(0, out=room)
     times = []
     for k in range(updates + 2):
         assert job is not None
         begin = time.process_time()
-        made = Made(problem.local_steps, k - 1)
-        job = server.exchange(0, job.version, job.sequence, message, room, checked=True, made=made)
+        info = JobInfo(problem.local_steps, k - 1)
+        job = server.deliver(0, job.version, job.sequence, message, room, checked=True, info=info)
         times.append(time.process_time() - begin)
     return statistics.median(times[2:])
 

@@ -52,7 +52,7 @@ def _same(before, after):
 def _advance(server, count, worker=0):
     job = server.issue(worker)
     for _ in range(count):
-        job = server.exchange(worker, job.version, job.sequence, PROBLEM.gradient(job.query, ZERO))
+        job = server.deliver(worker, job.version, job.sequence, PROBLEM.gradient(job.query, ZERO))
     if job is not None:
         server.forget(worker, job.sequence)
 
@@ -309,8 +309,8 @@ def test_an_update_that_was_interrupted_is_not_saved(tmp_path):
     _advance(server, 1)
     server.save()
     with pytest.raises(KeyboardInterrupt):
-        server.exchange(1, late.version, late.sequence, ZERO)
-    with pytest.raises(RuntimeError, match="update 2 was broken off half-way"):
+        server.deliver(1, late.version, late.sequence, ZERO)
+    with pytest.raises(RuntimeError, match="update 2 was interrupted"):
         server.save()
     again = _Archived(tmp_path, _Interrupted(lr=0.1))
     again.load()

@@ -24,7 +24,7 @@ def exchange(server, times):
     """As one worker would, with a gradient of ones."""
     for _ in range(times):
         job = server.issue(0)
-        server.exchange(0, job.version, job.sequence, torch.ones(server.dim, dtype=server.dtype))
+        server.deliver(0, job.version, job.sequence, torch.ones(server.dim, dtype=server.dtype))
 
 
 @pytest.fixture

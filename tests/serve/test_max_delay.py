@@ -15,12 +15,12 @@ NOISE = torch.zeros(PROBLEM.dim, dtype=torch.float64)
 
 
 def hand_back(server, job):
-    return server.exchange(job.worker, job.version, job.sequence, PROBLEM.gradient(job.query, NOISE))
+    return server.deliver(job.worker, job.version, job.sequence, PROBLEM.gradient(job.query, NOISE))
 
 
 def test_a_gradient_that_is_too_late_is_dropped_and_its_worker_continues_from_now():
     server = Server(PROBLEM, lg.SGD(lr=0.1), Settings(steps=20, max_delay=3))
-    fast, slow = server.issue(0), server.issue(1)
+    fast, slow = server.join(0), server.join(1)
     for _ in range(3):
         fast = hand_back(server, fast)
     in_time = hand_back(server, slow)  # three updates late: applied

@@ -164,9 +164,9 @@ def test_a_fork_server_that_hangs_is_not_waited_for(monkeypatch):
         try:
             wait_until(lambda: training.version > 10 and len(training.workers) == 2)
             os.kill(fork_server, signal.SIGSTOP)
-            monkeypatch.setattr(processes, "_START", 0.5)
+            monkeypatch.setattr(processes, "START_TIMEOUT", 0.5)
             os.kill(training.workers[1].pid, signal.SIGKILL)
-            wait_until(lambda: training.supervisor._could_not_start == {1})
+            wait_until(lambda: any("worker 1 could not be started" in str(one.message) for one in said))
             monkeypatch.undo()
             os.kill(fork_server, signal.SIGCONT)
             wait_until(lambda: len(training.workers) == 2)
@@ -178,7 +178,7 @@ def test_a_fork_server_that_hangs_is_not_waited_for(monkeypatch):
     training = Training(Quadratic(), RULE, Settings(steps=10**6, workers=2, slow="constant:2", compile=False))
     thread = threading.Thread(target=disturb)
     thread.start()
-    with pytest.warns(UserWarning, match=r"worker 1 could not be started \(the fork server .* within 0.5 s\)"):
+    with pytest.warns(UserWarning, match=r"worker 1 could not be started \(the fork server .* within 0.5 s\)") as said:
         trace = training.run()
     thread.join()
     assert done
@@ -195,15 +195,15 @@ def _free_port():
 
 
 @pytest.mark.parametrize("form", ["127.0.0.2:{}", "ray://127.0.0.2:{}"])
-def test_where_nobody_listens_ray_is_not_waited_for(form, capsys):
+def test_where_nothing_listens_ray_is_not_waited_for(form, capsys):
     pytest.importorskip("ray")
     address = form.format(_free_port())
-    with pytest.raises(ConnectionError, match=f"nobody listens at the address of Ray, '{address}'.*see that the clust"):
+    with pytest.raises(ConnectionError, match=f"nothing listens at the address of Ray, '{address}'.*see that the clus"):
         lg.train(Quadratic(), RULE, steps=10, engine="ray", address=address)
     with pytest.raises(SystemExit) as ended:
         cli.main(["train", "--engine", "ray", "--address", address, "--steps", "10"])
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("error: nobody listens at the address of Ray")
+    assert capsys.readouterr().err.startswith("error: nothing listens at the address of Ray")
 
 
 @contextlib.contextmanager

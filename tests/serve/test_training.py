@@ -333,7 +333,7 @@ def _checkpoints_are_sound(folder):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_run_whose_state_is_poisoned_returns_to_a_checkpoint(engine, kept, tmp_path):
     problem = Poisonous(tmp_path, doses=2)
-    with pytest.warns(UserWarning, match=r"was not finite any more at update \d+: the run goes back to update \d+"):
+    with pytest.warns(UserWarning, match=r"was not finite at update \d+: the run goes back to update \d+"):
         trace = lg.train(problem, FAST, steps=400, workers=2, engine=engine, record_every=20, checkpoint_every=25,
                          out=tmp_path / "run" if kept else None)  # fmt: skip
     audit(trace)
@@ -447,7 +447,7 @@ class _BadWorker(Quadratic):
 @pytest.mark.filterwarnings("ignore:refused")
 def test_one_bad_worker_is_dropped_and_the_others_go_on():
     with pytest.warns(UserWarning, match="worker 1 is dropped: 4 gradients in a row were refused"):
-        trace = train_until(lambda training: training.engine.server.dropped(1) and training.version > 300,
+        trace = train_until(lambda training: 1 in training.engine.server.dropped and training.version > 300,
                             _BadWorker(), RULE, workers=3, engine="threads", max_refusals=4)  # fmt: skip
     assert trace.config["refusals"] == {"worker 1": 4}
     assert 1 not in trace.worker
@@ -669,11 +669,11 @@ def test_workers_are_not_hung_because_the_server_was_busy():
 
     def busy(training):
         is_long = len(training.workers) == 3 and training.version > 30
-        time.sleep(1.5 if is_long else 0.02)  # in which the other workers answer
+        time.sleep(2.5 if is_long else 0.02)  # in which the other workers answer
         pauses.extend([training.version] * is_long)
-        return len(pauses) == 3
+        return len(pauses) == 2
 
-    trace = train_until(busy, Quadratic(), RULE, workers=3, engine="threads", deadline=1.0, record_every=1)
+    trace = train_until(busy, Quadratic(), RULE, workers=3, engine="threads", deadline=2.0, record_every=1)
     assert trace.config["replaced"] == {}
 
 

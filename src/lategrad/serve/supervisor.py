@@ -12,8 +12,8 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 
-from lategrad.serve.desk import Location
 from lategrad.serve.engines.engine import Ended, Engine, Report, TrainingError
+from lategrad.serve.jobs import Location
 from lategrad.serve.settings import MAX_WORKERS
 from lategrad.support.validation import require
 
@@ -138,7 +138,7 @@ class Supervisor:
         if self._location(member, status) is None:  # it has not joined yet, and there may be no room for it
             self._kill(member)
         else:
-            self._engine.let_go(member)  # it leaves when it returns its current gradient
+            self._engine.release(member)  # it leaves when it returns its current gradient
 
     def _kill(self, member: int) -> None:
         if not self._engine.kill(member):

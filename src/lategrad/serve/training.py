@@ -20,9 +20,9 @@ from lategrad.rules.rule import AnyRule
 from lategrad.rules.scheduled import Share, with_schedule
 from lategrad.serve.checkpoints.archive import Archive, lock_folder
 from lategrad.serve.checkpoints.checkpoint import Checkpoint, checkpoint_paths
-from lategrad.serve.desk import Location
 from lategrad.serve.engines.engine import Engine, TrainingError
 from lategrad.serve.engines.local import LocalEngine
+from lategrad.serve.jobs import Location
 from lategrad.serve.observe.monitor import Monitors
 from lategrad.serve.observe.watch import OnRecord, Watch
 from lategrad.serve.settings import Settings, Slow

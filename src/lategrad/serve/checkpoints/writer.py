@@ -6,9 +6,9 @@ import time
 import warnings
 from concurrent.futures import Future, wait
 
-from lategrad.serve.background import run_in_thread
 from lategrad.serve.checkpoints.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
+from lategrad.support.timeouts import run_in_thread
 
 _WRITE_TIMEOUT = 30.0  # seconds that the disk has for a checkpoint
 _BYTES_PER_SECOND = 1e7  # of a slow disk: large checkpoints have more time

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lategrad.serve.checkpoints.checkpoint import DamagedError
-from lategrad.serve.messages import PLAIN, Made
+from lategrad.serve.messages import STATELESS, JobInfo
 from lategrad.support.files import read_regular
 
-_ROW = np.dtype([("time", "<f8"), ("sequence", "<i8"), ("previous", "<i8"), ("worker", "<i4"), ("delay", "<i4"),
-                 ("steps", "<i4")])  # fmt: skip
+_ROW = np.dtype([("time", "<f8"), ("sequence", "<i8"), ("parent_job", "<i8"), ("worker", "<i4"), ("delay", "<i4"),
+                 ("local_steps", "<i4")])  # fmt: skip
 _UNKNOWN = -1  # the worker of an update whose row was lost
 Rows = NDArray[Any]
 
@@ -40,10 +40,10 @@ class UpdateLog:
     def __len__(self) -> int:
         return self._count
 
-    def append(self, worker: int, sequence: int, delay: int, time: float, made: Made = PLAIN) -> None:
+    def append(self, worker: int, sequence: int, delay: int, time: float, info: JobInfo = STATELESS) -> None:
         if self._count == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[self._count] = (time, sequence, made.previous, worker, delay, made.steps)
+        self._rows[self._count] = (time, sequence, info.parent_job, worker, delay, info.local_steps)
         self._count += 1
 
     def column(self, name: str, last: int | None = None) -> Tensor:
