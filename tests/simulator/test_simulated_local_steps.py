@@ -12,8 +12,7 @@ import lategrad as lg
 from lategrad.delays import Recorded
 from lategrad.delays.clocks import Barrier, Cluster, ExponentialTime, Worker
 from lategrad.problems import LocalSteps, Quadratic, Synchronous
-from lategrad.simulator.senders import fewest_workers
-from lategrad.simulator.workers import Workers, wave_ends
+from lategrad.simulator.workers import Workers, fewest_workers, wave_ends
 
 UNEVEN = Cluster([Worker(mean=1.0), Worker(mean=2.7)])
 
@@ -165,14 +164,14 @@ def test_runs_at_once_are_the_same_as_each_by_itself():
 def test_waves_filled_up_with_jobs_of_nobody_are_the_same(monkeypatch):
     """As a GPU does them, which repeats what it has recorded."""
 
-    def expect(self, length):
+    def start_wave(self, length):
         self._length.fill_(length)
-        self._done = self._width
+        self._batch = self._width
 
     problem = LocalSteps(Quadratic(noise=0.3), steps=2, inner="adamw:lr=0.03")
     uneven = Cluster([Worker(mean=mean) for mean in (1.0, 1.7, 2.1, 5.0)])
     expected = lg.simulate(problem, "sgd:lr=0.1", [uneven, 5], steps=60, record_every=7)
-    monkeypatch.setattr(Workers, "expect", expect)
+    monkeypatch.setattr(Workers, "start_wave", start_wave)
     filled = lg.simulate(problem, "sgd:lr=0.1", [uneven, 5], steps=60, record_every=7)
     torch.testing.assert_close(filled.loss, expected.loss, rtol=1e-12, atol=1e-14)
     assert torch.equal(filled.output, expected.output)

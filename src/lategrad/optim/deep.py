@@ -18,13 +18,13 @@ from lategrad.support.validation import Scalar
 class _DeepOptimizer(RuleOptimizer):
     """What the two have in common: a learning rate that is read at every step, and decoupled weight decay."""
 
-    structure: ClassVar[tuple[str, ...]] = ("weight_decay",)
+    recompile_keys: ClassVar[tuple[str, ...]] = ("weight_decay",)
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
         check_lr(group)
 
-    def _number(self, group: dict[str, Any]) -> Scalar:
+    def _current_lr(self, group: dict[str, Any]) -> Scalar:
         lr: Scalar = group["lr"]
         return lr
 
@@ -66,8 +66,8 @@ class SteadyAdam(_DeepOptimizer):
         defaults = {"lr": lr, "weight_decay": weight_decay}
         super().__init__(params, defaults, maximize=maximize, per_parameter=False, compile=compile)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        return SteadyAdamRule(number, weight_decay=group["weight_decay"])
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        return SteadyAdamRule(lr, weight_decay=group["weight_decay"])
 
 
 class SteadyMuon(_DeepOptimizer):
@@ -100,7 +100,7 @@ class SteadyMuon(_DeepOptimizer):
     True
     """
 
-    structure = ("weight_decay", "kinds")
+    recompile_keys = ("weight_decay", "kinds")
 
     def __init__(
         self,
@@ -130,5 +130,5 @@ class SteadyMuon(_DeepOptimizer):
             invalid("kinds", f"'matrix' for a parameter of shape {tuple(p.shape)}", kind == "matrix" and p.dim() < 2)
         group["kinds"] = list(kinds)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        return SteadyMuonRule(number, weight_decay=group["weight_decay"])
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        return SteadyMuonRule(lr, weight_decay=group["weight_decay"])

@@ -42,7 +42,7 @@ class FromRule(RuleOptimizer):
     tensor([0.6000, 0.8000])
     """
 
-    structure = ("rule", "weight_decay")
+    recompile_keys = ("rule", "weight_decay")
     optional = ("lr", "weight_decay")
     not_saved = ("rule", "compile")
 
@@ -79,12 +79,12 @@ class FromRule(RuleOptimizer):
         refused = f"{group['weight_decay']}: {group['rule']!r} has none; put the penalty into the loss"
         invalid("weight_decay value", refused, has_none and group["weight_decay"] > 0)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        rule: AnyRule[Any] = _replace("lr", group["rule"], number) if "lr" in group else group["rule"]
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        rule: AnyRule[Any] = _replace("lr", group["rule"], lr) if "lr" in group else group["rule"]
         has_decay = _find("weight_decay", rule) is not None
         return _replace("weight_decay", rule, group["weight_decay"]) if has_decay else rule
 
-    def _number(self, group: dict[str, Any]) -> Scalar:
+    def _current_lr(self, group: dict[str, Any]) -> Scalar:
         lr: Scalar = group.get("lr", 1.0)
         return lr
 

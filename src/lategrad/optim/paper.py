@@ -73,7 +73,7 @@ class AnytimeSGD(RuleOptimizer):
     adapting to gradient delays, 2021, Algorithm 1.
     """
 
-    structure = ("power", "interpolation", "domain", "schedule", "weight_decay")
+    recompile_keys = ("power", "interpolation", "domain", "schedule", "weight_decay")
     not_saved = ("domain", "compile")
 
     def __init__(
@@ -101,11 +101,11 @@ class AnytimeSGD(RuleOptimizer):
         invalid("schedule", group["schedule"], group["schedule"] not in ("sqrt", "constant"))
         _check_domain(group)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        learner = OGD(number, group["domain"], group["schedule"], group["weight_decay"])
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        learner = OGD(lr, group["domain"], group["schedule"], group["weight_decay"])
         return Anytime(learner, group["power"], group["interpolation"])
 
-    def _number(self, group: dict[str, Any]) -> Scalar:
+    def _current_lr(self, group: dict[str, Any]) -> Scalar:
         lr: Scalar = group["lr"]
         return lr
 
@@ -148,7 +148,7 @@ class OptimisticAnytime(RuleOptimizer):
     adapting to gradient delays, 2021, Algorithm 2.
     """
 
-    structure = ("power", "interpolation", "domain", "weight_decay")
+    recompile_keys = ("power", "interpolation", "domain", "weight_decay")
     not_saved = ("domain", "compile")
 
     def __init__(
@@ -176,13 +176,13 @@ class OptimisticAnytime(RuleOptimizer):
         _check_averaging(group)
         _check_domain(group)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        learner = OptimisticOGD(number, group["domain"], group["weight_decay"])
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        learner = OptimisticOGD(lr, group["domain"], group["weight_decay"])
         return Anytime(learner, group["power"], group["interpolation"])
 
-    def _number(self, group: dict[str, Any]) -> Scalar:
-        number: Scalar = group["lr"] * group["diameter"]
-        return number
+    def _current_lr(self, group: dict[str, Any]) -> Scalar:
+        lr: Scalar = group["lr"] * group["diameter"]
+        return lr
 
 
 class StronglyConvexSGD(RuleOptimizer):
@@ -221,7 +221,7 @@ class StronglyConvexSGD(RuleOptimizer):
     adapting to gradient delays, 2021, Algorithms 3 and 4.
     """
 
-    structure = ("domain", "weight_decay")
+    recompile_keys = ("domain", "weight_decay")
     not_saved = ("domain", "compile")
 
     def __init__(
@@ -246,10 +246,10 @@ class StronglyConvexSGD(RuleOptimizer):
         invalid("strong_convexity value", H, not is_number(H, low=0, strict=True))
         _check_domain(group)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        return StronglyConvexOGD(number, group["domain"], group["weight_decay"])
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        return StronglyConvexOGD(lr, group["domain"], group["weight_decay"])
 
-    def _number(self, group: dict[str, Any]) -> Scalar:
+    def _current_lr(self, group: dict[str, Any]) -> Scalar:
         lr: Scalar = group["lr"]
         H: float = group["strong_convexity"]
         if isinstance(lr, Tensor):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lategrad.execution import StateStep, in_place
-from lategrad.execution.pays import STEPS_OF_AN_OPTIMIZER, compiling_pays
+from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
 from lategrad.rules.rule import AnyRule, Rule, needs_ticket
 from lategrad.support.runs import map_tensors, owned, tensors
 from lategrad.support.validation import require
@@ -89,7 +89,7 @@ class InnerOptimizer:
     def _pays_in_place(self, x: Tensor) -> bool:
         one = x.numel() == x.shape[-1] and x.device.type == "cpu" and not torch.compiler.is_compiling()
         shaped = getattr(self.rule, "blocks", None) is not None  # its matrix products gain little
-        return one and not shaped and compiling_pays(STEPS_OF_AN_OPTIMIZER, x.numel(), backend="loops")
+        return one and not shaped and compiling_pays(EXPECTED_STEPS, x.numel(), backend="loops")
 
     def _walk_in_place(
         self, x: Tensor, memory: Any, gradient: Callable[[Tensor, int], Tensor], steps: int

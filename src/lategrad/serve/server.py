@@ -28,8 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.execution import in_place
-from lategrad.execution.pays import compiling_pays
+from lategrad.execution import compiling_pays, in_place
 from lategrad.gradient_norms import NormGate, clipped
 from lategrad.problems.problem import Problem
 from lategrad.problems.worker_state import is_stateful

@@ -1,4 +1,4 @@
-"""What is recorded of a simulation: loss, accuracy, and at last a trace."""
+"""The records of a simulation: losses, metrics, and the trace."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lategrad.problems.problem import measure
 from lategrad.trace import Axis, Trace
 
 if TYPE_CHECKING:
-    from lategrad.simulator.oracle import Simulation
+    from lategrad.simulator.run import Simulation
 
 
 class Recorder:
-    """Collects the records of a simulation and makes a trace of them at any time."""
+    """Collects the records of a simulation; the trace can be made at any time."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Recorder:
         self.begin = time.monotonic()
 
     def record(self, step: int) -> None:
-        """Evaluate the rule's output now."""
+        """Evaluate the rule's present output."""
         rule, state, problem = self.simulation.rule, self.simulation.state, self.simulation.problem
         output = rule.output(state)
         measured = measure(problem, output)
@@ -57,7 +57,7 @@ class Recorder:
             self.trace().save(self.save_to)
 
     def trace(self) -> Trace:
-        """What has been recorded so far; of a record that Ctrl-C came into, nothing."""
+        """What has been recorded so far, without a record that Ctrl-C interrupted."""
         whole = slice(len(self.steps))
         updates, elapsed = self.steps[-1], time.monotonic() - self.begin
         runs = math.prod(self.simulation.shape[:-1])
