@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lategrad.execution.backend import Backend, UnsupportedError, compiled, eager_run
-from lategrad.execution.codegen.run import Loops, Operand, check_form, update_loops
+from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
 from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
 from lategrad.support.runs import leaf_names, map_tensors, require_state
 from lategrad.support.runs import tensors as leaves_of
@@ -94,6 +94,7 @@ class ParameterStep:
         self._addresses: dict[str, list[int]] = {}
         self._whole: dict[str, Tensor] = {}
         self._maximize = maximize
+        self._rule_addresses: list[Address] = []
         self._loops: dict[bool, Loops] = {}  # by whether the calls bring a ticket
         builders = {
             "loops": self._build_loops,
@@ -131,19 +132,20 @@ class ParameterStep:
                 piece.copy_(state.vectors[i][name])
             state.vectors[i][name] = piece
         self._pieces[name] = self._pieces_in(state, name)
-        self._addresses[name] = [piece.data_ptr() for piece in self._pieces[name]]
+        self._addresses[name] = addresses_of(self._pieces[name])
 
     def _pieces_in(self, state: ParameterState, name: str) -> list[Tensor]:
         if name != self._query_name:
             return [values[name] for values in state.vectors]
+        if not self._query_is_copied:
+            return self.tensors
         pairs = zip(self.tensors, state.vectors, strict=True)
         return [t if self._holds_query(t) else values[name] for t, values in pairs]
 
     def _current_pieces(self, name: str) -> list[Tensor]:
         """The pieces of a vector; where a user has replaced one, its values are copied, or it raises."""
         pieces = self._pieces_in(self.state, name)
-        addresses = [piece.data_ptr() for piece in pieces]
-        if addresses != self._addresses[name]:
+        if addresses_of(pieces) != self._addresses[name]:
             for tensor, own, piece in zip(self.tensors, self._pieces[name], pieces, strict=True):
                 if (piece.shape, piece.dtype, piece.device) != (own.shape, own.dtype, own.device):
                     raise ValueError(
@@ -163,7 +165,9 @@ class ParameterStep:
         if self.backend == "loops":
             init = self._init_loops()
             parts = [self._pieces[n] if n in self._vector_names else state.scalars[n] for n in self._leaves]
-            init([*map(init.operand, leaves_of(self.rule)), self.tensors, *parts])
+            rule_tensors = [leaf.split(self.sizes) if leaf.shape == (sum(self.sizes),) else leaf
+                            for leaf in leaves_of(self.rule)]  # fmt: skip
+            init([*rule_tensors, self.tensors, *parts])
             torch.autograd.graph.increment_version(self.tensors)
             return state
         first = self.rule.init(gather(self.tensors, self.dtype))
@@ -210,13 +214,15 @@ class ParameterStep:
         self._delay.copy_(delay) if isinstance(delay, Tensor) else self._delay.fill_(delay)
         aligned = self._align(grads)
         if self.backend == "loops":
-            loops, operands = self._operands(aligned, ticket)
-            loops.run(loops.addresses_of(operands))
+            loops, table = self._loops_and_table(aligned, ticket)
+            loops.run(table)
             torch.autograd.graph.increment_version(self.tensors)
             return
         with torch.no_grad():
             state, copies = self._whole_state()
-            if ticket is None or self._ticket_form is None:
+            if self._ticket_form is None:
+                ticket = self._delay[:0]
+            elif ticket is None:
                 ticket = issue_ticket(self.rule, state).clone()
             self._backend.run(state, gather(aligned, self.dtype), self._delay, ticket, None)
             for vector, pieces in copies:
@@ -270,18 +276,28 @@ class ParameterStep:
         return update_loops(self.rule, self._template, dtype, self.sizes, self.device, ticket=ticket,
                             query_dtype=query_dtype, maximize=self._maximize)  # fmt: skip
 
-    def _operands(self, grads: list[Tensor], ticket: Tensor | None) -> tuple[Loops, list[Operand]]:
-        """The loops to run, and what they read and write."""
+    def _loops_and_table(self, grads: list[Tensor], ticket: Tensor | None) -> tuple[Loops, list[int]]:
+        """The loops to run, and the addresses of what they read and write."""
         has_ticket = ticket is not None and self._ticket_form is not None
         if has_ticket not in self._loops:
             self._loops[has_ticket] = self._update_loops(ticket)
         loops = self._loops[has_ticket]
-        operands: list[Operand] = [*map(loops.operand, leaves_of(self.rule)), self._delay]
+        if not self._rule_addresses:
+            self._rule_addresses = [*map(loops.address, leaves_of(self.rule)), self._delay.data_ptr()]
+        addresses = self._rule_addresses.copy()
         if ticket is not None and self._ticket_form is not None:
-            operands.append(loops.operand(check_form("ticket", ticket, self._ticket_form, self.device)))
+            self._ticket = check_form("ticket", ticket, self._ticket_form, self.device)  # a copy must outlive the run
+            addresses.append(loops.address(self._ticket))
         for name in self._leaves:
-            operands.append(self._current_pieces(name) if name in self._vector_names else self.state.scalars[name])
-        return loops, [*operands, grads, *([self.tensors] if self._query_is_copied else [])]
+            if name in self._vector_names:
+                self._current_pieces(name)
+                addresses.append(self._addresses[name])
+            else:
+                addresses.append(self.state.scalars[name].data_ptr())
+        addresses.append(addresses_of(grads))
+        if self._query_is_copied:
+            addresses.append(addresses_of(self.tensors))
+        return loops, loops.table(addresses)
 
     # ---- What else a host asks for
 

@@ -1,8 +1,8 @@
-"""Query and output: what the parameters hold, for how long, and what is saved meanwhile.
+"""Query and output: which of the two the parameters hold, and what is saved meanwhile.
 
-Training needs the query in the parameters; evaluating and shipping need the output. ``with optimizer.output():`` is the
-safe way to the second. ``optimizer.eval()`` and ``optimizer.train()`` are the same without a block, for loops and
-trainers that speak of modes.
+Training needs the query in the parameters; evaluating and shipping need the output. ``with optimizer.output():``
+switches for the length of a block. ``optimizer.eval()`` and ``optimizer.train()`` do the same for loops and trainers
+with modes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def write_values(values: Values) -> None:
 
 @contextmanager
 def output_of(optimizer: Any) -> Iterator[None]:
-    """Within this context the parameters hold what the optimizer ships, whoever wrote it.
+    """Within this context the parameters hold what any optimizer ships.
 
-    Ours have ``output()``. Schedule-free ones have modes, and say in their groups in which they are; afterwards they
-    are in it again. All others ship the very parameters that they train.
+    Those of this library have ``output()``. Schedule-free ones have modes, which their groups name; they are restored
+    afterwards. All others ship the parameters that they train.
     """
     if hasattr(optimizer, "output"):
         with optimizer.output():
@@ -88,7 +88,7 @@ class OutputMode(Optimizer):
             self._show_query()
 
     def eval(self) -> None:
-        """Put the output into the parameters, until :meth:`train` puts the query back; twice is once.
+        """Put the output into the parameters, until :meth:`train` puts the query back; idempotent.
 
         In eval mode ``step`` and ``load_state_dict`` raise, and ``state_dict`` holds the query, too.
 
@@ -112,7 +112,6 @@ class OutputMode(Optimizer):
 
     @property
     def evaluating(self) -> bool:
-        """Whether it is in eval mode."""
         return self._evaluating
 
     def train(self) -> None:
@@ -175,7 +174,7 @@ class OutputMode(Optimizer):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        evaluating = self._evaluating or self._queries is not None  # a copy made inside output() has no end of it
+        evaluating = self._evaluating or self._queries is not None  # a copy made inside output() is in eval mode
         return {**super().__getstate__(), "_queries": self._queries, "_evaluating": evaluating}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -16,8 +16,9 @@ from torch.optim.optimizer import ParamsT
 from lategrad.execution import ParameterState, ParameterStep, in_place
 from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
 from lategrad.execution.parameter_state import state_template
-from lategrad.optim.arguments import require_known_keys, require_params, require_state_of
+from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
 from lategrad.optim.output_mode import OutputMode, Values, write_values
+from lategrad.registry import parse_set
 from lategrad.rules.blocks import Blocks, fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
@@ -47,7 +48,7 @@ class RuleOptimizer(OutputMode):
     """The entries of a group that determine what is computed; a change takes effect at the next step."""
     optional: ClassVar[tuple[str, ...]] = ()
     """The entries that a group may have beside the optimizer's own arguments."""
-    not_saved: ClassVar[tuple[str, ...]] = ("compile",)
+    not_saved: ClassVar[tuple[str, ...]] = ("rule", "domain", "compile")
     """The entries of a group that ``state_dict`` omits: loading keeps the present ones."""
 
     def __init__(
@@ -66,10 +67,15 @@ class RuleOptimizer(OutputMode):
         raise NotImplementedError
 
     def _current_lr(self, group: dict[str, Any]) -> Scalar:
-        raise NotImplementedError
+        lr: Scalar = group.get("lr", 1.0)
+        return lr
 
     def _check(self, group: dict[str, Any]) -> None:
         """Raise a ValueError for bad hyper-parameters."""
+        if "lr" in group:
+            _check_lr(group["lr"])
+        if "domain" in group:
+            _check_domain(group)
         for name in ("maximize", "per_parameter"):
             invalid(f"{name} value", group[name], not isinstance(group[name], bool))
         invalid("compile value", group["compile"], not isinstance(group["compile"], bool | None))
@@ -111,7 +117,7 @@ class RuleOptimizer(OutputMode):
         self.require_query("step()")
         self._check_loaded()
         all_grads = [[p.grad for p in group["params"]] for group in self.param_groups]
-        if any(grad is not None and grad.layout is not torch.strided for grads in all_grads for grad in grads):
+        if {grad.layout for grads in all_grads for grad in grads if grad is not None} - {torch.strided}:
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         for i, grads in enumerate(all_grads):
             if all(grad is None for grad in grads):
@@ -305,14 +311,20 @@ def _check_params(name: str, params: list[Tensor]) -> None:
             raise ValueError(f"{name} needs dense parameters, got {p.layout}")
 
 
-def check_lr(group: dict[str, Any]) -> None:
-    """Raise for a bad learning rate, as torch's own optimizers do."""
-    lr = group["lr"]
+def _check_lr(lr: Any) -> None:
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
         lr = lr.item()
     invalid("learning rate", lr, not is_number(lr, low=0))
+
+
+def _check_domain(group: dict[str, Any]) -> None:
+    require_object("domain", group["domain"])
+    if isinstance(group["domain"], str):
+        group["domain"] = parse_set(group["domain"])
+    # Not isinstance: that would need the diameter, which a box without a dimension does not have.
+    invalid("domain", group["domain"], not all(hasattr(group["domain"], name) for name in ("project", "contains")))
 
 
 def is_number(value: object, *, low: float, strict: bool = False) -> bool:

@@ -17,10 +17,18 @@ from lategrad.support.runs import map_tensors, tensors
 from lategrad.support.torch_private import cpu_library, cuda_kernel, missing_compiler
 from lategrad.support.validation import require
 
-_MAX_CACHED = 1024  # sets of addresses
+_MAX_CACHED = 1024  # tables of addresses
 
 Operand = Tensor | Sequence[Tensor]
 """What a loop reads or writes: a scalar, or a vector as the tensors that it is cut into."""
+
+Address = int | list[int]
+"""Where an operand is: the address of a scalar, or those of a vector's tensors."""
+
+
+def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Where tensors are in memory."""
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 class Loops:
@@ -57,7 +65,7 @@ class Loops:
         self._source = emit(function, examples, size, targets, [*(example.dtype for example in examples), *beyond])
         chunks = [(t, begin) for t, size in enumerate(sizes) for begin in range(0, size, CHUNK)]
         self._sizes, self._chunks, self._device = list(sizes), len(chunks), device
-        self._addresses: list[int] = []
+        self._last_table: list[int] = []
         operands = self._source.operands
         self._table = torch.zeros(operands * (1 + len(sizes)), dtype=torch.int64, device=device)
         """Where the operands are: the scalars, then the tensors of each vector."""
@@ -95,29 +103,29 @@ class Loops:
 
         return launch
 
-    def operand(self, value: Tensor) -> Operand:
-        """A tensor that holds a scalar or a whole vector, as an operand."""
-        return value.split(self._sizes) if value.shape == (sum(self._sizes),) else value
+    def address(self, value: Tensor) -> Address:
+        """Where a tensor is that holds a scalar or a whole vector."""
+        return addresses_of(value.split(self._sizes)) if value.shape == (sum(self._sizes),) else value.data_ptr()
 
-    def addresses_of(self, operands: Sequence[Operand]) -> list[int]:
-        """The addresses of the operands, as :meth:`run` takes them."""
+    def table(self, addresses: Sequence[Address]) -> list[int]:
+        """The addresses of all operands as one list."""
         none = [0] * len(self._sizes)
-        addresses = [one.data_ptr() if isinstance(one, Tensor) else 0 for one in operands]
-        for one in operands:
-            addresses += none if isinstance(one, Tensor) else [tensor.data_ptr() for tensor in one]
-        return addresses
+        table = [one if isinstance(one, int) else 0 for one in addresses]
+        for one in addresses:
+            table += none if isinstance(one, int) else one
+        return table
 
     def __call__(self, operands: Sequence[Operand]) -> None:
-        self.run(self.addresses_of(operands))
+        self.run(self.table([one.data_ptr() if isinstance(one, Tensor) else addresses_of(one) for one in operands]))
 
-    def run(self, addresses: list[int]) -> None:
-        """Run on operands whose addresses are known."""
-        if addresses != self._addresses:
+    def run(self, table: list[int]) -> None:
+        """Run on operands whose table is known."""
+        if table != self._last_table:
             if self._device.type == "cpu":
-                self._table.numpy()[:] = addresses  # seven times as fast as through a tensor
+                self._table.numpy()[:] = table  # seven times as fast as through a tensor
             else:
-                self._table.copy_(torch.tensor(addresses), non_blocking=True)
-            self._addresses = addresses
+                self._table.copy_(torch.tensor(table), non_blocking=True)
+            self._last_table = table
         if self._call is None:
             self._call = self._compile()
         self._call(torch.get_num_threads())
@@ -202,13 +210,13 @@ def loops_run(rule: AnyRule[Any], state: Any) -> Run:
             loops = built[query_out is not None] = build(query_out is not None)
         delay_buffer.copy_(delay)
         key = tuple([value.data_ptr() for value in (*tickets, *vectors)])
-        addresses = cached.get(key)
-        if addresses is None:  # rare: the vectors of workers stay where they are
+        table = cached.get(key)
+        if table is None:  # rare: the vectors of workers stay where they are
             if len(cached) >= _MAX_CACHED:
                 cached.clear()
             operands = [*rule_tensors, delay_buffer, *tickets, *leaves, *vectors]
-            addresses = cached[key] = loops.addresses_of([loops.operand(value) for value in operands])
-        loops.run(addresses)
+            table = cached[key] = loops.table([loops.address(value) for value in operands])
+        loops.run(table)
 
     return run
 
