@@ -13,6 +13,7 @@ import torch
 
 import lategrad as lg
 from helpers.memory import largest_allocation
+from helpers.parameters import expected_warnings
 from lategrad.execution.backend import overwrite
 from lategrad.registry import RULES, build_rule
 from lategrad.rules import apply_update, issue_ticket
@@ -72,7 +73,8 @@ def test_the_profiler_sees_allocations():
 def test_an_update_allocates_at_most_one_new_state(name):
     dim = 200_000
     rule = build_rule(name, 0.5, lg.WholeSpace())
-    state = rule.init(torch.zeros(dim))
+    with expected_warnings(rule):
+        state = rule.init(torch.zeros(dim))
     size = sum(leaf.nbytes for leaf in tensors(state))
     grad, delay, ticket = torch.randn(dim), torch.tensor(0), issue_ticket(rule, state).clone()
     slack = 10_000  # scalars

@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 
 import lategrad as lg
 from helpers.examples import example
+from helpers.parameters import expected_warnings
 from lategrad.optim import AnytimeSGD, Delayed, FromRule, StronglyConvexSGD
 from lategrad.problems import Quadratic
 from lategrad.registry import RULES, build_rule
@@ -90,7 +91,8 @@ def test_is_what_the_simulator_simulates(name, delays):
     problem = Quadratic(dim=6, noise=0.0)
     rule = build_rule(name, 0.3, lg.Ball(2.0))
     steps = 24
-    trace = lg.simulate(problem, rule, delays, steps=steps, compile=False, progress=False)
+    with expected_warnings(rule):
+        trace = lg.simulate(problem, rule, delays, steps=steps, compile=False, progress=False)
     x = nn.Parameter(problem.start())
     optimizer = Delayed(FromRule([x], rule), delays, steps=steps)
     while optimizer.updates < steps:

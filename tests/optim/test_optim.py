@@ -17,7 +17,7 @@ import lategrad as lg
 import lategrad.optim
 from helpers.memory import largest_allocation
 from helpers.parameters import NO_DELAY, backends, flat, parameters, pure_run, saved_and_loaded, set_grads
-from lategrad.execution.codegen import run as loops
+from lategrad.execution.codegen import run as codegen
 from lategrad.optim import AnytimeSGD, FromRule, OptimisticAnytime, StronglyConvexSGD
 from lategrad.registry import RULES, build_rule
 from lategrad.rules.blocks import fill_in
@@ -89,7 +89,7 @@ def test_compiled_is_the_rule_within_rounding(name, backend):
     """In memory layouts of their own; a ticket that is a vector is in row order, which loops cannot follow."""
     rule = build_rule(name, 0.5, lg.Ball(3.0))
     params = mixed_parameters()
-    start, grads, versions = flat(params), [], [p._version for p in params]
+    start, grads = flat(params), []
     optimizer = FromRule(params, rule, compile=True)
     for t in range(4):
         grads.append(set_grads(params, seed=t))
@@ -99,7 +99,12 @@ def test_compiled_is_the_rule_within_rounding(name, backend):
     torch.testing.assert_close(flat(params), rule.query(state), rtol=1e-6, atol=1e-6)
     with optimizer.output():
         torch.testing.assert_close(flat(params), rule.output(state), rtol=1e-6, atol=1e-6)
-    assert all(p._version > version for p, version in zip(params, versions, strict=True))  # autograd must know
+    squares = [p.square().sum() for p in params]
+    set_grads(params, seed=4)
+    optimizer.step()
+    for square in squares:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # autograd must know
+            square.backward()
 
 
 def test_per_parameter_each_is_a_vector_of_its_own():
@@ -360,9 +365,8 @@ def test_schedulers_scale_rules_without_lr(build):
 
 
 def test_neither_lr_nor_missing_gradients_compile_again(monkeypatch):
-    compilations = []
-    original = loops.emit
-    monkeypatch.setattr(loops, "emit", lambda *args: compilations.append(1) or original(*args))
+    compilations, emit = [], codegen.emit
+    monkeypatch.setattr(codegen, "emit", lambda *args: compilations.append(1) or emit(*args))
     params = parameters([(300,), (200,)], dtype=torch.float32)
     optimizer = AnytimeSGD(params, lr=0.5, domain=lg.Ball(3.0), compile=True)
     scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
@@ -461,6 +465,35 @@ def test_hundreds_of_small_tensors():
     optimizer.step()
     rule = lg.Anytime(lg.OGD(0.5, lg.Ball(4.0)))
     assert torch.equal(flat(params), rule.query(pure_run(rule, start, grads)))
+
+
+def depth_of_call(function, run):
+    """How many Python frames deep ``function`` is called within ``run``."""
+    depth, found = 0, []
+
+    def trace(frame, event, _):
+        nonlocal depth
+        if event in ("call", "return"):
+            depth += 1 if event == "call" else -1
+            if event == "call" and frame.f_code is function.__code__:
+                found.append(depth)
+
+    sys.setprofile(trace)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return max(found)
+
+
+def test_a_step_passes_five_frames_before_arithmetic():
+    """Those of torch's hooks and of torch.compiler.disable, the optimizer's, the step's, and the backend's."""
+    params = parameters([(300,), (20, 30)])
+    set_grads(params, 0)
+    for compile, arithmetic, frames in ((False, lg.Anytime.update, 5), (True, codegen.Loops.run, 4)):
+        optimizer = AnytimeSGD(params, lr=0.5, compile=compile)
+        optimizer.step()
+        assert depth_of_call(arithmetic, optimizer.step) <= frames + 1
 
 
 def test_hooks_run():

@@ -7,13 +7,13 @@ memory would cost far more than the arithmetic. Simulator, server and optimizers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-from lategrad.execution.backend import BACKENDS, Backend, compiled, eager_run
+from lategrad.execution.backend import BACKENDS, Backend, Run, compiled, eager_run
 from lategrad.execution.codegen.run import loops_run
 from lategrad.execution.parameter_state import ParameterState, ParameterStep
 from lategrad.rules.rule import AnyRule, needs_ticket
@@ -26,7 +26,7 @@ class StateStep:
     def __init__(self, rule: AnyRule[Any], state: Any, backend: str | None) -> None:
         self.rule, self.state = rule, state
         device = rule.query(state).device
-        builders = {
+        builders: dict[str, Callable[[], Run]] = {
             "loops": lambda: loops_run(rule, state),
             "compile": lambda: compiled(eager_run(rule), device),
             "eager": lambda: eager_run(rule),

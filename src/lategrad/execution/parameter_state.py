@@ -11,14 +11,14 @@ dtype, the tensor is the only copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lategrad.execution.backend import Backend, UnsupportedError, compiled, eager_run
+from lategrad.execution.backend import Backend, Run, UnsupportedError, compiled, eager_run
 from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
 from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
 from lategrad.support.runs import leaf_names, map_tensors, require_state
@@ -96,7 +96,7 @@ class ParameterStep:
         self._maximize = maximize
         self._rule_addresses: list[Address] = []
         self._loops: dict[bool, Loops] = {}  # by whether the calls bring a ticket
-        builders = {
+        builders: dict[str, Callable[[], Run]] = {
             "loops": self._build_loops,
             "compile": lambda: compiled(eager_run(rule, maximize), self.device),
             "eager": lambda: eager_run(rule, maximize),

@@ -141,7 +141,7 @@ class Delayed(Optimizer):
             require("optimizer", carrying, not carrying, "one whose rule carries no ticket, with delays by stage")
             params = [p for group in optimizer.param_groups for p in group["params"]]
             versions = StageVersions(delays, params, delay_cap)
-        values = (optimizer, delays, delay_cap, seed, steps, 0, {}, versions)
+        values: tuple[Any, ...] = (optimizer, delays, delay_cap, seed, steps, 0, {}, versions)
         self.__setstate__(dict(zip(_STATE, values, strict=True)))
 
     # ---- Shared with the wrapped optimizer

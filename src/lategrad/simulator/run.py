@@ -103,8 +103,10 @@ class Simulation:
         if compile is None:
             compile = compiling_pays(len(self.delays), query.numel())
         self.step = in_place(rule, self.state, backend=None if compile == "rule" else "eager")
-        whole = {"compile": lambda: compiled(Simulation.update, device), "eager": lambda: Simulation.update}
-        self._update = Backend(whole, None if compile is True else "eager")
+        self._update = Backend(
+            {"compile": lambda: compiled(Simulation.update, device), "eager": lambda: Simulation.update},
+            requested=None if compile is True else "eager",
+        )
         on_gpu = device.type == "cuda" and getattr(problem, "on_device", True)
         self._update_graph, self._jobs_graph = _Graph(on_gpu, warm_up=3), _Graph(on_gpu, warm_up=1)
         self._store_query(self.queries.write[0].to(device))

@@ -123,6 +123,8 @@ class Workers:
         longest = max(end - start for start, end in enumerate(self._ends))
         self._width = min(getattr(problem, "jobs_at_once", _MAX_JOBS), longest)
         self._batch = self._width
+        self.pads_waves = query.is_cuda
+        """Whether all waves have the jobs of the longest, of which the rest is discarded: a GPU replays its graph."""
         self._positions = torch.arange(self._width, device=query.device)
         self._length, self._next = (torch.zeros(1, dtype=torch.int64, device=query.device) for _ in range(2))
         self._grads = query.new_empty(self._width, *query.shape)
@@ -137,10 +139,10 @@ class Workers:
     def start_wave(self, length: int) -> None:
         """Set the length of the next wave."""
         self._length.fill_(length)
-        self._batch = self._width if self._grads.is_cuda else length  # a GPU replays its graph
+        self._batch = self._width if self.pads_waves else length
 
     def run_jobs(self, queries: History, samples: Tensor, read: Tensor, jobs: Tensor, at: Tensor) -> None:
-        """Run all jobs of the wave; on a GPU padded to the longest wave.
+        """Run all jobs of the wave.
 
         Args:
             queries: where the jobs start.

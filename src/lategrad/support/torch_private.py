@@ -68,13 +68,13 @@ def tracing_error() -> type[Exception]:
 
 def gather(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
     """Tensors, each in row-major order, as one vector; a single contiguous tensor is not copied."""
-    vector: Tensor = torch._C._nn.flatten_dense_tensors(parts)
+    vector: Tensor = torch._C._nn.flatten_dense_tensors(list(parts))
     return vector if dtype is None else vector.to(dtype)
 
 
 def scatter(vector: Tensor, targets: Sequence[Tensor]) -> None:
     """Copy a vector into the tensors that :func:`gather` would make it from."""
-    torch._foreach_copy_(list(targets), torch._C._nn.unflatten_dense_tensors(vector, targets))
+    torch._foreach_copy_(list(targets), torch._C._nn.unflatten_dense_tensors(vector, list(targets)))
 
 
 def gradients(value: Tensor, parameters: tuple[Tensor, ...]) -> list[Tensor]:

@@ -10,9 +10,10 @@ measured                                             eager   torch.compile forea
 ==================================================== ======= ============= ======= =======
 updates/s of ``lg.train``, softmax of 7,850 entries    2,942         3,332       -   4,576
 updates/s of ``lg.train``, 10^6 entries                  252         1,170       -   1,420
-ms of an ``Anytime`` step, one tensor of 10^7              -          49.7     5.5     4.4
-ms of an ``Anytime`` step, 400 tensors of 25,000           -          64.7     7.2     5.8
-ms of an ``Anytime`` step, 400 tensors of 256              -           4.1     .74    1.03
+ms of an ``Anytime`` step, one tensor of 10^7            119           5.3     5.7     4.7
+ms of an ``Anytime`` step, 400 tensors of 25,000         203          70.7     9.2     6.8
+ms of an ``Anytime`` step, 400 tensors of 256            3.0           2.9     .89     1.1
+seconds to the first step                                 .0     .8 to 6.0      .0      .3
 ==================================================== ======= ============= ======= =======
 
 The foreach functions of torch would need every rule written a second time. On an NVIDIA H200, a step of ``AnytimeSGD``

@@ -125,7 +125,7 @@ class _Emitter:
         return not self.is_vector(node) and self.value(node).numel() == 1
 
     def is_norm(self, node: Node) -> bool:
-        return node.target is _aten.linalg_vector_norm.default and (len(node.args) < 2 or node.args[1] == 2)
+        return node.target is _aten.linalg_vector_norm.default and node.args[1:2] in ((), (2,))
 
     def is_sum(self, node: Node) -> bool:
         if node.op != "call_function" or not self.is_scalar(node) or not any(map(self.is_vector, node.all_input_nodes)):
