@@ -49,12 +49,7 @@ EXPECTED_STEPS = 1_000
 
 
 def compiling_pays(updates: int, entries: int, *, backend: str = "compile") -> bool:
-    """Whether compiling saves more time than it takes.
-
-    Args:
-        updates: number of updates to come.
-        entries: length of a vector, times the number of runs.
-        backend: what would be compiled for.
+    """Whether compiling saves more time than it takes, for vectors and runs with ``entries`` numbers in all.
 
     >>> compiling_pays(2_500, 10 * 36), compiling_pays(20_000, 10 * 7_850)
     (False, True)
@@ -135,10 +130,8 @@ def warn_once(reason: str) -> None:
 class Backend:
     """The first of several backends that can run a function: ``run`` is that function, ``name`` the backend.
 
-    Args:
-        builders: by backend, in order of preference, a function that returns the callable or raises
-            :class:`UnsupportedError`. The last is "eager", which a warning announces.
-        requested: the only backend to use; an :class:`UnsupportedError` is then raised to the caller.
+    ``builders``, in order of preference, return the function or raise :class:`UnsupportedError`; the last is "eager",
+    which a warning announces. If one backend is ``requested``, its error is raised instead.
     """
 
     def __init__(self, builders: Mapping[str, Callable[[], Run]], requested: str | None = None) -> None:

@@ -172,11 +172,7 @@ class Delayed(Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def output(self) -> AbstractContextManager[None]:
-        """Within this context the parameters hold what the wrapped optimizer ships.
-
-        That is the output of an optimizer of this library, what ``eval()`` shows of a schedule-free one, and the
-        trained parameters for all others.
-        """
+        """Within this context the parameters hold what the wrapped optimizer ships (its output, if it has one)."""
         return output_of(self.optimizer)
 
     def output_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:

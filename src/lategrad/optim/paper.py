@@ -44,7 +44,7 @@ class AnytimeSGD(RuleOptimizer):
         schedule: "sqrt" for :math:`\mathrm{lr}/\sqrt{t}`, "constant" for lr.
         weight_decay: decoupled: before each step w is multiplied by 1 - weight_decay times its learning rate.
         maximize: ascend instead of descend.
-        per_parameter: each parameter is a vector of its own, with its own projection.
+        per_parameter: each parameter is a vector of its own, with its own projection and norms.
         compile: compile the step (takes seconds, once), or run it operation by operation. None compiles groups of
             about 190,000 entries and more.
 
@@ -110,12 +110,8 @@ class OptimisticAnytime(RuleOptimizer):
         diameter: D, that of the constraint set; without a bounded one, the expected distance to the solution.
         lr: a factor on the diameter for LR schedulers to change; the paper: 1.
         power: the weights are :math:`\alpha_t = t^{\mathrm{power}}`; the paper: 1.
-        interpolation: as for :class:`AnytimeSGD`.
-        domain: the constraint set K, of the whole group or of each parameter; a set, or a text such as ``"ball:5"``.
         weight_decay: decoupled: before each step y is multiplied by 1 - weight_decay times its learning rate.
-        maximize: ascend instead of descend.
-        per_parameter: each parameter is a vector of its own, with its own norms and projection.
-        compile: as for :class:`AnytimeSGD`.
+        interpolation, domain, maximize, per_parameter, compile: as for :class:`AnytimeSGD`.
 
     >>> import torch, lategrad as lg
     >>> x = torch.nn.Parameter(torch.zeros(2))
@@ -127,8 +123,7 @@ class OptimisticAnytime(RuleOptimizer):
     >>> x.data
     tensor([0.6000, 0.8000])
 
-    Reference: R. Aviv, I. Hakimi, A. Schuster and K. Levy, Learning under delayed feedback: implicitly
-    adapting to gradient delays, 2021, Algorithm 2.
+    Reference: Aviv, Hakimi, Schuster and Levy 2021, Algorithm 2.
     """
 
     recompile_keys = ("power", "interpolation", "domain", "weight_decay")
@@ -180,11 +175,8 @@ class StronglyConvexSGD(RuleOptimizer):
         params: as for any optimizer; every other argument can be set for each group.
         strong_convexity: H > 0.
         lr: a factor on the learning rates for LR schedulers to change; the paper: 1.
-        domain: the constraint set K, of the whole group or of each parameter; a set, or a text such as ``"ball:5"``.
         weight_decay: decoupled: before each step y is multiplied by 1 - weight_decay times its learning rate.
-        maximize: ascend instead of descend (the objective is then strongly concave).
-        per_parameter: each parameter is a vector of its own, with its own projection.
-        compile: as for :class:`AnytimeSGD`.
+        domain, maximize, per_parameter, compile: as for :class:`AnytimeSGD`.
 
     >>> import torch, lategrad as lg
     >>> x = torch.nn.Parameter(torch.zeros(2))
@@ -197,8 +189,7 @@ class StronglyConvexSGD(RuleOptimizer):
     ...     print(x.data)
     tensor([0.4987, 0.0000])
 
-    Reference: R. Aviv, I. Hakimi, A. Schuster and K. Levy, Learning under delayed feedback: implicitly
-    adapting to gradient delays, 2021, Algorithms 3 and 4.
+    Reference: Aviv, Hakimi, Schuster and Levy 2021, Algorithms 3 and 4.
     """
 
     recompile_keys = ("domain", "weight_decay")

@@ -24,11 +24,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from lategrad.delays import Arrivals, Constant, DelayModel, as_delay_model
 from lategrad.delays.clocks import Barrier, Cluster
@@ -39,9 +43,7 @@ from lategrad.problems.worker_state import is_stateful
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
-from lategrad.simulator.axes import rule_axes
-from lategrad.simulator.progress import progress_bar
-from lategrad.simulator.recorder import Recorder
+from lategrad.simulator.recorder import Recorder, rule_axes
 from lategrad.simulator.run import Simulation
 from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require, require_device
@@ -143,7 +145,7 @@ def simulate(
     show = sys.stderr.isatty() if progress is None else progress
     recorder.record(0)
     try:
-        with progress_bar(show, steps) as show_progress:
+        with _progress_bar(show, steps) as show_progress:
             for t in range(0, steps, every):
                 until = min(t + every, steps)
                 simulation.run(t, until, show_progress)
@@ -196,3 +198,20 @@ def _warn_of_long_delays(labels: list[int | str], arrivals: list[list[Arrivals]]
         if steps > 1 and all(bool((row[i].delays == torch.arange(steps)).all()) for row in arrivals):
             warnings.warn(f"delay {label} is too long for {steps} steps: every gradient is taken at the start",
                           stacklevel=3)  # fmt: skip
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:,.0f} updates/s" if task.speed else "")
+
+
+@contextmanager
+def _progress_bar(show: bool, total: int) -> Iterator[Any]:
+    """A bar with the rate and the time left; yields a function of the number of updates done."""
+    if not show:
+        yield lambda done: None
+        return
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, completed=done)

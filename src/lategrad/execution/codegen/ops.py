@@ -14,19 +14,9 @@ MEMORY_TYPES = _TYPES | {torch.bfloat16: "bf16", torch.float16: "f16"}
 VALUE_TYPES = _TYPES | {torch.bfloat16: "float", torch.float16: "float"}
 """C types of operands in memory, and of values in registers: half precision is computed in float."""
 
-IDENTITY = {
-    _aten._to_copy.default,
-    _aten.alias.default,
-    _aten.clone.default,
-    _aten.detach.default,
-    _aten.expand.default,
-    _aten.lift_fresh_copy.default,
-    _aten.reshape.default,
-    _aten.squeeze.dim,
-    _aten.unsqueeze.default,
-    _aten.view.default,
-}
-"""Operations that change nothing but the dtype."""
+_SHAPES = ("alias", "clone", "detach", "expand", "lift_fresh_copy", "reshape", "unsqueeze", "view")
+IDENTITY = {_aten._to_copy.default, _aten.squeeze.dim, *(getattr(_aten, name).default for name in _SHAPES)}
+"""Operations that change nothing but the shape or the dtype."""
 
 CONSTANT = {
     _aten.full.default: 1,
@@ -63,8 +53,6 @@ ARITHMETIC: dict[Any, str] = {
 }
 """Expressions of arguments that are cast to the dtype of the result."""
 
-_COMPARISONS = {"eq": "==", "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "ne": "!="}
-
 LOGIC: dict[Any, str] = {
     _aten.bitwise_and.Tensor: "{0} && {1}",
     _aten.bitwise_not.default: "!{0}",
@@ -72,9 +60,9 @@ LOGIC: dict[Any, str] = {
     _aten.logical_and.default: "{0} && {1}",
     _aten.logical_not.default: "!{0}",
     _aten.logical_or.default: "{0} || {1}",
-    **{getattr(_aten, name).Scalar: f"{{0}} {sign} {{1}}" for name, sign in _COMPARISONS.items()},
-    **{getattr(_aten, name).Tensor: f"{{0}} {sign} {{1}}" for name, sign in _COMPARISONS.items()},
 }
+for _name, _sign in {"eq": "==", "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "ne": "!="}.items():
+    LOGIC |= dict.fromkeys((getattr(_aten, _name).Scalar, getattr(_aten, _name).Tensor), f"{{0}} {_sign} {{1}}")
 """Expressions of arguments that are cast to their common dtype; the result is a bool."""
 
 

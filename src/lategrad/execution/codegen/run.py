@@ -144,15 +144,8 @@ def update_loops(
 ) -> Loops:
     """A rule's update; operands: the rule's tensors, delay, [ticket,] the state's leaves, gradient [, next query].
 
-    Args:
-        rule: for one run.
-        template: a state, on any device.
-        grad_dtype: of the gradients; the rule gets them in the dtype of its query.
-        sizes: the entries of each tensor of a vector.
-        device: where everything lies.
-        ticket: an example, if calls bring a ticket; otherwise it is that of the present query.
-        query_dtype: of the next query, if it is to be written.
-        maximize: negate the gradient.
+    ``template`` is a state on any device, ``sizes`` the entries of each tensor of a vector. ``ticket`` is an example,
+    if calls bring a ticket; otherwise it is that of the present query. The next query is written if it has a dtype.
     """
     if getattr(rule, "blocks", None) is not None:
         raise UnsupportedError(f"{type(rule).__name__} looks at shapes")
