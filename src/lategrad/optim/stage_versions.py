@@ -28,7 +28,7 @@ class StageVersions:
     def __init__(self, profile: StageDelays, params: Sequence[Tensor], delay_cap: int) -> None:
         model = profile.model
         if model is None:
-            raise ValueError("for an optimizer, build delays by stage from the model itself: by_stage(model, ...)")
+            raise ValueError("delays by stage of an optimizer must be made from the model itself: by_stage(model, ...)")
         named = dict(model.named_parameters())
         delays = {
             id(named[block.name]): min(delay, delay_cap)
