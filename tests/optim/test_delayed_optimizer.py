@@ -256,7 +256,7 @@ def test_only_the_same_delays_take_a_state():
         Delayed(torch.optim.SGD(model.parameters(), lr=0.1), 4).load_state_dict({"state": {}, "param_groups": []})
 
 
-def test_a_copy_goes_on_alike():
+def test_a_copy_continues_alike():
     (model,) = models(1)
     delayed = Delayed(torch.optim.SGD(model.parameters(), lr=0.1), "uniform:0,5")
     for batch in range(9):

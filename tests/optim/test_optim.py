@@ -62,7 +62,7 @@ COORDINATES = torch.linspace(-1, 1, DIM, dtype=torch.float64)
     ids=lambda domain: type(domain).__name__,
 )
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
-def test_a_set_is_of_the_whole_group(domain, compile):
+def test_a_constraint_set_is_of_the_whole_group(domain, compile):
     """Any memory layout: the rule on the concatenated vector."""
     params = parameters()
     params[2] = nn.Parameter(params[2].detach().to(memory_format=torch.channels_last))
@@ -122,7 +122,7 @@ def test_per_parameter_each_is_a_vector_of_its_own():
         assert torch.equal(p.detach().flatten(), want)
 
 
-def test_drop_ins_are_their_rules():
+def test_the_papers_optimizers_are_their_rules():
     cases = [
         (lambda p: AnytimeSGD(p, 0.3, power=2, interpolation=0.8, domain=lg.Ball(2.0), schedule="constant"),
          lg.Anytime(lg.OGD(0.3, lg.Ball(2.0), "constant"), power=2, interpolation=0.8)),
@@ -258,7 +258,7 @@ def test_a_state_from_before_the_first_step_starts_anew():
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
 )
-def test_copies_go_on_alike(copied):
+def test_copies_continue_alike(copied):
     model = nn.Linear(3, 2)
     optimizer = AnytimeSGD(model.parameters(), lr=0.5, domain=lg.Ball(1.0))
     run_steps(optimizer, list(model.parameters()), range(2))
@@ -690,7 +690,7 @@ def test_one_vector_of_state_and_nothing_more_during_a_step(shapes, domain):
 
 
 @pytest.mark.slow
-def test_without_a_compiler_it_warns_and_goes_on(tmp_path):
+def test_without_a_compiler_it_warns_and_runs_eagerly(tmp_path):
     program = """
 import torch, warnings, lategrad as lg, lategrad.optim
 params = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))]

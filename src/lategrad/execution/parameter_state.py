@@ -119,6 +119,7 @@ class ParameterStep:
         """The vectors of the state that are stored beside a tensor."""
         return [n for n in self._vector_names if n != self._query_name or not self._holds_query(tensor)]
 
+    @torch.no_grad()
     def _allocate(self, name: str, state: ParameterState) -> None:
         """Memory for one vector of the state, filled with the values that ``state`` has."""
         positions = [i for i, t in enumerate(self.tensors) if name in self._stored_names(t)]

@@ -191,10 +191,9 @@ class _Emitter:
                     value = f"({value} {sign} {limit} ? {limit} : {value})"
             return value
         if target is _aten.pow.Tensor_Scalar:
-            return self.power(self.argument(args[0], ctype), args[1], ctype)
-        if target in (_aten.lerp.Scalar, _aten.lerp.Tensor):
-            a, b, share = (self.argument(x, ctype) for x in args)
-            return f"{share} < 0.5f ? {a} + {share} * ({b} - {a}) : {b} - ({b} - {a}) * (1 - {share})"
+            base, exponent = (self.argument(a, ctype) for a in args)
+            simple = {0: "1", 1: base, 2: f"{base} * {base}", 0.5: f"sqrt({base})", -1: f"1 / {base}"}
+            return simple.get(args[1]) or f"pow({base}, {exponent})"
         raise UnsupportedError(str(target))
 
     def common_type(self, args: Sequence[Any]) -> str:
@@ -203,10 +202,6 @@ class _Emitter:
         if not dtype.is_floating_point and any(isinstance(a, float) for a in args):
             raise UnsupportedError(f"a comparison of {args}")
         return VALUE_TYPES[dtype]
-
-    def power(self, base: str, exponent: Any, ctype: str) -> str:
-        simple = {0: "1", 1: base, 2: f"{base} * {base}", 0.5: f"sqrt({base})", -1: f"1 / {base}"}
-        return simple.get(exponent) or f"pow({base}, {self.argument(exponent, ctype)})"
 
     # ---- Stages
 

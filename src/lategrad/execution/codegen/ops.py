@@ -35,6 +35,9 @@ ARITHMETIC: dict[Any, str] = {
     _aten.div.Tensor: "{0} / {1}",
     _aten.exp.default: "exp({0})",
     _aten.floor.default: "floor({0})",
+    **dict.fromkeys(
+        (_aten.lerp.Scalar, _aten.lerp.Tensor), "{2} < 0.5f ? {0} + {2} * ({1} - {0}) : {1} - ({1} - {0}) * (1 - {2})"
+    ),
     _aten.log.default: "log({0})",
     _aten.maximum.default: "{0} > {1} || {0} != {0} ? {0} : {1}",
     _aten.minimum.default: "{0} < {1} || {0} != {0} ? {0} : {1}",
