@@ -112,7 +112,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
             start = problem.start() if first else torch.tensor(self._weights).flatten()
             inner = FromRule([torch.nn.Parameter(start)], self._rule(problem))
             require("steps", self.steps, isinstance(self.steps, int) and self.steps >= 1, "an integer >= 1")
-            self._online = Delayed(inner, self.delays, max_delay=self.steps, seed=self._seed())
+            self._online = Delayed(inner, self.delays, delay_cap=self.steps, seed=self._seed())
             self.n_iter_ = 0
         online = self._online
         assert online is not None

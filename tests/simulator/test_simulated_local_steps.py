@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lategrad as lg
-from lategrad.delays import Recorded
+from lategrad.delays import Constant, Recorded
 from lategrad.delays.clocks import Barrier, Cluster, ExponentialTime, Worker
 from lategrad.problems import LocalSteps, Quadratic, Synchronous
-from lategrad.simulator.senders import fewest_workers
-from lategrad.simulator.workers import Workers, wave_ends
+from lategrad.simulator import Simulation
+from lategrad.simulator.workers import Workers, fewest_workers, wave_ends
 
 UNEVEN = Cluster([Worker(mean=1.0), Worker(mean=2.7)])
 
@@ -162,20 +162,18 @@ def test_runs_at_once_are_the_same_as_each_by_itself():
     assert together.local_steps.shape == (30, 2, 3)
 
 
-def test_waves_filled_up_with_jobs_of_nobody_are_the_same(monkeypatch):
-    """As a GPU does them, which repeats what it has recorded."""
-
-    def expect(self, length):
-        self._length.fill_(length)
-        self._done = self._width
-
+def test_padded_waves_are_the_same():
+    """As a GPU runs them, which replays what it has recorded."""
     problem = LocalSteps(Quadratic(noise=0.3), local_steps=2, inner="adamw:lr=0.03")
-    uneven = Cluster([Worker(mean=mean) for mean in (1.0, 1.7, 2.1, 5.0)])
-    expected = lg.simulate(problem, "sgd:lr=0.1", [uneven, 5], steps=60, record_every=7)
-    monkeypatch.setattr(Workers, "expect", expect)
-    filled = lg.simulate(problem, "sgd:lr=0.1", [uneven, 5], steps=60, record_every=7)
-    torch.testing.assert_close(filled.loss, expected.loss, rtol=1e-12, atol=1e-14)
-    assert torch.equal(filled.output, expected.output)
+    uneven = Cluster([Worker(mean=mean) for mean in (1.0, 1.7, 2.1, 5.0)]).with_local_steps(2)
+    arrivals, outputs = [[uneven.draw(60, 0), Constant(5).draw(60, 0)]], []
+    for padded in (False, True):
+        simulation = Simulation(problem, lg.SGD(lr=0.1), arrivals, seeds=(0,), share_samples=True, compile=False)
+        simulation.workers.pads_waves = padded
+        for first in range(0, 60, 7):
+            simulation.run(first, min(first + 7, 60), lambda done: None)
+        outputs.append(simulation.rule.output(simulation.state))
+    assert torch.equal(*outputs)
 
 
 def test_a_cluster_takes_little_more_steps_one_after_another_than_its_fastest_worker():

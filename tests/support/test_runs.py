@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import lategrad as lg
+from helpers.parameters import expected_warnings
 from lategrad.registry import RULES, SETS, build_rule, parse_set
 from lategrad.rules import apply_update, issue_ticket
 from lategrad.support.runs import map_tensors, runs_shape, tensors
@@ -21,9 +22,9 @@ def test_a_sweep_equals_its_runs_one_by_one(name):
     sweep = build_rule(name, torch.tensor(VALUES, dtype=torch.float64).unsqueeze(-1), lg.Ball(1.0))
     grads = torch.randn(10, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x0 = torch.zeros(5, dtype=torch.float64)
-    state = sweep.init(x0)
     singles = [build_rule(name, value, lg.Ball(1.0)) for value in VALUES]
-    states = [rule.init(x0) for rule in singles]
+    with expected_warnings(sweep):
+        state, states = sweep.init(x0), [rule.init(x0) for rule in singles]
     assert sweep.query(state).shape == (3, 5)
     for grad in grads:
         state = step(sweep, state, grad)

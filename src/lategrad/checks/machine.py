@@ -13,7 +13,7 @@ from torch import Tensor
 from lategrad.checks.comparing import assert_close, assert_true, gradients, pickled_copy
 from lategrad.execution import BACKENDS, UnsupportedError, in_place
 from lategrad.sets import ConvexSet
-from lategrad.support.runs import map_tensors, owned, require_state, runs_shape, structure, tensors
+from lategrad.support.runs import map_tensors, owned, require_state, runs_shape, tensors, tree_structure
 from lategrad.support.torch_private import missing_compiler
 from lategrad.support.validation import require
 
@@ -124,7 +124,7 @@ def _check_shapes_and_dtypes(machine: Machine, name: str, dim: int, steps: int, 
         for runs in ((), (1,), (2, 3)):
             x0 = gradients(1, (*runs, dim), seed, dtype)[0]
             states = machine.run(x0, gradients(steps, (*runs, dim), seed, dtype))
-            assert_true(all(structure(state) == structure(states[0]) for state in states),
+            assert_true(all(tree_structure(state) == tree_structure(states[0]) for state in states),
                         f"{name}: the state changes its structure")  # fmt: skip
             kinds = [[(leaf.dtype, leaf.shape) for leaf in tensors(state)] for state in states]
             assert_true(all(kind == kinds[0] for kind in kinds), f"{name}: the state changes its dtypes or shapes")

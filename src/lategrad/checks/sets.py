@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lategrad.checks.comparing import assert_close, assert_true, gradients, pickled_copy
-from lategrad.execution.compiled import Compiled
+from lategrad.execution.backend import Compiled
 from lategrad.sets import ConvexSet, norm
 
 

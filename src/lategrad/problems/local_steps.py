@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lategrad.execution import StateStep, in_place
-from lategrad.execution.pays import STEPS_OF_AN_OPTIMIZER, compiling_pays
+from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
 from lategrad.problems.problem import Problem, as_problem
 from lategrad.problems.worker_state import Count, JobResult, is_stateful
 from lategrad.registry import as_rule
@@ -238,7 +238,7 @@ class InnerOptimizer:
     def _in_place_pays(self, x: Tensor) -> bool:
         single = x.numel() == x.shape[-1] and x.device.type == "cpu" and not torch.compiler.is_compiling()
         has_blocks = getattr(self.rule, "blocks", None) is not None  # its matrix products gain little
-        return single and not has_blocks and compiling_pays(STEPS_OF_AN_OPTIMIZER, x.numel(), backend="loops")
+        return single and not has_blocks and compiling_pays(EXPECTED_STEPS, x.numel(), backend="loops")
 
     def _run_in_place(self, x: Tensor, state: Any, gradient: Gradient, steps: int) -> tuple[Tensor, Any]:
         start = self.with_iterate(state, x)

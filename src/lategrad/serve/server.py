@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lategrad.execution import in_place
-from lategrad.execution.pays import compiling_pays
+from lategrad.execution import compiling_pays, in_place
 from lategrad.gates import DelayGate, NormGate, clip_norm
 from lategrad.problems.problem import Problem
 from lategrad.problems.worker_state import is_stateful
