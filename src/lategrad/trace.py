@@ -95,6 +95,7 @@ class Trace:
         return f"Trace({len(self.delays):,} updates{runs}, {len(self.steps)} records; {', '.join(last)}{delays})"
 
     def axis(self, name: str) -> Axis:
+        """The axis of that name."""
         by_name = {axis.name: axis for axis in self.axes}
         require("axis", name, name in by_name, f"one of {', '.join(by_name) or 'none: this is a single run'}")
         return by_name[name]
@@ -162,6 +163,7 @@ class Trace:
                 yield row | {name: value[record][index].item() for name, value in (more | self.metrics).items()}
 
     def to_csv(self, path: str | os.PathLike[str], optimum: float | None = None) -> Path:
+        """Write :meth:`rows` to a CSV file."""
         return write_csv(path, self.rows(optimum))
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:

@@ -100,6 +100,7 @@ class Tolerance:
         return a - b if self.better == "lower" else b - a
 
     def point(self, optimizer: str, delay: int) -> Point:
+        """The effect of a delay on an optimizer."""
         values = self.values(optimizer, delay)
         gaps = self._worse(values, self.values(optimizer, 0))
         updates = int(np.mean([run.updates[-1] for run in self._of(optimizer, delay)]))
@@ -119,6 +120,7 @@ class Tolerance:
         )
 
     def points(self) -> list[Point]:
+        """All points, by optimizer and delay."""
         return [self.point(name, delay) for name in self.optimizers for delay in self.delays]
 
     def _over_time(self, optimizer: str, delay: int) -> tuple[int | None, float | None]:
@@ -189,6 +191,7 @@ class Tolerance:
         return _write(path, show.page(self))
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write a row for each point."""
         return write_csv(path, map(asdict, self.points()))
 
     def to_json(self, path: str | os.PathLike[str]) -> Path:
