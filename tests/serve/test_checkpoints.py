@@ -50,11 +50,10 @@ def _same(before, after):
 
 
 def _advance(server, count, worker=0):
-    job = server.issue(worker)
+    job = server.join(worker)
     for _ in range(count):
-        job = server.exchange(worker, job.version, job.sequence, PROBLEM.gradient(job.query, ZERO))
-    if job is not None:
-        server.forget(worker, job.sequence)
+        job = server.deliver(worker, job.version, job.sequence, PROBLEM.gradient(job.query, ZERO))
+    server.jobs.cancel(worker)
 
 
 @pytest.mark.parametrize("name", ["anytime-sgd", "optimistic-anytime", "adaptive-revision", "steady", "rennala"])
@@ -295,7 +294,7 @@ def test_an_update_that_was_broken_off_is_not_saved(tmp_path):
     server = _Kept(tmp_path)
     _advance(server, 5)
     server.save()
-    job = server.issue(0)
+    job = server.join(0)
 
     def broken(state, *others):
         tensors(state)[0].add_(1)
@@ -303,7 +302,7 @@ def test_an_update_that_was_broken_off_is_not_saved(tmp_path):
 
     server._update = broken
     with pytest.raises(KeyboardInterrupt):
-        server.exchange(0, job.version, job.sequence, ZERO)
+        server.deliver(0, job.version, job.sequence, ZERO)
     with pytest.raises(RuntimeError, match="update 6 was interrupted"):
         server.save()
     again = _Kept(tmp_path)
