@@ -87,7 +87,7 @@ def test_a_gate_that_has_seen_zeros_alone_refuses_nothing():
 def test_a_long_first_gradient_is_not_applied_by_a_real_server():
     """Before it is known how long gradients are, none is."""
     server = Server(Quadratic(), lg.SGD(lr=0.1), Settings(steps=10, max_norm_ratio=5.0))
-    job = server.issue(0)
+    job = server.join(0)
     for _ in range(20):
         job = server.deliver(0, job.version, job.sequence, torch.full((10,), 1e9, dtype=torch.float64))
         assert (job.version, server.refusals) == (0, {})

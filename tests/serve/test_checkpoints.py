@@ -50,11 +50,10 @@ def _same(before, after):
 
 
 def _advance(server, count, worker=0):
-    job = server.issue(worker)
+    job = server.join(worker)
     for _ in range(count):
         job = server.deliver(worker, job.version, job.sequence, PROBLEM.gradient(job.query, ZERO))
-    if job is not None:
-        server.forget(worker, job.sequence)
+    server.jobs.cancel(worker)
 
 
 @pytest.mark.parametrize("name", ["anytime-sgd", "optimistic-anytime", "adaptive-revision", "steady", "rennala"])
@@ -305,7 +304,7 @@ class _Interrupted(lg.SGD):
 
 def test_an_update_that_was_interrupted_is_not_saved(tmp_path):
     server = _Archived(tmp_path, _Interrupted(lr=0.1))
-    late = server.issue(1)
+    late = server.join(1)
     _advance(server, 1)
     server.save()
     with pytest.raises(KeyboardInterrupt):

@@ -23,7 +23,7 @@ RULE = lg.SGD(lr=0.1)
 def exchange(server, times):
     """As one worker would, with a gradient of ones."""
     for _ in range(times):
-        job = server.issue(0)
+        job = server.join(0)
         server.deliver(0, job.version, job.sequence, torch.ones(server.dim, dtype=server.dtype))
 
 

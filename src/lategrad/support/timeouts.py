@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from typing import TypeVar
 
 _POLL_INTERVAL = 0.1  # seconds after which the limit is looked at again
@@ -18,22 +18,40 @@ class OutOfTimeError(TimeoutError):
     """A call has not returned in time; its thread continues without a caller."""
 
 
-def run_in_thread(call: Callable[[], Returned], name: str) -> Future[Returned]:
+def run_in_thread(
+    call: Callable[[], Returned],
+    name: str,
+    future: Future[Returned] | None = None,
+    undo: Callable[[Returned], object] | None = None,
+) -> Future[Returned]:
     """Start a call in a daemon thread, which does not keep the interpreter alive.
+
+    Args:
+        call: what to run.
+        name: of the thread.
+        future: takes what the call returns or raises; by default a new one, which is returned.
+        undo: called by the thread with a result that comes after the future was canceled.
 
     >>> run_in_thread(lambda: 6 * 7, "answer").result()
     42
     """
-    future: Future[Returned] = Future()
+    promise: Future[Returned] = Future() if future is None else future
 
     def run() -> None:
         try:
-            future.set_result(call())
+            result = call()
         except BaseException as error:  # raised again where the result is read
-            future.set_exception(error)
+            with suppress(InvalidStateError):
+                promise.set_exception(error)
+            return
+        try:
+            promise.set_result(result)
+        except InvalidStateError:
+            if undo is not None:
+                undo(result)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return future
+    return promise
 
 
 def limited(
@@ -61,18 +79,14 @@ def limited(
     begin = time.monotonic()
     if limit() <= 0:
         raise OutOfTimeError(f"{what} within {limit():g} s")
-    future = run_in_thread(call, "lategrad-limited")
-
-    def revoke(late: Future[Returned]) -> None:
-        if undo is not None and late.exception() is None:
-            undo(late.result())
-
-    with ExitStack() as stack:
-        stack.callback(future.add_done_callback, revoke)  # also if Ctrl-C ends the wait
-        while not future.done():
+    promise: Future[Returned] = Future()
+    try:
+        run_in_thread(call, "lategrad-limited", promise, undo)
+        while not promise.done():
             left = begin + limit() - time.monotonic()
-            if left <= 0:
+            if left <= 0 and promise.cancel():
                 raise OutOfTimeError(f"{what} within {limit():g} s")
-            wait([future], min(left, _POLL_INTERVAL))
-        stack.pop_all()
-    return future.result()
+            wait([promise], min(max(left, 0.0), _POLL_INTERVAL))
+        return promise.result()
+    finally:
+        promise.cancel()  # if Ctrl-C ends the wait: a result that comes is undone
