@@ -192,7 +192,7 @@ class _Emitter:
             return value
         if target is _aten.pow.Tensor_Scalar:
             base, exponent = (self.argument(a, ctype) for a in args)
-            simple = {0: "1", 1: base, 2: f"{base} * {base}", 0.5: f"sqrt({base})", -1: f"1 / {base}"}
+            simple: dict[Any, str] = {0: "1", 1: base, 2: f"{base} * {base}", 0.5: f"sqrt({base})", -1: f"1 / {base}"}
             return simple.get(args[1]) or f"pow({base}, {exponent})"
         raise UnsupportedError(str(target))
 
