@@ -41,7 +41,7 @@ PAGES = tuple(
         "tutorials/3-ray-cluster.md",
         "tutorials/4-drop-in.md",
         "which-rule.md",
-        "tutorials/6-reproduce.md",
+        "tutorials/5-reproduce.md",
     )
 )
 NOTEBOOKS = PAGES[:2]
