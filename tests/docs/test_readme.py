@@ -6,7 +6,7 @@ from pathlib import Path
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_programs_run_one_after_another_as_written(tmp_path, monkeypatch, capsys):
+def test_the_programs_run_one_after_another_as_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
     loop, simulation = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
