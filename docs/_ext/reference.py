@@ -62,7 +62,7 @@ def heading(text: str, underline: str = "=") -> str:
 def autodoc(name: Name) -> str:
     """The directive that shows a name."""
     if isinstance(name.value, type):
-        return f".. autoclass:: {name.target}\n   :members:\n   :inherited-members: {_FOREIGN_BASES}\n\n"
+        return f".. autoclass:: {name.target}\n   :members:\n   :undoc-members:\n   :inherited-members: {_FOREIGN_BASES}\n\n"
     if inspect.isroutine(name.value):
         return f".. autofunction:: {name.target}\n\n"
     return f".. autodata:: {name.target}\n   :no-value:\n\n"
