@@ -48,7 +48,9 @@ def test_a_page_has_one_title_and_says_whom_it_is_for(page):
     assert len(re.findall(r"^# ", without_code, flags=re.MULTILINE)) == 1
     if page.name != "index.md" or page.parent != DOCS:
         opening = text.split("\n\n")[1]
-        assert re.match(r"\*?For (people|readers|newcomers|everyone)", opening), f"{name(page)} opens with: {opening[:60]}"
+        assert re.match(r"\*?For (people|readers|newcomers|everyone)", opening), (
+            f"{name(page)} opens with: {opening[:60]}"
+        )
 
 
 def test_the_first_page_has_four_doors_and_each_leads_to_a_page():
