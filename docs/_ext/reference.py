@@ -42,7 +42,7 @@ def instances() -> dict[type, dict[str, AnyRule[Any]]]:
     """For each class of rules, what to measure: its names on the command line, or an example."""
     found: dict[type, dict[str, AnyRule[Any]]] = defaultdict(dict)
     for name, entry in RULES.items():
-        rule = entry.build(1.0, lg.WholeSpace())
+        rule = lg.parse_rule(f"{name}:{entry.parameter}=1")
         found[type(rule)][name] = with_matrix(rule)
     for name, make in EXAMPLES.items():
         rule = make()
@@ -62,7 +62,8 @@ def heading(text: str, underline: str = "=") -> str:
 def autodoc(name: Name) -> str:
     """The directive that shows a name."""
     if isinstance(name.value, type):
-        return f".. autoclass:: {name.target}\n   :members:\n   :undoc-members:\n   :inherited-members: {_FOREIGN_BASES}\n\n"
+        options = f"   :members:\n   :undoc-members:\n   :inherited-members: {_FOREIGN_BASES}\n\n"
+        return f".. autoclass:: {name.target}\n{options}"
     if inspect.isroutine(name.value):
         return f".. autofunction:: {name.target}\n\n"
     return f".. autodata:: {name.target}\n   :no-value:\n\n"
@@ -213,10 +214,12 @@ def find_elsewhere(
         return None
     domain = env.domains["py"]
     assert isinstance(domain, PythonDomain)
-    last = node["reftarget"].rpartition(".")[2]
+    target = node["reftarget"]
     kinds = _KINDS.get(node["reftype"])
-    found = [full for full, entry in domain.objects.items() if full.rpartition(".")[2] == last and not entry.aliased
-             and (kinds is None or entry.objtype in kinds)]  # fmt: skip
+    known = [full for full, entry in domain.objects.items()
+             if not entry.aliased and (kinds is None or entry.objtype in kinds)]  # fmt: skip
+    found = [full for full in known if full.endswith(f".{target}")]
+    found = found or [full for full in known if full.rpartition(".")[2] == target.rpartition(".")[2]]
     if len(found) == 1:
         entry = domain.objects[found[0]]
         uri = app.builder.get_relative_uri(node.get("refdoc", env.docname), entry.docname)
