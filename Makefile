@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup data reproduce test test-all test-newest lint docs docs-serve package bench clean
+.PHONY: help setup data reproduce quick test test-all test-newest lint docs docs-serve package bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-reproduce: data ## the main job: the paper's experiments in ten minutes, and out/report.html (SCALE=quick|paper|full DEVICE=cpu|cuda)
+reproduce: data ## the main job: the paper's experiments in ten minutes, and out/report.html (PART=fig1 SCALE=quick|paper|full DEVICE=cpu|cuda)
 	$(BIN)/python -m reproduction $(or $(PART),all) --scale $(or $(SCALE),quick) --device $(or $(DEVICE),cpu) --out out
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports
@@ -25,8 +25,14 @@ lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+CORE := tests/rules/test_transcriptions.py tests/rules/test_sets.py tests/rules/test_facts.py tests/delays/test_delays.py \
+	tests/simulator/test_simulate.py tests/optim/test_optim.py tests/serve/test_server.py tests/cli/test_registry.py
+
 # One torch thread per test process: two processes on two cores beat two threads in one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(or $(JOBS),2)
+
+quick: lint ## a contributor's first check: lint, types, and the tests of the core, in a minute
+	$(PYTEST) -q -m "not slow" $(CORE)
 
 test: lint ## everything a change must pass (minutes, no GPU, no data sets)
 	$(PYTEST) -m "not slow"

@@ -11,8 +11,9 @@ WORKERS, UPDATES = 10_000, 100_000
 def main():
     clusters = {
         "equal workers": [Worker()] * WORKERS,
-        "lognormal speeds, one 100x slower": [Worker(law=LogNormalTime(0.4))] * (WORKERS - 1) + [Worker(mean=100.0)],
-        "preempted and returning": [Worker(law=LogNormalTime(0.4), up=20.0, down=5.0)] * WORKERS,
+        "lognormal speeds, one 100x slower": [Worker(distribution=LogNormalTime(0.4))] * (WORKERS - 1)
+        + [Worker(mean=100.0)],
+        "preempted and returning": [Worker(distribution=LogNormalTime(0.4), up=20.0, down=5.0)] * WORKERS,
     }
     for name, workers in clusters.items():
         begin = time.perf_counter()

@@ -1,8 +1,8 @@
-"""What the server costs where workers take local steps: its share of a worker's time.
+"""Cost of the server when workers take local steps: its share of a worker's time.
 
-A network of 10^7 parameters, H steps of AdamW a job. A job is computed as a worker does, and given to a server as an
-engine does, in one process; both are measured in processor time, which other work on the machine hardly changes. The
-server keeps up with as many workers as its share goes into 1.
+A network of 10^7 parameters, H local steps of AdamW a job. A worker's job and a server's update run in one process;
+both are measured in processor time, which other load on the machine hardly changes. The server keeps up with 1 / share
+workers.
 
     python benchmarks/bench_local.py [--steps 50] [--measured 5] [--updates 5]
 """
@@ -20,7 +20,7 @@ from lategrad.problems import Dataset, LocalSteps, ModuleProblem
 from lategrad.registry import parse_rule
 from lategrad.serve import Settings
 from lategrad.serve.compression import Compression
-from lategrad.serve.messages import Job, Made
+from lategrad.serve.messages import Job, JobInfo
 from lategrad.serve.server import Server
 from lategrad.serve.worker import Oracle, Slowness, Streams
 from timing import verdict
@@ -30,7 +30,7 @@ TARGET = 0.02
 
 
 def problem_of(steps: int) -> LocalSteps:
-    """A network of 10^7 parameters on noise: what is learned does not matter here."""
+    """A network of 10^7 parameters on noise: accuracy does not matter here."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2048, 784, generator=generator), torch.randint(0, 10, (2048,), generator=generator)
     width = 2048
@@ -41,18 +41,18 @@ def problem_of(steps: int) -> LocalSteps:
 
 
 def job_seconds(problem: LocalSteps, measured: int) -> tuple[float, torch.Tensor]:
-    """A worker's processor time for a whole job, from so many of its steps; and its pseudo-gradient."""
+    """A worker's processor time for a whole job, extrapolated from ``measured`` steps; and its pseudo-gradient."""
     fewer = LocalSteps(problem.problem, measured, inner=problem.inner)
     oracle = Oracle(fewer, Streams(0), Slowness(), torch.device("cpu"))
     query = problem.start()
     oracle.answer(Job(0, 0, 0, query))  # a warm-up
     begin = time.process_time()
     answer = oracle.answer(Job(0, 1, 0, query))
-    return (time.process_time() - begin) * problem.steps / measured, answer.message
+    return (time.process_time() - begin) * problem.local_steps / measured, answer.message
 
 
 def send_seconds(compression: Compression, grad: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """What a worker needs to write a pseudo-gradient as it travels; and that."""
+    """A worker's processor time to compress a pseudo-gradient; and the message."""
     if compression.exact:
         return 0.0, grad
     begin = time.process_time()
@@ -66,13 +66,13 @@ def update_seconds(problem: LocalSteps, rule: str, compression: str, message: to
     settings = Settings(steps=10**9, compression=compression, compile=not shaped, record_every=10**9)
     server = Server(problem, parse_rule(f"{rule}:lr=0.1"), settings)
     room = torch.empty(server.dim)
-    job = server.issue(0, room)
+    job = server.join(0, out=room)
     times = []
     for k in range(updates + 2):
         assert job is not None
         begin = time.process_time()
-        made = Made(problem.steps, k - 1)
-        job = server.exchange(0, job.version, job.sequence, message, room, checked=True, made=made)
+        info = JobInfo(problem.local_steps, k - 1)
+        job = server.deliver(0, job.version, job.sequence, message, room, checked=True, info=info)
         times.append(time.process_time() - begin)
     return statistics.median(times[2:])
 
@@ -80,7 +80,7 @@ def update_seconds(problem: LocalSteps, rule: str, compression: str, message: to
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--measured", type=int, default=5, help="steps of a job that are computed, and multiplied")
+    parser.add_argument("--measured", type=int, default=5, help="local steps that are measured")
     parser.add_argument("--updates", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)

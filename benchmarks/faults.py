@@ -34,7 +34,8 @@ from lategrad.problems import Quadratic
 from lategrad.problems.problem import Problem
 from lategrad.serve import Settings, Training, TrainingError
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, version_of
-from lategrad.serve.engines.processes import _ARRIVED, _pack, _ProcessLink
+from lategrad.serve.engines.processes import ProcessLink
+from lategrad.serve.engines.segment import RESULT, Header
 
 DIM = 50_000
 EVERY = 200  # updates between two checkpoints
@@ -67,9 +68,9 @@ class Counting(Quadratic):
         """The number of the job, as a vector."""
         k = int(sample.item())
         if k % 40 == 39 and (self.babble is not None or self.repeat):
-            link = next((thing for thing in gc.get_objects() if type(thing) is _ProcessLink), None)
+            link = next((thing for thing in gc.get_objects() if type(thing) is ProcessLink), None)
             if link is not None:
-                link.channel.send(_pack(_ARRIVED, 0, k - 1, 0) if self.repeat else self.babble)
+                link.channel.send(Header(RESULT, sequence=k - 1).pack() if self.repeat else self.babble)
         if self.dose is not None and _taken(self.dose):
             return torch.full_like(x, torch.finfo(x.dtype).max)
         return torch.full_like(x, float(k % 7 + 1))

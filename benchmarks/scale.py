@@ -100,7 +100,7 @@ def simulate(steps=20_000):
     print(f"test accuracy on the digits after {steps:,} updates; the step that is best without delay, then left alone")
     frozen = {}
     for workers in (1, 10, 100, 1_000, 10_000):
-        cluster = Cluster([Worker(law=LogNormalTime(0.4))] * workers)
+        cluster = Cluster([Worker(distribution=LogNormalTime(0.4))] * workers)
         line = []
         for name, rule in rules.items():
             trace = lg.simulate(problem, rule, delays=[cluster], steps=steps, seed=[0, 1], progress=False)

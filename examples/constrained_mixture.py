@@ -1,8 +1,8 @@
 """A mixture of experts whose weights are a probability vector: one parameter group on a simplex.
 
-Five experts predict, and their weights are learned, with late gradients, from data that three of them made.
-The weights are a parameter like any other; the set of their group keeps them non-negative with sum 1 at every
-step, without a softmax. The bias is in another group with another set.
+The weights of five experts are learned, with late gradients, from data of three of them. The weights are an ordinary
+parameter; the constraint set of their group keeps them non-negative with sum 1 at every update, without a softmax. The
+bias is in another group with another constraint set.
 
     python examples/constrained_mixture.py
 """
@@ -35,7 +35,7 @@ class Mixture(nn.Module):
 
 
 def train(delay: int = 8, steps: int = 3000, seed: int = 0) -> tuple[Mixture, Tensor]:
-    """Learn the weights from noisy data, with every gradient ``delay`` updates late."""
+    """Learn the weights from noisy data, with a delay of ``delay`` updates."""
     generator = torch.Generator().manual_seed(seed)
     model = Mixture(experts=5, generator=generator)
     truth = torch.tensor([0.5, 0.3, 0.2, 0.0, 0.0])
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> Mixture:
     parser.add_argument("--steps", type=int, default=3000)
     options = parser.parse_args(arguments)
     model, truth = train(options.delay, options.steps)
-    print("weights that made the data:", [round(value, 3) for value in truth.tolist()])
+    print("weights behind the data:   ", [round(value, 3) for value in truth.tolist()])
     print("weights learned:           ", [round(value, 3) for value in model.weights.tolist()])
     print(f"their sum: {model.weights.sum().item():.6f}, bias (1): {model.bias.item():.3f}")
     return model

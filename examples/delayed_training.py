@@ -1,8 +1,8 @@
-"""What do late gradients do to the training of a network? Any optimizer, wrapped in one line.
+"""What late gradients do to the training of a network: any optimizer, wrapped in one line.
 
-An MLP and a small CNN on Fashion-MNIST, with SGD, AdamW, SGDScheduleFree (if it is installed) and ours. Every
-learning rate is tuned without delay, on a grid, and then left alone. All runs make the same number of
-updates. Writes a table (Markdown) and a figure (PNG) into a folder.
+An MLP and a small CNN on Fashion-MNIST, with SGD, AdamW, SGDScheduleFree (if it is installed) and rules of lategrad.
+Every learning rate is tuned without delay, on a grid, and then fixed. All runs make the same number of updates.
+Writes a table (Markdown) and a figure (PNG) into a folder.
 
     python examples/delayed_training.py --quick            # digits, seconds
     python examples/delayed_training.py --out results      # Fashion-MNIST, minutes
@@ -51,7 +51,7 @@ if SGDScheduleFree is None:
 
 @dataclass(frozen=True)
 class Config:
-    """What is run."""
+    """Size of the experiment."""
 
     data: str = "fashion-mnist"
     delays: tuple[int, ...] = (0, 8, 64, 256)
@@ -100,12 +100,12 @@ def run(kind: str, name: str, rate: float, delay: int, data: Dataset, config: Co
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(data.x_train[rows]), data.y_train[rows]).backward()
         optimizer.step()
-    with optimizer.output(), torch.no_grad():  # the model is what the optimizer would ship
+    with optimizer.output(), torch.no_grad():  # with the weights that would be shipped
         loss = nn.functional.cross_entropy(model(data.x_train[:10_000]), data.y_train[:10_000]).item()
         return loss, accuracy(model, data.x_test, data.y_test)
 
 
-def tuned_rate(kind: str, name: str, data: Dataset, config: Config) -> float:
+def tune_rate(kind: str, name: str, data: Dataset, config: Config) -> float:
     """The rate with the smallest training loss without delay."""
 
     def final_loss(rate: float) -> float:
@@ -125,11 +125,11 @@ def run_all(config: Config) -> Results:
     for kind in MODELS:
         for name in OPTIMIZERS:
             begin = time.perf_counter()
-            rate = tuned_rate(kind, name, data, config)
+            rate = tune_rate(kind, name, data, config)
             accuracies = [run(kind, name, rate, delay, data, config)[1] for delay in config.delays]
             results[kind][name] = rate, accuracies
-            shown = "  ".join(f"{delay}: {value:.3f}" for delay, value in zip(config.delays, accuracies, strict=True))
-            print(f"{kind:<4} {name:<29} lr {rate:<6g} {shown}   ({time.perf_counter() - begin:.0f} s)", flush=True)
+            cells = "  ".join(f"{delay}: {value:.3f}" for delay, value in zip(config.delays, accuracies, strict=True))
+            print(f"{kind:<4} {name:<29} lr {rate:<6g} {cells}   ({time.perf_counter() - begin:.0f} s)", flush=True)
     return results
 
 

@@ -1,8 +1,8 @@
-"""scikit-learn estimators under late gradients: which rule still classifies digits when gradients are 100 updates old?
+"""scikit-learn estimators under late gradients: which rule still classifies digits at a delay of 100 updates?
 
-Every rule has the step that ``lr=None`` gives it, which does not know the delays. Prints the accuracy by
-cross-validation, beside that of scikit-learn's own estimators, which have no delays; then searches a rule and a
-set for one delay, in a pipeline.
+Every rule has the learning rate that ``lr=None`` chooses without knowing the delays. Prints the accuracy by
+cross-validation, next to that of scikit-learn's own estimators, which have no delays; then searches a rule and a
+constraint set for one delay, in a pipeline.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""PyTorch Lightning with a rule that averages: what is validated, saved and left in the module is the output.
+"""PyTorch Lightning with a rule that averages: the output is validated, saved and left in the module.
 
-An MLP learns scikit-learn's digits from gradients that are 20 updates late, once with ``OutputCallback`` and once
+An MLP learns scikit-learn's digits with a delay of 20 updates, once with ``OutputCallback`` and once
 without, where Lightning validates the point at which gradients are taken. Then the saved checkpoint is resumed.
 Needs ``pip install 'lategrad[integrations]'``.
 """
@@ -24,7 +24,7 @@ from lategrad.integrations.lightning import OutputCallback
 
 
 class Digits(LightningModule):
-    """A small network; the optimizer is the only line that is ours."""
+    """A small network; only the optimizer is lategrad's."""
 
     def __init__(self, delay):
         super().__init__()
@@ -73,7 +73,7 @@ def main(argv=None):
         half = Path(folder) / f"epoch={options.epochs // 2 - 1}.ckpt"
         resumed, _ = fit([OutputCallback()], options.epochs, folder, options.delay, checkpoint=half)
         same = all(torch.equal(p, q) for p, q in zip(whole.parameters(), resumed.parameters(), strict=True))
-        print(f"resumed from {half.name}: {'the same weights, bit for bit' if same else 'other weights'}")
+        print(f"resumed from {half.name}: {'the same weights, bit for bit' if same else 'different weights'}")
     return output, query, same
 
 

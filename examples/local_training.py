@@ -1,8 +1,8 @@
-"""Four workers that take steps of their own, two of them slow: asynchronous DiLoCo on one machine.
+"""Four workers that take local steps, two of them slow: asynchronous DiLoCo on one machine.
 
-Each worker takes 20 steps of AdamW on a copy of the network and sends where they led; the server's rule, the outer
-optimizer, goes on from there at once, whoever else is still at work. With ``--seconds`` a job lasts that long instead,
-and slow workers take fewer steps. Put your own module and data in place of these.
+Each worker takes 20 local steps of AdamW on a copy of the network and sends their sum; the server's rule, the outer
+optimizer, applies it at once, while other workers continue. With ``--seconds`` a job lasts that long instead, and slow
+workers take fewer local steps. Replace module and data by your own.
 
     python examples/local_training.py --rule delayed-nesterov --updates 200
     python examples/local_training.py --seconds 0.2 --compression int8
@@ -19,16 +19,16 @@ import lategrad as lg
 from lategrad.problems import LocalSteps, ModuleProblem, load
 
 SLOW = {2: "constant:150", 3: "constant:300"}
-"""Milliseconds by which two of the workers hold back what they have."""
+"""Milliseconds by which two of the workers delay their results."""
 
 
 def train(rule: str, updates: int, compression: str = "none", seconds: float | None = None) -> lg.Trace:
-    """A real run, whose recording ends in the same parameters when it is replayed."""
+    """A real run; its replay ends in the same parameters."""
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     problem = LocalSteps(ModuleProblem(mlp, load("digits"), batch=32), 20, inner="adamw:lr=0.003", seconds=seconds)
     trace = lg.train(problem, rule, steps=updates, workers=4, slow=SLOW, compression=compression)
-    assert torch.equal(lg.replay(trace, problem, rule).output, trace.output), "workers' memories are replayed, too"
+    assert torch.equal(lg.replay(trace, problem, rule).output, trace.output), "the state of workers is replayed, too"
     return trace
 
 
@@ -45,10 +45,10 @@ def main() -> None:
     for worker in range(4):
         mine = trace.worker == worker
         jobs, steps = int(mine.sum()), trace.local_steps[mine].double().mean()
-        late = trace.delays[mine].double().mean()
-        print(f"worker {worker}: {jobs:4} jobs of {steps:4.1f} steps, {late:4.1f} updates late")
-    sent, got = (trace.config["bytes"][way] / 1e6 for way in ("up", "down"))
-    print(f"{sent:.1f} MB of pseudo-gradients, {got:.1f} MB of queries")
+        delay = trace.delays[mine].double().mean()
+        print(f"worker {worker}: {jobs:4} jobs of {steps:4.1f} local steps, mean delay {delay:4.1f}")
+    sent, received = (trace.config["bytes"][way] / 1e6 for way in ("up", "down"))
+    print(f"{sent:.1f} MB of pseudo-gradients, {received:.1f} MB of queries")
     print(f"test accuracy {trace.accuracy[-1]:.3f} after {options.updates} updates")
 
 

@@ -1,21 +1,22 @@
 """How many stages can a pipeline have? A character GPT, with the delays of its stages.
 
-Without bubbles, a pipeline of P stages applies gradients that are late by P - 1 updates at its first stage and by none
-at its last. This trains a small GPT on the source of Python's own library, with AdamW and with SteadyMuon, at several
-depths; and beside it with the same delay everywhere, which is what a parameter server would do.
+Without bubbles, a pipeline of P stages applies gradients with a delay of P - 1 updates at its first stage and of 0 at
+its last. This trains a small GPT on the source of Python's standard library, with AdamW and with SteadyMuon, at several
+depths; and for comparison with the same delay everywhere, as with a parameter server.
 
     python examples/pipeline_tolerance.py --quick          # seconds
     python examples/pipeline_tolerance.py --out pipeline   # a minute for each seed
 
-The training function is a plain one, so that the command line takes it, too:
+The training function is an ordinary one, which the command line takes too:
 
-    lategrad tolerance examples/pipeline_tolerance.py:train --profile stages:8 --delays 0,7,31 --out pipeline
+    lategrad tolerance examples/pipeline_tolerance.py:train --profile stages:8 --delay 0 7 31 --out pipeline
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -25,20 +26,11 @@ from torch import Tensor, nn
 
 import lategrad as lg
 from lategrad.tolerance_study import Wrap
-from reproduction.deep.models import GPT
 
-SOURCES = (
-    "argparse",
-    "ast",
-    "datetime",
-    "decimal",
-    "difflib",
-    "inspect",
-    "pickle",
-    "tarfile",
-    "typing",
-    "unittest.mock",
-)
+sys.path.append(str(Path(__file__).parents[1]))  # for the GPT of the study in reproduction/
+
+SOURCES = ("argparse", "ast", "datetime", "decimal", "difflib", "inspect", "pickle", "tarfile", "typing",
+           "unittest.mock")  # fmt: skip
 WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 48, 4, 4, 32, 16
 LETTERS = 128
 ADAMW_LR, STEADY_LR = 3e-3, 3e-2  # each the best of 3e-3, 1e-2 and 3e-2 without delay
@@ -60,7 +52,9 @@ def loss_on(model: nn.Module, source: Tensor, starts: Tensor) -> Tensor:
 
 
 def train(wrap: Wrap, updates: int = 150, records: int = 10) -> Iterator[float]:
-    """The whole training; the one line that a study needs is the one with ``wrap``."""
+    """The whole training; the study needs only the line with ``wrap``."""
+    from reproduction.deep.models import GPT
+
     training, validation = text()
     model = GPT(LETTERS, CONTEXT, LAYERS, WIDTH, HEADS, seed=wrap.seed)
     optimizer = wrap(torch.optim.AdamW(model.parameters(), lr=ADAMW_LR), model)
@@ -71,7 +65,7 @@ def train(wrap: Wrap, updates: int = 150, records: int = 10) -> Iterator[float]:
         loss_on(model, training, starts).backward()
         optimizer.step()
         if optimizer.updates and optimizer.updates % (updates // records) == 0:
-            with torch.no_grad(), optimizer.output():  # the model is what the optimizer would ship
+            with torch.no_grad(), optimizer.output():  # with the weights that would be shipped
                 yield loss_on(model, validation, held_out).item()
 
 
@@ -82,7 +76,7 @@ def steady(params: list[nn.Parameter]) -> torch.optim.Optimizer:
 def main(arguments: list[str] | None = None) -> dict[str, lg.Tolerance]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="12 updates, two delays")
-    parser.add_argument("--seeds", type=int, default=1, help="more of them only add to the runs that are in the folder")
+    parser.add_argument("--seeds", type=int, default=1, help="runs that are in the folder already are not repeated")
     parser.add_argument("--out", type=Path, default=Path("pipeline_tolerance"), help="folder for pages and pictures")
     options = parser.parse_args(arguments)
     run = partial(train, updates=12, records=6) if options.quick else train

@@ -1,4 +1,4 @@
-"""Train on a Ray cluster: softmax regression, or a small network, with workers that come and go with the machines.
+"""Train on a Ray cluster: softmax regression, or a small network, with workers that join and leave with the machines.
 
     python examples/ray_training.py                                   # a Ray on this machine, digits, seconds
     python examples/ray_training.py --address auto --workers 2:8      # on a machine of a running cluster
@@ -8,7 +8,7 @@ On spot machines of a cloud, with the cluster of examples/spot_cluster.yaml (doc
     ray up examples/spot_cluster.yaml
     ray submit examples/spot_cluster.yaml examples/ray_training.py --address auto --workers 2:32 --out runs/spot
 
-Run it again with the same --out after an interruption: it goes on from the newest checkpoint.
+Run it again with the same --out after an interruption: it continues from the newest checkpoint.
 """
 
 from __future__ import annotations

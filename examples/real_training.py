@@ -1,7 +1,7 @@
-"""A small network trained by worker processes, one of them slow; then: what would SGD have done?
+"""A small network trained by worker processes, one of them slow; then SGD on the same delays.
 
-The delays are real, so no two runs are the same; but each run is recorded, and the recording is replayed with
-other rules on exactly the delays and samples that the workers met.
+The delays are real, so no two runs are the same; but each run is recorded, and the recording is replayed with other
+rules on the same delays and samples.
 
     python examples/real_training.py --workers 3 --steps 3000
 """
@@ -26,10 +26,10 @@ def train_and_replay(workers: int, steps: int) -> dict[str, float]:
     trace = lg.train(problem, rule, steps=steps, workers=workers, slow={0: "constant:20"})
     delays = trace.delay_summary()
     print(f"{steps} updates, delays: mean {delays.mean:.1f}, max {delays.max}")
-    again = lg.replay(trace, problem, rule)
-    assert torch.equal(again.output, trace.output), "a replay ends in the same parameters, to the bit"
-    what_if = {f"SGD, lr {lr}": lg.replay(trace, problem, lg.SGD(lr=lr)) for lr in (0.01, 0.1, 1.0)}
-    return {name: float(t.accuracy[-1]) for name, t in {"Steady, trained": trace, **what_if}.items()}
+    replayed = lg.replay(trace, problem, rule)
+    assert torch.equal(replayed.output, trace.output), "a replay ends in the same parameters, to the bit"
+    others = {f"SGD, lr {lr}": lg.replay(trace, problem, lg.SGD(lr=lr)) for lr in (0.01, 0.1, 1.0)}
+    return {name: float(t.accuracy[-1]) for name, t in {"Steady, trained": trace, **others}.items()}
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""A parameter server with one slow worker, which alone has seen two of the ten classes.
+"""A parameter server with one slow worker, the only one with data of two of the ten classes.
 
 Four workers train softmax regression on the digits. Worker 3 takes twenty times as long for a gradient, and the eights
-and nines are on its machine alone. What becomes of them when old gradients are dropped, weighed or waited for? Time is
+and nines are on its machine alone. What happens when late gradients are dropped, weighted or waited for? Time is
 virtual (a gradient of a fast worker takes one second), so the numbers are the same on every machine.
 
     python examples/slow_worker.py --out slow   # writes a table and a picture; seconds
@@ -24,7 +24,7 @@ from lategrad.problems import load
 from lategrad.rules.rule import AnyRule
 
 WORKERS, SLOW, SLOWER, RARE = 4, 3, 20.0, (8, 9)
-BATCH, MAX_AGE = 32, 10
+BATCH, MAX_DELAY = 32, 10
 
 RULES: dict[str, Callable[[], AnyRule]] = {
     "SGD": lambda: lg.SGD(lr=0.5),
@@ -33,14 +33,14 @@ RULES: dict[str, Callable[[], AnyRule]] = {
 
 
 class Outcome(NamedTuple):
-    """What a policy led to."""
+    """The result of a policy."""
 
     accuracy: float
     rare: float
     """Accuracy on the classes that only the slow worker has."""
     seconds: float
-    gate: lg.StalenessGate
-    staleness: lg.Staleness
+    gate: lg.DelayGate
+    recorder: lg.DelayRecorder
 
 
 def gradient(x: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
@@ -48,15 +48,15 @@ def gradient(x: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
     return ((scores.softmax(1) - torch.nn.functional.one_hot(labels, 10)).T @ rows / len(rows)).flatten()
 
 
-def serve(rule: AnyRule, gate: lg.StalenessGate, updates: int, seed: int = 0) -> Outcome:
+def serve(rule: AnyRule, gate: lg.DelayGate, updates: int, seed: int = 0) -> Outcome:
     """The server's loop, with virtual time: the next event is the next gradient that comes back."""
     data = load("digits", preprocessing="standardise")
     rare = torch.isin(data.y_train, torch.tensor(RARE))
-    own = [((rare if worker == SLOW else ~rare).nonzero()[:, 0]) for worker in range(WORKERS)]
+    rows_of = [((rare if worker == SLOW else ~rare).nonzero()[:, 0]) for worker in range(WORKERS)]
     generator = torch.Generator().manual_seed(seed)
     state = rule.init(torch.zeros(10 * data.x_train.shape[1], dtype=data.x_train.dtype))
-    staleness, version, now = lg.Staleness(), 0, 0.0
-    out: dict[int, tuple[int, Tensor]] = {}  # what each worker is at: version and query
+    recorder, version, now = lg.DelayRecorder(), 0, 0.0
+    out: dict[int, tuple[int, Tensor]] = {}  # of each worker: version and query
     events: list[tuple[float, int]] = []
     waiting: list[int] = []
 
@@ -69,7 +69,7 @@ def serve(rule: AnyRule, gate: lg.StalenessGate, updates: int, seed: int = 0) ->
     while version < updates:
         now, worker = heapq.heappop(events)
         waiting.append(worker)
-        for arrived in sorted(waiting, key=lambda w: out[w][0]):  # those that wait are asked again, oldest first
+        for arrived in sorted(waiting, key=lambda w: out[w][0]):  # waiting ones are asked again, latest first
             issued, query = out[arrived]
             others = [version - v for other, (v, _) in out.items() if other != arrived]
             admission = gate.admit(version - issued, arrived, out=others)
@@ -77,24 +77,24 @@ def serve(rule: AnyRule, gate: lg.StalenessGate, updates: int, seed: int = 0) ->
                 continue
             waiting.remove(arrived)
             dropped = admission.action == "drop"
-            staleness.observe(issued, version, weight=admission.weight, worker=arrived, dropped=dropped)
+            recorder.observe(issued, version, weight=admission.weight, worker=arrived, dropped=dropped)
             if not dropped:
-                rows = own[arrived][torch.randint(len(own[arrived]), (BATCH,), generator=generator)]
+                rows = rows_of[arrived][torch.randint(len(rows_of[arrived]), (BATCH,), generator=generator)]
                 grad = admission.weight * gradient(query, data.x_train[rows], data.y_train[rows])
                 state = rule.update(state, grad, torch.tensor([version - issued]))
                 version += 1
             send_off(arrived)
-    guessed = (data.x_test @ rule.output(state).view(10, -1).T).argmax(1)
-    right, rare = guessed == data.y_test, torch.isin(data.y_test, torch.tensor(RARE))
-    return Outcome(right.double().mean().item(), right[rare].double().mean().item(), now, gate, staleness)
+    predicted = (data.x_test @ rule.output(state).view(10, -1).T).argmax(1)
+    right, rare = predicted == data.y_test, torch.isin(data.y_test, torch.tensor(RARE))
+    return Outcome(right.double().mean().item(), right[rare].double().mean().item(), now, gate, recorder)
 
 
 def run_all(updates: int) -> dict[tuple[str, str], Outcome]:
     gates = {
-        "apply all": lambda: lg.StalenessGate(10**9, workers=range(WORKERS)),
-        f"drop > {MAX_AGE}": lambda: lg.StalenessGate(MAX_AGE, "drop", workers=range(WORKERS)),
-        f"weigh > {MAX_AGE}": lambda: lg.StalenessGate(MAX_AGE, "weigh", workers=range(WORKERS)),
-        f"wait, <= {MAX_AGE}": lambda: lg.StalenessGate(MAX_AGE, "wait", workers=range(WORKERS)),
+        "apply all": lambda: lg.DelayGate(10**9, workers=range(WORKERS)),
+        f"drop > {MAX_DELAY}": lambda: lg.DelayGate(MAX_DELAY, "drop", workers=range(WORKERS)),
+        f"weigh > {MAX_DELAY}": lambda: lg.DelayGate(MAX_DELAY, "weigh", workers=range(WORKERS)),
+        f"wait, <= {MAX_DELAY}": lambda: lg.DelayGate(MAX_DELAY, "wait", workers=range(WORKERS)),
     }
     return {
         (rule, name): serve(build(), gate(), updates) for rule, build in RULES.items() for name, gate in gates.items()
@@ -103,14 +103,14 @@ def run_all(updates: int) -> dict[tuple[str, str], Outcome]:
 
 def table(outcomes: dict[tuple[str, str], Outcome]) -> str:
     lines = [
-        "| rule | policy | accuracy | on 8 and 9 | virtual seconds | age mean, max | slow worker: applied, dropped |",
+        "| rule | policy | accuracy | on 8 and 9 | virtual seconds | delay mean, max | slow worker: applied, dropped |",
         "|---|---|---|---|---|---|---|",
     ]
     for (rule, policy), one in outcomes.items():
-        ages = one.staleness.summary()
+        delays = one.recorder.summary()
         counts = f"{one.gate.applied[SLOW]}, {one.gate.dropped[SLOW]}"
         lines.append(f"| {rule} | {policy} | {one.accuracy:.3f} | {one.rare:.3f} | {one.seconds:,.0f} | "
-                     f"{ages.mean:.1f}, {ages.max} | {counts} |")  # fmt: skip
+                     f"{delays.mean:.1f}, {delays.max} | {counts} |")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -139,6 +139,7 @@ def main(arguments: list[str] | None = None) -> dict[tuple[str, str], Outcome]:
     parser.add_argument("--out", type=Path, default=Path("slow_worker"), help="folder for table and picture")
     options = parser.parse_args(arguments)
     with warnings.catch_warnings():
+        warnings.simplefilter("always")
         warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}")
         outcomes = run_all(options.updates)
     print(table(outcomes))

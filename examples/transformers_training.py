@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer with a rule that averages: what is evaluated, saved and left in the model is the output.
+"""Hugging Face's Trainer with a rule that averages: the output is evaluated, saved and left in the model.
 
-A small GPT-2 learns the characters of a text (by default this repository's licence) from gradients that are 8 updates
-late. The last checkpoint is then compared with the output, and training is resumed from the first one.
+A small GPT-2 learns the characters of a text (by default this repository's licence) with a delay of 8 updates.
+ The last checkpoint is then compared with the output, and training is resumed from the first one.
 Needs ``pip install 'lategrad[integrations]'``.
 """
 
@@ -65,7 +65,7 @@ def main(argv=None):
         again, _ = fit(options.text, f"{folder}/again", options.steps, options.delay, resume=first)
         pairs = zip(trainer.model.parameters(), again.model.parameters(), strict=True)
         same = all(torch.equal(p, q) for p, q in pairs)
-        print(f"resumed from the first: {'the same weights, bit for bit' if same else 'other weights'}")
+        print(f"resumed from the first: {'the same weights, bit for bit' if same else 'different weights'}")
         optimizer.train()  # to see what would have been evaluated without eval()
         with torch.no_grad():
             batch = {name: torch.stack([row[name] for row in trainer.eval_dataset]) for name in ("input_ids", "labels")}

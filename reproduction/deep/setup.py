@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lategrad.delays import by_stage
-from lategrad.problems import LanguageProblem, ModuleProblem, Text, load_text
+from lategrad.problems import LanguageProblem, ModuleProblem, Text
 from lategrad.registry import build_rule
 from lategrad.rules import AnyRule
 from lategrad.sets import WholeSpace
@@ -20,6 +20,7 @@ from lategrad.simulator import Delays
 from lategrad.support.validation import Scalar, require, require_choice
 from reproduction.deep.models import GPT, cnn, mlp
 from reproduction.sweep import dataset, half_decades
+from reproduction.text import load_shakespeare
 
 DELAYS: dict[str, Delays] = {"0": 0, "8": 8, "64": 64, "256": 256, "lognormal": "lognormal:3.847,0.8"}
 """By their names in tables; the first is the one that steps are frozen from. The last has mean 64, median 46, and one
@@ -164,7 +165,7 @@ def _image_module(model: str) -> torch.nn.Module:
 @lru_cache(maxsize=1)
 def shakespeare() -> Text:
     """The text, loaded once."""
-    return load_text("shakespeare")
+    return load_shakespeare()
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from lategrad.serve.checkpoints.identity import identify
 from lategrad.serve.compression import Wire
 from lategrad.serve.engines.engine import TrainingError
 from lategrad.serve.engines.processes import Processes
-from lategrad.serve.engines.transport import Arrived, Failed, Garbled, Lost, Ready, Transport
-from lategrad.serve.main_guard import require_main_guard
+from lategrad.serve.engines.transport import Disconnected, Failed, Malformed, Ready, Result, Transport
 from lategrad.serve.messages import Job
 from lategrad.serve.observe.records import Records
 from lategrad.serve.settings import Settings
@@ -26,7 +25,7 @@ from lategrad.trace import Trace, describe
 
 _LOOK = 0.2  # seconds, after which one waits again
 
-Answer = TypeVar("Answer", Ready, Arrived)
+Answer = TypeVar("Answer", Ready, Result)
 
 
 def train_in_rounds(problem: LocalSteps, rule: AnyRule[Any], settings: Settings, seconds: float) -> Trace:
@@ -42,7 +41,6 @@ def train_in_rounds(problem: LocalSteps, rule: AnyRule[Any], settings: Settings,
         settings: of which the workers, their seed, their pauses (``slow``) and their device are used.
         seconds: no round begins later, counted from the first job.
     """
-    require_main_guard()
     require("wire", settings.wire, settings.wire == "float32", "float32: rounds are not rounded")
     rule = fill_in(rule, getattr(problem, "blocks", None))
     state = first_state(rule, problem.start())
@@ -61,7 +59,7 @@ def train_in_rounds(problem: LocalSteps, rule: AnyRule[Any], settings: Settings,
             for handle, room in zip(handles, rooms, strict=True):
                 assert room is not None  # memory that the worker shares
                 handle.send(Job(handle.worker, round_number, round_number, room.copy_(query)))
-            arrived = _from_all(transport, Arrived, workers)
+            arrived = _from_all(transport, Result, workers)
             mean = torch.stack([event.grad for event in arrived]).mean(0)
             state = apply_update(rule, state, mean, 0, issue_ticket(rule, state))
             ended.append(time.monotonic() - begin)
@@ -77,7 +75,7 @@ def train_in_rounds(problem: LocalSteps, rule: AnyRule[Any], settings: Settings,
         config={**identify(problem), "rule": describe(rule), "settings": settings.saved(), "stopped": None,
                 "steps": len(ended)},
         time=torch.tensor(ended, dtype=torch.float64),
-        local_steps=torch.full((len(ended),), workers * problem.steps),
+        local_steps=torch.full((len(ended),), workers * problem.local_steps),
     )  # fmt: skip
 
 
@@ -86,7 +84,7 @@ def _from_all(transport: Transport, kind: type[Answer], workers: int) -> list[An
     said: dict[int, Answer] = {}
     while len(said) < workers:
         for event in transport.wait(_LOOK):
-            if isinstance(event, Failed | Garbled | Lost):
+            if isinstance(event, Failed | Malformed | Disconnected):
                 raise TrainingError(f"worker {event.handle.worker} has failed, and the others wait: {event.reason}")
             assert isinstance(event, kind)
             said[event.handle.worker] = event

@@ -6,7 +6,8 @@ from lategrad import delays, problems, serve, theory
 from lategrad.checks.synchronous import check_synchronous
 from lategrad.delays import clocks
 from lategrad.execution import in_place
-from lategrad.learners import FTRL, KT, OGD, AdaGrad, AdaGradNorm, DoG, DoWG, OptimisticFTRL, OptimisticOGD
+from lategrad.gates import DelayGate
+from lategrad.learners import FTRL, OGD, AdaGrad, AdaGradNorm, OptimisticFTRL, OptimisticOGD
 from lategrad.registry import parse_rule, parse_set
 from lategrad.replay import replay
 from lategrad.rules import (
@@ -25,8 +26,7 @@ from lategrad.rules import (
 from lategrad.serve.training import resume, train
 from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
 from lategrad.simulator import simulate
-from lategrad.staleness import Staleness, StalenessGate
-from lategrad.tolerance_study import Tolerance, tolerance
+from lategrad.tolerance_study import DelayRecorder, Tolerance, tolerance
 from lategrad.trace import Trace
 
 if TYPE_CHECKING:
@@ -34,54 +34,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "FTRL",
-    "KT",
-    "OGD",
-    "SGD",
-    "AdaGrad",
-    "AdaGradNorm",
-    "Anytime",
-    "Ball",
-    "Blocks",
-    "Box",
-    "CenteredClipping",
-    "DoG",
-    "DoWG",
-    "HalfSpace",
-    "L1Ball",
-    "OptimisticFTRL",
-    "OptimisticOGD",
-    "Product",
-    "Scheduled",
-    "Simplex",
-    "Staleness",
-    "StalenessGate",
-    "Steady",
-    "SteadyAdam",
-    "SteadyMuon",
-    "SteadyShort",
-    "StronglyConvexOGD",
-    "Tolerance",
-    "Trace",
-    "WholeSpace",
-    "baselines",
-    "check_synchronous",
-    "clocks",
-    "delays",
-    "in_place",
-    "optim",
-    "parse_rule",
-    "parse_set",
-    "problems",
-    "replay",
-    "resume",
-    "serve",
-    "simulate",
-    "theory",
-    "tolerance",
-    "train",
-]
+__all__ = ["FTRL", "OGD", "SGD", "AdaGrad", "AdaGradNorm", "Anytime", "Ball", "Blocks", "Box", "CenteredClipping",
+           "DelayGate", "DelayRecorder", "HalfSpace", "L1Ball", "OptimisticFTRL", "OptimisticOGD",
+           "Product", "Scheduled", "Simplex", "Steady", "SteadyAdam", "SteadyMuon", "SteadyShort",
+           "StronglyConvexOGD", "Tolerance", "Trace", "WholeSpace", "baselines", "check_synchronous",
+           "clocks", "delays", "in_place", "optim", "parse_rule", "parse_set", "problems", "replay",
+           "resume", "serve", "simulate", "theory", "tolerance", "train"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Replay: what was recorded of a real run, through the simulator, with its own rule or with another."""
+"""Replay a recorded training run in the simulator, with its own rule or with another."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lategrad.delays import Recorded
 from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.worker_state import Count, Work, init_worker_state, is_stateful, run_job
+from lategrad.problems.worker_state import Count, JobResult, init_worker_state, is_stateful, run_job
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
-from lategrad.rules.scheduled import Scheduled, has_step, with_schedule
+from lategrad.rules.scheduled import Scheduled, has_lr, with_schedule
 from lategrad.serve.checkpoints.identity import require_same
 from lategrad.serve.compression import Compression
 from lategrad.serve.settings import FUNCTION
@@ -45,82 +45,77 @@ class RecordedSamples:
         return repr(self._problem)
 
     def samples(self, seed: int, first: int, count: int) -> Tensor:
-        """The samples of updates number ``first, ...`` of the run, whatever the seed."""
-        everyone, numbers = cast(Tensor, self._trace.worker), cast(Tensor, self._trace.sequence)
-        worker, sequence = everyone[first : first + count], numbers[first : first + count]
+        """The samples of updates ``first, first + 1, ...`` of the run; the seed is ignored."""
+        updates = slice(first, first + count)
+        worker, sequence = cast(Tensor, self._trace.worker)[updates], cast(Tensor, self._trace.sequence)[updates]
         drawn: Tensor | None = None
         for number in worker.unique().tolist():
             mine = worker == number
-            used = self._of_stream(number, sequence[mine])
+            samples = self._draw(number, sequence[mine])
             if drawn is None:
-                drawn = used.new_empty(count, *used.shape[1:])
-            drawn[mine] = used
+                drawn = samples.new_empty(count, *samples.shape[1:])
+            drawn[mine] = samples
         assert drawn is not None
         return drawn
 
-    def _of_stream(self, worker: int, positions: Tensor) -> Tensor:
-        """Samples of one worker's stream, which are mostly neighbours, and drawn together then."""
+    def _draw(self, worker: int, positions: Tensor) -> Tensor:
+        """Samples of one worker's stream; neighbours, as most are, are drawn together."""
         low, high = int(positions.min()), int(positions.max())
-        if high - low > 10 * _NEIGHBOURS:  # one that came very late
+        if high - low > 10 * _NEIGHBOURS:  # some gradient came very late
             return torch.cat([self._streams.draw(self._problem, worker, k, 1) for k in positions.tolist()])
         return self._streams.draw(self._problem, worker, low, high - low + 1)[positions - low]
 
     def to(self, device: torch.device | str) -> RecordedSamples:
-        """The same with the problem's data on a device."""
         return type(self)(self._problem.to(device), self._trace)
 
 
-class _Kept(NamedTuple):
-    """What a worker keeps from job to job."""
-
-    memory: Any
+class _WorkerState(NamedTuple):
+    state: Any
+    """The problem's own."""
     remainder: Tensor
-    """What its last gradient left out; no entries where nothing is left out."""
+    """What compression left out of the last gradient; without entries where nothing is compressed."""
 
 
-class RecordedWork(RecordedSamples):
-    """The same where workers kept something from job to job: what each of them did, and what the server got of it."""
+class RecordedJobs(RecordedSamples):
+    """The same for workers with state: the jobs of each of them, and the gradients as the server received them."""
 
     jobs_at_once = 1  # as a worker does them: several in one product round differently
-    on_device = False  # how many steps a job has is looked up
+    on_device = False  # the number of local steps of a job is looked up
 
     @property
-    def steps(self) -> int:
-        """The most of a job."""
-        return self._problem.steps if is_stateful(self._problem) else 1
+    def local_steps(self) -> int:
+        return self._problem.local_steps if is_stateful(self._problem) else 1
 
-    def memory(self, x: Tensor) -> _Kept:
-        """What a fresh worker has."""
-        return _Kept(
-            init_worker_state(self._problem, x), torch.zeros_like(x if self._compression != "none" else x[..., :0])
-        )
+    def init_worker_state(self, x: Tensor) -> _WorkerState:
+        remainder = torch.zeros_like(x if self._compression != "none" else x[..., :0])
+        return _WorkerState(init_worker_state(self._problem, x), remainder)
 
-    def work(self, x: Tensor, sample: Tensor, memory: _Kept, steps: Count | None = None) -> Work:
-        """A job, and its gradient as the server got it; in the first dimension, it is one."""
-        one, kept = x[0], map_tensors(lambda leaf: leaf[0], memory)
-        work = run_job(self._problem, one, sample[0], kept.memory, None if steps is None else int(steps))
-        received, remainder = work.grad, kept.remainder
+    def run_job(self, x: Tensor, sample: Tensor, state: _WorkerState, local_steps: Count | None = None) -> JobResult:
+        """A job and its gradient as the server received it; the first dimension has length 1."""
+        x, state = x[0], map_tensors(lambda leaf: leaf[0], state)
+        steps = None if local_steps is None else int(local_steps)
+        grad, after = run_job(self._problem, x, sample[0], state.state, steps)
+        remainder = state.remainder
         if self._compression != "none":
-            _, received, remainder = Compression(self._compression, x.shape[-1], x.dtype).send(received, remainder)
-        after = _Kept(work.memory, remainder)
-        return Work(received.unsqueeze(0), map_tensors(lambda leaf: leaf.unsqueeze(0), after))
+            _, grad, remainder = Compression(self._compression, x.shape[-1], x.dtype).send(grad, remainder)
+        return JobResult(grad.unsqueeze(0), map_tensors(lambda leaf: leaf.unsqueeze(0), _WorkerState(after, remainder)))
 
 
-def memory_of(trace: Trace) -> Tensor:
-    """A number for the memory that the worker of each update had, a new one wherever a worker began without any."""
+def state_numbers(trace: Trace) -> Tensor:
+    """A number for the worker state behind each update, a new one wherever a worker started without state."""
     assert trace.worker is not None
     assert trace.sequence is not None
-    assert trace.previous is not None
+    assert trace.parent_job is not None
     numbers: list[int] = []
     unused = itertools.count()
     after: dict[tuple[int, int], int] = {}
-    jobs = zip(trace.worker.tolist(), trace.sequence.tolist(), trace.previous.tolist(), strict=True)
-    for update, (worker, sequence, previous) in enumerate(jobs, start=1):
-        number = after.pop((worker, previous), -1) if previous >= 0 else next(unused)
-        what = f"one whose update {update} builds on job {previous} of worker {worker}, which was not applied"
+    jobs = zip(trace.worker.tolist(), trace.sequence.tolist(), trace.parent_job.tolist(), strict=True)
+    for update, (worker, sequence, parent) in enumerate(jobs, start=1):
+        number = after.pop((worker, parent), -1) if parent >= 0 else next(unused)
+        what = f"one whose update {update} builds on job {parent} of worker {worker}, which was not applied"
         require("trace", what, number >= 0,
-                "one in which every job that changed what a worker kept is an update: of those that were refused, "
-                "dropped or lost nobody knows where they began")  # fmt: skip
+                "one in which every job that changed a worker's state is an update: for jobs that were refused, "
+                "dropped or lost, the query they started from is not recorded")  # fmt: skip
         after[worker, sequence] = number
         numbers.append(number)
     return torch.tensor(numbers)
@@ -140,11 +135,11 @@ def replay(
     With the run's own rule the final parameters are those of the run, to the bit, if both were computed on a CPU
     of the same kind and the rule's update was not compiled; compiled, kernels may round sums differently, and the
     vectors agree to a few units in the last place, which the run then amplifies as it does any rounding. With
-    another rule: what it would have done on that night's delays.
+    another rule, the result is what it would have done under the same delays.
 
-    What workers keep from job to job (with local steps, or fewer bits on the wire) is computed again, worker by worker.
-    A run in which a job that changed it was not applied (refused, too late, lost with the server) cannot be replayed:
-    nothing tells where that job began.
+    The state of workers (with local steps or compression) is computed again, worker by worker. A run in which a job
+    that changed it was not applied (refused, too late, lost with the server) cannot be replayed: the query that the
+    job started from is not recorded.
 
     Args:
         trace: of :func:`~lategrad.train`.
@@ -166,16 +161,17 @@ def replay(
     True
     """
     require("trace", trace.config.get("problem"), trace.sequence is not None and trace.worker is not None,
-            "of a real training: a simulated one can be simulated again")  # fmt: skip
+            "of a real training run: a simulation can be simulated again")  # fmt: skip
     lost = int((cast(Tensor, trace.worker) < 0).sum())
     require("trace", f"one that has lost {lost} updates' rows", lost == 0, "whole: its log of updates was damaged")
     problem = as_problem(problem)
     require_same(problem, trace.config, "that was trained on", same_start=True)
     settings = trace.config["settings"]
     rule = _scheduled(fill_in(as_rule(rule), getattr(problem, "blocks", None)), settings.get("schedule"))
-    kept = trace.previous is not None
-    recorded = cast(Problem, (RecordedWork if kept else RecordedSamples)(problem, trace))
-    arrivals = Recorded(trace.delays, trace.time, memory_of(trace) if kept else trace.worker, trace.local_steps)
+    stateful = trace.parent_job is not None
+    recorded = cast(Problem, (RecordedJobs if stateful else RecordedSamples)(problem, trace))
+    workers = state_numbers(trace) if stateful else trace.worker
+    arrivals = Recorded(trace.delays, trace.time, workers, trace.local_steps)
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
         replayed = simulate(
             recorded, rule, arrivals, len(trace.delays), record_every=record_every, device=device, progress=progress,
@@ -185,8 +181,8 @@ def replay(
 
 
 def _scheduled(rule: AnyRule[Any], schedule: str | None) -> AnyRule[Any]:
-    """The rule with the run's schedule, if it has none of its own and has a step."""
-    if schedule is None or isinstance(rule, Scheduled) or not has_step(rule):
+    """The rule with the run's schedule, if it has a learning rate and no schedule of its own."""
+    if schedule is None or isinstance(rule, Scheduled) or not has_lr(rule):
         return rule
     valid = f"a Scheduled(rule, shape=f): the run's schedule was a {schedule}"
     require("rule", type(rule).__name__, not schedule.startswith(FUNCTION), valid)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from lategrad.support.options import Entry, entry_of, parse_spec
 from lategrad.support.validation import Scalar, require, require_number
 
 __all__ = ["Ball", "Box", "ConvexSet", "HalfSpace", "L1Ball", "Product", "Simplex", "WholeSpace"]
@@ -29,10 +30,9 @@ class ConvexSet(Protocol):
     @property
     def diameter(self) -> Scalar:
         r"""The paper's D: :math:`\max_{x, y \in K} \|x - y\|`; ``inf`` when the set is not bounded."""
-        ...
 
     def diameter_in(self, dim: int) -> Scalar:
-        """The diameter in so many dimensions, for sets such as a box whose bounds are numbers."""
+        """The diameter in ``dim`` dimensions, for sets such as a box whose bounds are numbers."""
         return self.diameter
 
     def support(self, direction: Tensor) -> Tensor:
@@ -40,15 +40,12 @@ class ConvexSet(Protocol):
 
         float64, shape ``(*runs, 1)``; ``inf`` where the set has no end in that direction.
         """
-        ...
 
     def project(self, x: Tensor) -> Tensor:
         r"""The nearest point of the set: :math:`\Pi_K(x) = \arg\min_{u \in K} \|u - x\|`."""
-        ...
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
         """Whether each vector is in the set, up to ``tol`` relative to its size; bool, ``(*runs, 1)``."""
-        ...
 
 
 def norm(x: Tensor) -> Tensor:
@@ -67,7 +64,7 @@ def _near_zero(violation: Tensor, size: Tensor, tol: float) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class WholeSpace:
+class WholeSpace(ConvexSet):
     r"""All of :math:`\mathbb{R}^d`: no constraint.
 
     >>> WholeSpace().project(torch.tensor([3.0, 4.0]))
@@ -76,28 +73,20 @@ class WholeSpace:
 
     @property
     def diameter(self) -> float:
-        """Infinite."""
         return math.inf
 
-    def diameter_in(self, dim: int) -> Scalar:
-        """The same in any number of dimensions."""
-        return self.diameter
-
     def project(self, x: Tensor) -> Tensor:
-        """Return ``x`` itself."""
         return x
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
-        """Whether all entries are finite."""
         return torch.isfinite(x).all(-1, keepdim=True)
 
     def support(self, direction: Tensor) -> Tensor:
-        """Infinite, but for the zero vector."""
         return torch.where(norm(direction) > 0, math.inf, 0.0).double()
 
 
 @dataclass(frozen=True, eq=False)
-class Ball:
+class Ball(ConvexSet):
     r"""The Euclidean ball :math:`\{u : \|u - c\| \le r\}`, :math:`\Pi(x) = c + \min(1, r/\|x-c\|)(x-c)`.
 
     Args:
@@ -120,12 +109,7 @@ class Ball:
 
     @property
     def diameter(self) -> Scalar:
-        """Twice the radius."""
         return 2 * self.radius
-
-    def diameter_in(self, dim: int) -> Scalar:
-        """The same in any number of dimensions."""
-        return self.diameter
 
     def _from_center(self, x: Tensor) -> Tensor:
         return x if self.center is None else x - self.center.to(x.dtype)
@@ -141,7 +125,6 @@ class Ball:
         return torch.where(length > self.radius, on_sphere, x)
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
-        """Whether the distance to the centre is at most the radius."""
         return _near_zero(norm(self._from_center(x)) - self.radius, norm(x), tol)
 
     def support(self, direction: Tensor) -> Tensor:
@@ -151,7 +134,7 @@ class Ball:
 
 
 @dataclass(frozen=True, eq=False)
-class Box:
+class Box(ConvexSet):
     r"""The box :math:`\{u : \mathrm{low} \le u \le \mathrm{high}\}`, coordinate by coordinate.
 
     Args:
@@ -180,7 +163,6 @@ class Box:
         return norm(width)
 
     def diameter_in(self, dim: int) -> Scalar:
-        """The length of the diagonal."""
         width = self.high - self.low
         if not isinstance(width, Tensor):
             return width * math.sqrt(dim)  # a number is good on every device
@@ -191,17 +173,14 @@ class Box:
         return [torch.as_tensor(bound, dtype=like.dtype, device=like.device) for bound in (self.low, self.high)]
 
     def project(self, x: Tensor) -> Tensor:
-        """Clamp every coordinate."""
         low, high = self._bounds(x)
         return torch.minimum(torch.maximum(x, low), high)
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
-        """Whether every coordinate is within its bounds."""
         outside = torch.maximum(self.low - x, x - self.high).amax(-1, keepdim=True)
         return _near_zero(outside, norm(x), tol)
 
     def support(self, direction: Tensor) -> Tensor:
-        """Every coordinate at the bound that the direction's sign points to."""
         direction = direction.double()
         low, high = self._bounds(direction)
         return torch.maximum(direction * low, direction * high).sum(-1, keepdim=True)
@@ -218,7 +197,7 @@ def _project_on_simplex(x: Tensor, total: Scalar) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Simplex:
+class Simplex(ConvexSet):
     r"""The scaled probability simplex :math:`\{u \ge 0 : \sum_j u_j = \mathrm{total}\}`.
 
     >>> Simplex().project(torch.tensor([0.4, 0.4, -9.0]))
@@ -232,29 +211,22 @@ class Simplex:
 
     @property
     def diameter(self) -> Scalar:
-        """The distance between two corners."""
         return math.sqrt(2) * self.total
-
-    def diameter_in(self, dim: int) -> Scalar:
-        """The same in any number of dimensions."""
-        return self.diameter
 
     def project(self, x: Tensor) -> Tensor:
         """Subtract the one threshold after which the positive parts sum to ``total``; O(d log d)."""
         return _project_on_simplex(x, self.total)
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
-        """Whether no coordinate is negative and they sum to ``total``."""
         sum_error = (x.sum(-1, keepdim=True, dtype=torch.float64) - self.total).abs()
         return _near_zero(torch.maximum(sum_error, -x.amin(-1, keepdim=True)), norm(x), tol)
 
     def support(self, direction: Tensor) -> Tensor:
-        """All of the total on the largest entry."""
         return self.total * direction.double().amax(-1, keepdim=True)
 
 
 @dataclass(frozen=True, eq=False)
-class L1Ball:
+class L1Ball(ConvexSet):
     r"""The cross-polytope :math:`\{u : \sum_j |u_j| \le r\}`, whose projection makes vectors sparse.
 
     >>> L1Ball(1.0).project(torch.tensor([3.0, -2.5, 0.1]))
@@ -268,12 +240,7 @@ class L1Ball:
 
     @property
     def diameter(self) -> Scalar:
-        """Twice the radius."""
         return 2 * self.radius
-
-    def diameter_in(self, dim: int) -> Scalar:
-        """The same in any number of dimensions."""
-        return self.diameter
 
     def project(self, x: Tensor) -> Tensor:
         """Project the absolute values on the simplex where their sum is too large; O(d log d)."""
@@ -282,16 +249,14 @@ class L1Ball:
         return torch.where(outside, x.sign() * _project_on_simplex(size, self.radius), x)
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
-        """Whether the absolute values sum to at most the radius."""
         return _near_zero(x.abs().sum(-1, keepdim=True, dtype=torch.float64) - self.radius, norm(x), tol)
 
     def support(self, direction: Tensor) -> Tensor:
-        """All of the radius on the entry that is largest in size."""
         return self.radius * direction.double().abs().amax(-1, keepdim=True)
 
 
 @dataclass(frozen=True, eq=False)
-class HalfSpace:
+class HalfSpace(ConvexSet):
     r"""The half-space :math:`\{u : \langle a, u \rangle \le b\}`.
 
     Args:
@@ -312,12 +277,7 @@ class HalfSpace:
 
     @property
     def diameter(self) -> float:
-        """Infinite."""
         return math.inf
-
-    def diameter_in(self, dim: int) -> Scalar:
-        """The same in any number of dimensions."""
-        return self.diameter
 
     def _excess(self, x: Tensor) -> Tensor:
         """<a, x> - b in float64."""
@@ -329,7 +289,6 @@ class HalfSpace:
         return (x - back * self.normal).to(x.dtype)
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
-        """Whether the inequality holds."""
         length = norm(self.normal)
         return _near_zero(self._excess(x) / length, norm(x), tol)
 
@@ -342,7 +301,7 @@ class HalfSpace:
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Product:
+class Product(ConvexSet):
     r"""A product :math:`K_1 \times K_2 \times \dots`: consecutive slices of the vector, a set for each.
 
     Args:
@@ -365,7 +324,6 @@ class Product:
 
     @property
     def sizes(self) -> list[int]:
-        """The length of each slice."""
         return [size for _, size in self.parts]
 
     def _split(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -375,24 +333,56 @@ class Product:
 
     @property
     def diameter(self) -> Scalar:
-        """The root of the sum of the parts' squared diameters."""
         return sum(part.diameter_in(size) ** 2 for part, size in self.parts) ** 0.5
 
-    def diameter_in(self, dim: int) -> Scalar:
-        """The same: the sizes of the parts are known."""
-        return self.diameter
-
     def project(self, x: Tensor) -> Tensor:
-        """Project every slice on its own set."""
         slices = zip(self.parts, self._split(x), strict=True)
         return torch.cat([part.project(piece) for (part, _), piece in slices], dim=-1)
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
-        """Whether every slice is in its set."""
         slices = zip(self.parts, self._split(x), strict=True)
         return torch.cat([part.contains(piece, tol) for (part, _), piece in slices], dim=-1).all(-1, keepdim=True)
 
     def support(self, direction: Tensor) -> Tensor:
-        """The sum of the parts'."""
         slices = zip(self.parts, self._split(direction), strict=True)
         return torch.cat([part.support(piece) for (part, _), piece in slices], dim=-1).sum(-1, keepdim=True)
+
+
+SETS: dict[str, Entry[ConvexSet]] = {
+    "whole": entry_of("no constraint", WholeSpace, "whole"),
+    "ball": entry_of("Euclidean ball around the origin", Ball, "ball:RADIUS"),
+    "box": entry_of("the same bounds for every coordinate", Box, "box:LOW,HIGH"),
+    "simplex": entry_of("non-negative, with a given sum", Simplex, "simplex or simplex:TOTAL"),
+    "l1": entry_of("l1 ball around the origin", L1Ball, "l1:RADIUS"),
+}
+"""The constraint sets that have a name."""
+
+
+def parse_set(text: str) -> ConvexSet:
+    """The constraint set that a text describes: a name of ``lategrad list``, or a class of your own.
+
+    >>> parse_set("ball:5")
+    Ball(radius=5.0, center=None)
+    >>> parse_set("cube:1")
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown constraint set 'cube'; valid: whole, ball:RADIUS, box:LOW,HIGH, simplex or ..., l1:RADIUS
+    """
+    return parse_spec(text, "constraint set", SETS)
+
+
+def as_set(domain: ConvexSet | str | None) -> ConvexSet:
+    """A constraint set from what users write: a set, a text such as ``ball:5``, or None for no constraint."""
+    if isinstance(domain, str):
+        return parse_set(domain)
+    return WholeSpace() if domain is None else domain
+
+
+def resolve_domain(owner: Any) -> None:
+    """Replace a ``domain`` that was given as a text or as None by its set; rules call it in ``__post_init__``.
+
+    >>> import lategrad as lg
+    >>> lg.Steady(lr=1.0, domain="ball:5").domain
+    Ball(radius=5.0, center=None)
+    """
+    object.__setattr__(owner, "domain", as_set(owner.domain))

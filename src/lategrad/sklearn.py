@@ -1,14 +1,15 @@
 """Linear models trained from late gradients, as scikit-learn estimators.
 
 ``fit`` is one call of :func:`lategrad.simulate` on :class:`~lategrad.problems.SoftmaxRegression` or
-:class:`~lategrad.problems.LeastSquares` (or, with ``workers``, of :func:`lategrad.train`), and ``partial_fit`` is
-some passes through :class:`~lategrad.optim.Delayed`: this module only speaks scikit-learn's language.
+:class:`~lategrad.problems.LeastSquares` (or, with ``workers``, of :func:`lategrad.train`), and ``partial_fit`` is a
+pass through :class:`~lategrad.optim.Delayed`: this module only adapts them to scikit-learn.
 """
 
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
-from typing import Any, TypeVar
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,57 +39,39 @@ Array = npt.NDArray[Any]
 Self = TypeVar("Self", bound="_LateEstimator")
 
 _SCALE = 10.0
-"""What ``lr=None`` stands for, in units that make it independent of the scale of features and targets."""
+"""The default of ``lr``, in units that make it independent of the scale of features and targets."""
 
 _DISTANCES = ("adaptive-revision", "async-adagrad", "steady", "steady-coordinate")
-"""Rules whose lr is a distance to travel and not a step, as the diameter of others is."""
+"""Rules whose lr is a distance to travel, not a step size, as the diameter of others is."""
 
 
+@dataclass(eq=False, repr=False)
 class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
-    """What the two estimators share."""
+    """Base of the two estimators."""
 
-    def __init__(
-        self,
-        rule: str | AnyRule[Any] = "steady",
-        *,
-        lr: float | None = None,
-        domain: str | ConvexSet | None = None,
-        delays: int | str | DelayModel = 0,
-        workers: int | None = None,
-        engine: str = "threads",
-        steps: int = 2000,
-        batch: int = 32,
-        l2: float = 1e-4,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "cpu",
-    ) -> None:
-        self.rule = rule
-        self.lr = lr
-        self.domain = domain
-        self.delays = delays
-        self.workers = workers
-        self.engine = engine
-        self.steps = steps
-        self.batch = batch
-        self.l2 = l2
-        self.random_state = random_state
-        self.device = device
+    rule: str | AnyRule[Any] = "steady"
+    _: KW_ONLY
+    lr: float | None = None
+    domain: str | ConvexSet | None = None
+    delays: int | str | DelayModel = 0
+    workers: int | None = None
+    engine: str = "threads"
+    steps: int = 2000
+    batch: int = 32
+    l2: float = 1e-4
+    random_state: int | np.random.RandomState | None = None
+    device: str = "cpu"
 
-    # ---- What a kind of estimator says about itself
-
-    @abstractmethod
-    def _problem(self, X: Array, y: Array, weights: Tensor | None) -> LinearModel:
-        """The objective on these rows, with targets as :meth:`_targets` gave them."""
+    _model: ClassVar[type[LinearModel]]
+    _checks_of_y: ClassVar[dict[str, Any]] = {}
 
     @abstractmethod
     def _targets(self, y: Array, classes: Any = None, *, first: bool) -> Array:
-        """Checked targets; on the first call it also learns what there is to learn from them."""
+        """Check and encode the targets; the first call sets the classes."""
 
     @abstractmethod
     def _set_weights(self, weights: Array) -> None:
-        """Keep ``coef_`` and ``intercept_``, from a row of features and bias for each output."""
-
-    # ---- scikit-learn's contract
+        """Set ``coef_`` and ``intercept_`` from a row of features and bias for each output."""
 
     def fit(self: Self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the start, for ``steps`` updates.
@@ -96,9 +79,9 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         Args:
             X: rows of features, dense or sparse; scale them, as for any gradient method.
             y: a target for each row.
-            sample_weight: of the rows in the mean loss; a weight of 2 is a row that is there twice.
+            sample_weight: of the rows in the mean loss; a row of weight 2 counts as two rows.
         """
-        X, y = self._validated(X, y, reset=True)
+        X, y = self._validate(X, y, reset=True)
         targets = self._targets(y, first=True)
         weights = self._row_weights(X, y, sample_weight)
         if weights is not None:
@@ -110,8 +93,8 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
             trace = simulate(problem, rule, self.delays, self.steps, seed=seed, device=self.device, progress=False)
         else:
             require("delays", self.delays, self.delays == 0, "0 with workers: their delays are real")
-            how: dict[str, Any] = {"workers": self.workers, "engine": self.engine, "device": self.device}
-            trace = train(problem, rule, steps=self.steps, seed=seed, progress=False, **how)
+            trace = train(problem, rule, steps=self.steps, workers=self.workers, engine=self.engine,
+                          device=self.device, seed=seed, progress=False)  # fmt: skip
         self.trace_ = trace
         self.n_iter_ = int(trace.steps[-1])
         self._online: Delayed | None = None
@@ -122,14 +105,14 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         first = not hasattr(self, "coef_")
         if first and classes is None and isinstance(self, ClassifierMixin):
             raise ValueError("classes must be given at the first call of partial_fit")
-        X, y = self._validated(X, y, reset=first)
+        X, y = self._validate(X, y, reset=first)
         targets = self._targets(y, classes, first=first)
         problem = self._problem(X, targets, self._row_weights(X, y, sample_weight))
         if getattr(self, "_online", None) is None:
-            start = torch.zeros(problem.dim, dtype=problem.train.dtype) if first else self._vector()
+            start = problem.start() if first else torch.tensor(self._weights).flatten()
             inner = FromRule([torch.nn.Parameter(start)], self._rule(problem))
             require("steps", self.steps, isinstance(self.steps, int) and self.steps >= 1, "an integer >= 1")
-            self._online = Delayed(inner, self.delays, max_delay=self.steps, seed=self._seed())
+            self._online = Delayed(inner, self.delays, delay_cap=self.steps, seed=self._seed())
             self.n_iter_ = 0
         online = self._online
         assert online is not None
@@ -143,15 +126,13 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
             self._set_vector(x.detach(), problem)
         return self
 
-    # ---- Pieces
-
-    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
+    def _validate(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
         kinds: dict[str, Any] = {"dtype": [np.float64, np.float32], "accept_sparse": "csr"}
         X, y = validate_data(self, X, y, reset=reset, **kinds, **self._checks_of_y)
         return X, y
 
     def _row_weights(self, X: Array, y: Array, sample_weight: Any) -> Tensor | None:
-        """A weight for each row; None where all are 1."""
+        """A weight for each row; None if all are 1."""
         if sample_weight is None:
             return None
         return torch.tensor(_check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True))
@@ -161,27 +142,25 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
-    _checks_of_y: dict[str, Any] = {}  # noqa: RUF012
-
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _rule(self, problem: LinearModel) -> AnyRule[Any]:
         if not isinstance(self.rule, str):
-            given = self.lr is None and self.domain is None
-            require("lr and domain", (self.lr, self.domain), given, "None with a rule that is not a name: it has them")
+            is_valid = self.lr is None and self.domain is None
+            require("lr and domain", (self.lr, self.domain), is_valid, "None with a rule object, which has its own")
             return self.rule
         spec = read_rule(self.rule)
         number = spec.entry.parameter
         if self.lr is not None:
-            require("lr", self.lr, number not in spec.given, f"None: the rule {self.rule!r} has its {number}")
-        if number not in spec.given:
-            spec = spec.with_option(number, self._number(problem, spec) if self.lr is None else self.lr)
+            require("lr", self.lr, number not in spec.values, f"None: the rule {self.rule!r} has its {number}")
+        if number not in spec.values:
+            spec = spec.with_option(number, self._default(problem, spec) if self.lr is None else self.lr)
         require("rule", self.rule, not spec.swept, "one rule, not a sweep")
         return spec.build(self.domain)
 
-    def _number(self, problem: LinearModel, spec: RuleSpec) -> float:
-        """What ``lr=None`` stands for."""
+    def _default(self, problem: LinearModel, spec: RuleSpec) -> float:
+        """The rule's number for ``lr=None``."""
         parameter = spec.entry.parameter
         require("lr", None, parameter in ("lr", "diameter", "strong_convexity"), f"a number for rule {self.rule!r}")
         if parameter == "strong_convexity":
@@ -191,22 +170,18 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         _, gradient = problem.value_and_gradient(problem.start())
         return _SCALE * float(gradient.norm()) / problem.smoothness  # the optimum is at least a tenth of it away
 
-    def _dataset(self, X: Array, y: Array, classes: int | None) -> Dataset:
+    def _problem(self, X: Array, y: Array, weights: Tensor | None) -> LinearModel:
+        """The objective on these rows, with encoded targets."""
         x, targets = _as_tensor(X), torch.tensor(y)
-        return Dataset(type(self).__name__, x, targets, x, targets, classes)
-
-    def _options(self, X: Array, weights: Tensor | None) -> dict[str, Any]:
-        dtype = torch.float32 if X.dtype == np.float32 else torch.float64
-        # A batch of all rows is the whole gradient, whatever their order; a larger one would be a random part more.
+        classes = len(self.classes_) if isinstance(self, ClassifierMixin) else None
+        data = Dataset(type(self).__name__, x, targets, x, targets, classes)
+        # a batch of all rows is the full gradient; a larger one would repeat random rows
         batch = min(self.batch, X.shape[0]) if isinstance(self.batch, int) else self.batch
-        return {"batch": batch, "sampling": "epochs", "l2": self.l2, "dtype": dtype, "weights": weights}
+        return self._model(data, batch=batch, sampling="epochs", l2=self.l2, dtype=x.dtype, weights=weights)
 
     def _set_vector(self, x: Tensor, problem: LinearModel) -> None:
         self._weights = x.reshape(problem.outputs, -1).numpy().copy()
         self._set_weights(self._weights)
-
-    def _vector(self) -> Tensor:
-        return torch.tensor(self._weights).flatten()
 
     def _scores(self, X: Any) -> Array:
         check_is_fitted(self)
@@ -223,6 +198,7 @@ def _as_tensor(X: Any) -> Tensor:
     return torch.sparse_coo_tensor(indices, torch.tensor(coordinates.data), X.shape, check_invariants=True)
 
 
+@dataclass(eq=False, repr=False)
 class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
     """Softmax regression trained from late gradients.
 
@@ -234,17 +210,17 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
 
     Args:
         rule: a name from ``lategrad list``, with options or not, ``"steady:c=20"``; or a rule.
-        lr: the rule's one number. None stands for 10 / L where it is a step, with the smoothness L of the
-            objective; for 10 times the length of the first gradient / L where it is a distance (``steady``, rules
-            with a diameter); and for the strong convexity itself.
-        domain: the set that the weights stay in, as ``"ball:5"`` or a set; None for no constraint.
+        lr: the rule's main hyper-parameter. By default, with the smoothness L of the objective: 10 / L where it is a
+            step size; 10 / L times the norm of the first gradient where it is a distance (``steady``, rules with a
+            diameter); and the strong convexity itself.
+        domain: the constraint set of the weights, as ``"ball:5"`` or a set; None for no constraint.
         delays: of the gradients: updates, a text such as ``"lognormal:4,0.8"``, or a delay model.
-        workers: train with so many asynchronous workers instead of simulating ``delays``.
-        engine: how the workers run, "threads" or "processes".
-        steps: updates that ``fit`` makes.
+        workers: train with this number of asynchronous workers instead of simulating ``delays``.
+        engine: of the workers, "threads" or "processes".
+        steps: number of updates of ``fit``.
         batch: rows for each gradient.
         l2: factor of the penalty l2/2 times the squared norm of all weights, intercepts included.
-        class_weight: a weight for the rows of each class, as a dict, or "balanced" for weights against their numbers.
+        class_weight: a weight for the rows of each class, as a dict, or "balanced" for inverse frequencies.
         random_state: of the order of the rows and of the delays.
         device: "cpu" or "cuda", for ``fit``.
 
@@ -255,41 +231,23 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         n_features_in_: as everywhere in scikit-learn.
         feature_names_in_: as everywhere in scikit-learn.
         n_iter_: updates made.
-        trace_: after ``fit``, what happened: ``trace_.loss``, ``trace_.delays``, ``trace_.plot(path)``.
+        trace_: the :class:`~lategrad.Trace` of ``fit``: ``trace_.loss``, ``trace_.delays``, ``trace_.plot(path)``.
     """
 
-    classes_: Array
-
-    def __init__(
-        self,
-        rule: str | AnyRule[Any] = "steady",
-        *,
-        lr: float | None = None,
-        domain: str | ConvexSet | None = None,
-        delays: int | str | DelayModel = 0,
-        workers: int | None = None,
-        engine: str = "threads",
-        steps: int = 2000,
-        batch: int = 32,
-        l2: float = 1e-4,
-        class_weight: dict[Any, float] | str | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "cpu",
-    ) -> None:
-        super().__init__(rule, lr=lr, domain=domain, delays=delays, workers=workers, engine=engine, steps=steps,
-                         batch=batch, l2=l2, random_state=random_state, device=device)  # fmt: skip
-        self.class_weight = class_weight
+    _: KW_ONLY
+    class_weight: dict[Any, float] | str | None = None
+    _model = SoftmaxRegression
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> LateClassifier:
-        """One pass over these rows in their order, ``batch`` at a time, going on from the calls before.
+        """One pass over these rows in order, ``batch`` at a time, continuing previous calls.
 
-        With delays the last gradients are on their way when it returns, and arrive in the next call. ``lr``
-        is fixed at the first call. After ``fit`` it starts from the fitted weights, with a fresh rule.
+        With delays the last gradients are in flight when it returns, and arrive in the next call. ``lr`` is fixed at
+        the first call. After ``fit`` it starts from the fitted weights, with a new state of the rule.
 
         Args:
             X: rows of features.
             y: their labels.
-            classes: all labels that will ever come; needed at the first call.
+            classes: all labels of this and later calls; required at the first call.
             sample_weight: a factor on the gradient of each row.
         """
         if self.class_weight == "balanced":
@@ -303,8 +261,7 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         return scores.ravel() if scores.shape[1] == 1 else scores
 
     def predict(self, X: Any) -> Array:
-        """The label with the largest score."""
-        best = self._class_scores(X).argmax(1)
+        best = self._class_scores(X).argmax(1)  # raises before fit, when there are no classes
         labels: Array = self.classes_[best]
         return labels
 
@@ -313,7 +270,6 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Its logarithm."""
         logarithms: Array = log_softmax(self._class_scores(X), axis=1)
         return logarithms
 
@@ -337,13 +293,10 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         weights = super()._row_weights(X, y, sample_weight)
         if self.class_weight is None:
             return weights
-        given = None if weights is None else weights.numpy()
-        of_classes = compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=given)
-        of_rows = torch.tensor(of_classes[np.searchsorted(self.classes_, y)])
-        return of_rows if weights is None else of_rows * weights
-
-    def _problem(self, X: Array, y: Array, weights: Tensor | None) -> LinearModel:
-        return SoftmaxRegression(self._dataset(X, y, len(self.classes_)), **self._options(X, weights))
+        by_row = None if weights is None else weights.numpy()
+        by_class = compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=by_row)
+        factors = torch.tensor(by_class[np.searchsorted(self.classes_, y)])
+        return factors if weights is None else factors * weights
 
     def _set_weights(self, weights: Array) -> None:
         if len(weights) == 2:
@@ -351,6 +304,7 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         self.coef_, self.intercept_ = weights[:, :-1].copy(), weights[:, -1].copy()
 
 
+@dataclass(eq=False, repr=False)
 class LateRegressor(RegressorMixin, _LateEstimator):  # type: ignore[misc]
     """Least squares (ridge regression, with ``l2``) trained from late gradients.
 
@@ -364,26 +318,18 @@ class LateRegressor(RegressorMixin, _LateEstimator):  # type: ignore[misc]
     Arguments and attributes are those of :class:`LateClassifier`, without classes.
     """
 
-    _checks_of_y = {"y_numeric": True}  # noqa: RUF012
+    _model = LeastSquares
+    _checks_of_y: ClassVar[dict[str, Any]] = {"y_numeric": True}
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> LateRegressor:
-        """One pass over these rows in their order, ``batch`` at a time, going on from the calls before.
-
-        With delays the last gradients are on their way when it returns, and arrive in the next call. ``lr``
-        is fixed at the first call. After ``fit`` it starts from the fitted weights, with a fresh rule.
-        ``sample_weight`` is a factor on the gradient of each row.
-        """
+        """One pass over these rows; see :meth:`LateClassifier.partial_fit`."""
         return self._partial_fit(X, y, None, sample_weight)
 
     def predict(self, X: Any) -> Array:
-        """A number for each row."""
         return self._scores(X)
 
     def _targets(self, y: Array, classes: Any = None, *, first: bool) -> Array:
         return y
-
-    def _problem(self, X: Array, y: Array, weights: Tensor | None) -> LinearModel:
-        return LeastSquares(self._dataset(X, y, None), **self._options(X, weights))
 
     def _set_weights(self, weights: Array) -> None:
         self.coef_, self.intercept_ = weights[0, :-1].copy(), float(weights[0, -1])

@@ -1,4 +1,4 @@
-"""What happened in a run: recorded losses, accuracies and delays, the final vectors, the configuration.
+"""The record of a run: losses, accuracies and delays, the final vectors, the configuration.
 
 A trace is one file (safetensors: tensors and JSON, nothing that executes on loading), written atomically.
 """
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = "lategrad-trace-1"
-_OPTIONAL = ("accuracy", "test_loss", "time", "worker", "sequence", "previous", "local_steps")
+_OPTIONAL = ("accuracy", "test_loss", "time", "worker", "sequence", "parent_job", "local_steps")
 _TENSORS = ("steps", "loss", "delays", "output", "query", *_OPTIONAL)
-_METRIC = "metric."  # before the names of the user's own, in a file
+_METRIC = "metric."  # prefix of the names of metrics in a file
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension of the runs: what varies along it, and its values."""
+    """One dimension of the runs: the quantity that varies along it, and its values."""
 
     name: str
     values: tuple[Any, ...]
 
     def at(self, position: int) -> str:
-        """A place on it in words, with round numbers.
+        """Name and value at a position, with round numbers.
 
         >>> Axis("lr", (0.10000000149011612,)).at(0)
         'lr 0.1'
@@ -54,39 +54,36 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The record of a simulation or of a real training; every run has its place along ``axes``.
-
-    The run dimensions are those of ``axes``, in order; a single run has none.
-    """
+    """The record of a simulation or of a training run. The run dimensions are ``axes``; a single run has none."""
 
     steps: Tensor
-    """``(records,)``: after how many updates each record was taken; the first is 0, the start."""
+    """``(records,)``: the number of updates before each record; the first is 0, the start."""
     loss: Tensor
     """``(records, *runs)``: the objective at the rule's output, float64."""
     accuracy: Tensor | None
-    """``(records, *runs)``: test accuracy at the rule's output, where the problem has one."""
+    """``(records, *runs)``: test accuracy at the rule's output, if the problem has one."""
     delays: Tensor
     """``(updates, *arrivals)``: the delay of every update, int32; arrivals are the axes seed and delay."""
     output: Tensor
-    """``(*runs, dim)``: the rule's output at the end: what to evaluate and ship."""
+    """``(*runs, dim)``: the rule's output at the end: the weights to evaluate and ship."""
     query: Tensor
-    """``(*runs, dim)``: the next query at the end; for most rules another point than the output."""
+    """``(*runs, dim)``: the next query at the end; for most rules not the output."""
     axes: tuple[Axis, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)
-    """What was run: problem, rule, delays, seeds, versions; plain JSON values."""
+    """Problem, rule, delays, seeds, versions; plain JSON values."""
     time: Tensor | None = None
-    """``(updates, *arrivals)``: when each update was applied, in (virtual) seconds, where known."""
+    """``(updates, *arrivals)``: when each update was applied, in (virtual) seconds, if known."""
     worker: Tensor | None = None
-    """``(updates, *arrivals)``: who sent each gradient, where known."""
+    """``(updates, *arrivals)``: the worker that sent each gradient, if known."""
     sequence: Tensor | None = None
-    """``(updates,)``: which sample of its worker's stream each gradient used, in a real training."""
-    previous: Tensor | None = None
-    """``(updates,)``: the job of its worker that what it had kept was from, -1 if it had nothing yet; where workers
-    keep something from job to job."""
+    """``(updates,)``: the number of each gradient's sample in its worker's stream, in a training run."""
+    parent_job: Tensor | None = None
+    """``(updates,)``: the job of the same worker that left the state in which this one began, -1 for a new worker's;
+    where workers have state."""
     local_steps: Tensor | None = None
-    """``(updates, *arrivals)``: how many steps of its own each sender took, where the problem has local steps."""
+    """``(updates, *arrivals)``: the number of local steps of each sender, if the problem has local steps."""
     test_loss: Tensor | None = None
-    """``(records, *runs)``: the loss on held-out data at the rule's output, where the problem has one."""
+    """``(records, *runs)``: the loss on held-out data at the rule's output, if the problem has one."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
     """``(records, *runs)`` each: the user's own metrics at the rule's output, by name."""
 
@@ -109,13 +106,12 @@ class Trace:
 
     @property
     def version(self) -> Tensor:
-        """``(updates, *arrivals)``: how many updates the query of each gradient had behind it."""
-        made = torch.arange(len(self.delays)).view(-1, *[1] * (self.delays.dim() - 1))
-        return made - self.delays
+        """``(updates, *arrivals)``: the number of updates before the query of each gradient."""
+        return torch.arange(len(self.delays)).view(-1, *[1] * (self.delays.dim() - 1)) - self.delays
 
     @property
     def complete(self) -> bool:
-        """Whether the run reached the number of updates that it was asked for."""
+        """Whether the run reached its number of updates."""
         return bool(self.steps[-1].item() == self.config.get("steps"))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -150,21 +146,19 @@ class Trace:
         return Trace(**tensors, **optional, metrics=metrics, axes=axes, config=json.loads(metadata["config"]))
 
     def rows(self, optimum: float | None = None) -> Iterator[dict[str, Any]]:
-        """One row for every record of every run: its place on the axes, step, accuracy, loss, excess loss, and the
-        test loss and metrics where there are any.
+        """One row for every record of every run: axes, step, accuracy, loss, excess loss, test loss and metrics.
 
         Args:
-            optimum: the smallest loss that can be had; without it the excess loss is left empty.
+            optimum: the smallest possible loss; without it the excess loss is left empty.
         """
         for index in product(*(range(len(axis.values)) for axis in self.axes)):
             where = {axis.name: axis.values[i] for axis, i in zip(self.axes, index, strict=True)}
             losses = self.loss.movedim(0, -1)[index].tolist()
-            accuracies = [""] * len(losses)
-            if self.accuracy is not None:
-                accuracies = self.accuracy.movedim(0, -1)[index].tolist()
-            for record, (step, accuracy, loss) in enumerate(zip(self.steps.tolist(), accuracies, losses, strict=True)):
+            accuracy = self.accuracy
+            accuracies = [""] * len(losses) if accuracy is None else accuracy.movedim(0, -1)[index].tolist()
+            for record, (step, right, loss) in enumerate(zip(self.steps.tolist(), accuracies, losses, strict=True)):
                 excess = "" if optimum is None else loss - optimum
-                row = {**where, "step": step, "accuracy": accuracy, "loss": loss, "excess_loss": excess}
+                row = {**where, "step": step, "accuracy": right, "loss": loss, "excess_loss": excess}
                 more = {} if self.test_loss is None else {"test_loss": self.test_loss}
                 yield row | {name: value[record][index].item() for name, value in (more | self.metrics).items()}
 
@@ -185,7 +179,7 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
     """Loss and accuracy of several traces in one figure: a line for each run, over seeds their mean and range.
 
     Args:
-        traces: by what the legend shall call them; a single one gives the figure its title.
+        traces: by their names in the legend; the name of a single one is the title.
         path: also save the figure there (.png, .svg or .pdf).
     """
     from matplotlib import colormaps
@@ -219,7 +213,7 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
 
 
 class _Curve(NamedTuple):
-    """The runs of a trace that differ in their seed alone."""
+    """The runs of a trace that differ only in their seed."""
 
     label: str
     steps: Tensor
@@ -230,27 +224,25 @@ class _Curve(NamedTuple):
 
 def _curves(name: str, trace: Trace) -> Iterator[_Curve]:
     seed = next((i for i, axis in enumerate(trace.axes) if axis.name == "seed"), None)
-    shown = [axis for i, axis in enumerate(trace.axes) if i != seed]
+    others = [axis for i, axis in enumerate(trace.axes) if i != seed]
 
     def at(values: Tensor, index: tuple[int, ...]) -> Tensor:
         by_seed = values.unsqueeze(-1) if seed is None else values.movedim(seed + 1, -1)
         return by_seed.movedim(0, -2)[index]
 
-    for index in product(*(range(len(axis.values)) for axis in shown)):
-        place = [axis.at(i) for axis, i in zip(shown, index, strict=True)]
+    for index in product(*(range(len(axis.values)) for axis in others)):
+        place = [axis.at(i) for axis, i in zip(others, index, strict=True)]
         accuracy = None if trace.accuracy is None else at(trace.accuracy, index)
         yield _Curve(", ".join(filter(None, [name, *place])), trace.steps, at(trace.loss, index), accuracy)
 
 
 def write_csv(path: str | os.PathLike[str], rows: Iterable[dict[str, Any]]) -> Path:
-    """Write dictionaries as a CSV file; what a row does not have is left empty."""
-    path = Path(path)
+    """Write dictionaries as a CSV file; missing keys are left empty."""
+    path, rows = Path(path), list(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = list(rows)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(
-            file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
-        )
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    with replacing(path) as part, part.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return path

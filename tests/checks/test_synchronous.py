@@ -51,9 +51,9 @@ def test_a_server_with_one_worker_is_synchronous_sgd():
 
     def served():
         server = Server(problem, lg.SGD(lr=0.5), Settings(steps=10))
-        job = server.issue(0)
+        job = server.join(0)
         while job is not None:
-            job = server.exchange(0, job.version, job.sequence, problem.gradient(job.query, noise))
+            job = server.deliver(0, job.version, job.sequence, problem.gradient(job.query, noise))
             yield {"parameters": server.output(), "version": server.version}
 
     def plain():

@@ -11,7 +11,7 @@ from sklearn.datasets import load_wine
 
 import lategrad as lg
 from lategrad.cli import main as cli
-from lategrad.delays.specs import FORMS
+from lategrad.delays.specs import DELAYS
 from lategrad.problems import Quadratic
 from lategrad.registry import RULES
 from lategrad.trace import Trace, plot_traces
@@ -27,7 +27,7 @@ def run(capsys, *arguments):
 def test_list_names_everything(capsys):
     code, out, _ = run(capsys, "list")
     assert code == 0
-    for name in [*RULES, *FORMS, "ball:RADIUS", "digits", "fashion-mnist", "softmax"]:
+    for name in [*RULES, *DELAYS, "ball:RADIUS", "digits", "fashion-mnist", "softmax"]:
         assert name in out
 
 
@@ -53,9 +53,9 @@ def test_simulate_prints_a_table_and_writes_everything(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["--rule", "xyz"], "unknown rule 'xyz'; valid: anytime-sgd"),
-        (["--domain", "cube:1"], "unknown set 'cube:1'; valid: whole, ball:RADIUS"),
-        (["--delay", "sometimes"], "valid forms: 500, constant:500"),
-        (["--delay", "lognormal:7"], "lognormal:7,0.4"),
+        (["--domain", "cube:1"], "unknown constraint set 'cube'; valid: whole, ball:RADIUS"),
+        (["--delay", "banana"], "unknown delay 'banana'; valid: constant:500, uniform:0,100"),
+        (["--delay", "lognormal:7"], "delay 'lognormal' needs sigma: write lognormal:7,0.4"),
         (["--lr", "fast"], "'--lr'"),
         (["--lr", "-1"], "lr must be a finite number >= 0"),
         (["--steps", "0"], "--steps must be an integer >= 1, got 0"),
@@ -166,7 +166,7 @@ def test_a_pause_for_a_worker_that_is_not_there_is_said(capsys):
     code, _, err = run(capsys, "train", "--problem", "quadratic", "--steps", "20", "--workers", "2", "--engine",
                        "threads", "--slow", "9=constant:1")  # fmt: skip
     assert code == 0
-    assert "warning: slow for worker 9 is of no use unless workers join" in err
+    assert "warning: slow names worker 9" in err
 
 
 def test_a_rule_may_have_a_set_of_its_own(capsys):
@@ -228,6 +228,39 @@ def test_a_problem_of_ones_own_is_simulated_trained_and_resumed(capsys, tmp_path
     assert code == 0, err
     assert "lr 0.2" in out
     sys.modules.pop("my_bowl")
+
+
+def test_simulate_takes_problems_with_options_and_local_steps(capsys, tmp_path):
+    command = ["simulate", "--problem", "quadratic:dim=4,noise=0", "--rule", "sgd:1", "--steps", "20"]
+    local = ["--local-steps", "5", "--inner", "sgd:0.1", "--delay", "3", "--out", str(tmp_path)]
+    code, _, err = run(capsys, *command, *local)
+    assert code == 0, err
+    problem = lg.problems.LocalSteps(Quadratic(dim=4, noise=0.0), 5, "sgd:lr=0.1")
+    expected = lg.simulate(problem, lg.SGD(1.0), 3, 20)
+    torch.testing.assert_close(Trace.load(tmp_path / "sgd-lr=1.safetensors").output.reshape(-1), expected.output)
+    code, _, err = run(capsys, *command, "--inner", "sgd:0.1")
+    assert (code, "--inner and --scaled need --local-steps, such as 50" in err) == (2, True)
+
+
+OWN_MODULE = """
+import torch
+from lategrad.problems import ModuleProblem
+
+def tiny(width: int = 2):
+    torch.manual_seed(0)
+    rows = [(torch.randn(4), torch.tensor(i % 2)) for i in range(20)]
+    return ModuleProblem(torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, 2)), rows, batch=5)
+"""
+
+
+def test_a_function_that_makes_a_problem_of_a_module_is_simulated(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_module.py").write_text(OWN_MODULE)
+    code, out, err = run(capsys, "simulate", "--problem", f"{tmp_path / 'my_module.py'}:tiny:width=3", "--rule",
+                         "steady-adam", "adamw:lr=0.01|0.1", "--steps", "10", "--delay", "0", "2")  # fmt: skip
+    assert code == 0, err
+    assert out.count("adamw") >= 4
+    sys.modules.pop("my_module")
 
 
 def test_wine_needs_each_feature_standardised(capsys, tmp_path):

@@ -1,4 +1,4 @@
-"""Rules, learners and sets by their names, with options as text."""
+"""Rules, learners, constraint sets and delays as texts of one grammar."""
 
 import dataclasses
 import pickle
@@ -32,8 +32,8 @@ def test_every_option_of_every_rule_can_be_written(name):
 @pytest.mark.parametrize("name", [*RULES, *LEARNERS])
 def test_every_number_and_word_of_the_class_is_an_option(name):
     entry = RULES.get(name) or LEARNERS[name]
-    made = entry.build(0.5, lg.WholeSpace())
-    parts = [made, made.learner] if name.startswith(("anytime", "optimistic-anytime")) else [made]
+    built = entry.make(**{entry.parameter: 0.5})
+    parts = [built, built.learner] if name.startswith(("anytime", "optimistic-anytime")) else [built]
     fields = {field.name for part in parts for field in dataclasses.fields(part)}
     assert set(entry.options) == fields - {"domain", "learner", "blocks", "weights"}
 
@@ -65,18 +65,47 @@ def test_several_values_are_a_sweep_with_an_axis_for_each_option():
         ("steady:per_coordinate=perhaps", "per_coordinate of rule 'steady' must be true or false, got 'perhaps'"),
         ("steady:per_coordinate=true|false", "per_coordinate of rule 'steady' takes one value"),
         ("sgd:lr=0.1,lr=1", "lr of rule 'sgd' is given twice"),
-        ("sgd:0.1", "options of rule 'sgd' are written NAME=VALUE"),
+        (
+            "sgd:0.1,none,0,ball:1,3",
+            "rule 'sgd' takes at most 4 values, got '0.1,none,0,ball:1,3'; its options: lr",
+        ),
         ("sgd", "rule 'sgd' needs lr: write sgd:lr=VALUE"),
         ("strongly-convex", "needs strong_convexity: write strongly-convex:strong_convexity=VALUE"),
         ("sgd:lr=-1", "rule 'sgd': lr must be a finite number >= 0, got -1.0"),
         ("sgd:lr=1|-1|2", r"rule 'sgd': lr must be a finite number >= 0, got \[1, -1, 2\]"),
         ("sgd:lr=1,average=mean", "rule 'sgd': average must be one of 'none', 'uniform', 'linear', got 'mean'"),
-        ("sgd:lr=1,domain=boll:1", "unknown set 'boll:1'; did you mean 'ball'"),
+        ("sgd:lr=1,domain=boll:1", "unknown constraint set 'boll'; did you mean 'ball'"),
+        ("sgd:lr=1,domain=ball:-1", "constraint set 'ball': radius must be a finite number >= 0, got -1.0"),
     ],
 )
 def test_what_is_wrong_with_a_text_is_said(text, message):
     with pytest.raises(ValueError, match=message):
         parse_rule(text)
+
+
+@pytest.mark.parametrize(
+    ("positional", "named"),
+    [
+        (lambda: parse_rule("sgd:0.1,linear"), lambda: parse_rule("sgd:lr=0.1,average=linear")),
+        (lambda: lg.parse_set("box:-1,2"), lambda: lg.parse_set("box:low=-1,high=2")),
+        (lambda: lg.delays.parse("lognormal:7,0.4"), lambda: lg.delays.parse("lognormal:mu=7,sigma=0.4")),
+        (lambda: lg.delays.parse("cluster:3,constant"), lambda: lg.delays.parse("cluster:speed=constant,workers=3")),
+    ],
+    ids=["rule", "constraint set", "delay", "cluster"],
+)
+def test_values_are_written_in_order_or_by_name(positional, named):
+    assert describe(positional()) == describe(named())
+
+
+@pytest.mark.parametrize(
+    ("parse", "kind", "wrong", "meant"),
+    [(parse_rule, "rule", "stedy:1", "steady"), (lg.parse_set, "constraint set", "bal:1", "ball"),
+     (lg.delays.parse, "delay", "unifrom:0,1", "uniform")],
+)  # fmt: skip
+def test_unknown_names_are_told_the_same_way(parse, kind, wrong, meant):
+    name = wrong.partition(":")[0]
+    with pytest.raises(ValueError, match=f"unknown {kind} '{name}'; did you mean '{meant}'\\?; valid: "):
+        parse(wrong)
 
 
 def test_a_set_is_given_once():
@@ -128,6 +157,20 @@ OWN_RULE = """
             return self.domain.project(x - (lr * grad).to(x.dtype)), t + 1
 
 
+    class Cube(lg.Box):
+        def __init__(self, side: float):
+            super().__init__(-side / 2, side / 2)
+
+
+    class Alternating(lg.delays.Cyclic):
+        def __init__(self, high: int = 5):
+            super().__init__((0, high))
+
+
+    def without_domain(lr: float):
+        return Halving(lr)
+
+
     NOT_CALLABLE = 3
 """
 
@@ -155,16 +198,25 @@ def test_a_rule_of_ones_own_from_a_file_or_a_module(own_file, monkeypatch):
         parse_rule(f"{own_file}:NOT_CALLABLE")
     with pytest.raises(ValueError, match="has no option 'lrs'; did you mean 'lr'"):
         parse_rule(f"{own_file}:Halving:lrs=1")
+    with pytest.raises(ValueError, match="domain must be None: rule .* takes no domain"):
+        parse_rule(f"{own_file}:without_domain:lr=1", "ball:1")
     with pytest.raises(FileNotFoundError, match="there is no file 'nowhere.py'"):
         parse_rule("nowhere.py:Rule")
+
+
+def test_constraint_sets_and_delays_of_ones_own(own_file):
+    rule = parse_rule(f"sgd:lr=1,domain={own_file}:Cube:side=4")
+    assert rule.domain.project(torch.tensor([9.0])) == 2
+    assert lg.SGD(1.0, domain=f"{own_file}:Cube:2").domain.project(torch.tensor([9.0])) == 1
+    assert lg.delays.parse(f"{own_file}:Alternating:high=3").draw(6, 0).delays.tolist() == [0, 1, 0, 3, 0, 3]
+    assert lg.delays.parse(f"queue:{own_file}:Alternating:3").draw(2, 0).delays.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_takes_its_set_as_a_text(name):
     entry = RULES[name]
-    made = type(build_rule(name, 0.1, lg.Ball(2.0)))
     by_text, by_set = entry.make(domain="ball:2", **{entry.parameter: 0.1}), build_rule(name, 0.1, lg.Ball(2.0))
-    assert isinstance(by_text, made)
+    assert type(by_text) is type(by_set)
     assert isinstance(by_text.domain, lg.Ball)
     assert describe(by_text) == describe(by_set)
     copied = pickle.loads(pickle.dumps(by_text))
@@ -175,7 +227,7 @@ def test_learners_take_their_set_as_a_text_and_say_what_is_wrong_with_one():
     assert lg.Anytime(lg.OGD(1.0, domain="box:-1,1")).domain.project(torch.tensor([3.0])) == 1
     assert lg.SGD(lr=0.1, domain=None).domain.diameter == float("inf")
     assert lg.SGD(lr=0.1).domain.diameter == float("inf")
-    with pytest.raises(ValueError, match="unknown set 'bal:5'; did you mean 'ball'?"):
+    with pytest.raises(ValueError, match="unknown constraint set 'bal'; did you mean 'ball'?"):
         lg.Steady(lr=1.0, domain="bal:5")
 
 

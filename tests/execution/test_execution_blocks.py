@@ -1,4 +1,4 @@
-"""Rules that look at shapes, on a model's tensors: through the door like any other, but not as loops."""
+"""Rules that look at shapes, on a model's tensors: in place like any other, but not as loops."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

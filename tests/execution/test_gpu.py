@@ -87,7 +87,7 @@ def test_half_precision_is_rounded_as_torch_rounds(dtype):
 
 
 def test_local_steps_in_recorded_waves_are_those_of_the_cpu():
-    problem = LocalSteps(Quadratic(noise=0.3), steps=3, inner="adamw:lr=0.03")
+    problem = LocalSteps(Quadratic(noise=0.3), local_steps=3, inner="adamw:lr=0.03")
     workers = [lg.clocks.Worker(mean=mean) for mean in (1.0, 1.7, 2.1)]
     preempted = [*workers, lg.clocks.Worker(mean=5.0, up=40.0, down=1.0)]
     delays = [lg.clocks.Cluster(preempted), lg.clocks.Cluster(workers, adapt=True), 0, 5]
@@ -101,7 +101,7 @@ def test_local_steps_in_recorded_waves_are_those_of_the_cpu():
 
 
 def test_a_synchronous_round_is_that_of_the_cpu():
-    problem = Synchronous(LocalSteps(Quadratic(noise=0.3), steps=3, inner="adamw:lr=0.03"), workers=4)
+    problem = Synchronous(LocalSteps(Quadratic(noise=0.3), local_steps=3, inner="adamw:lr=0.03"), workers=4)
     cpu, gpu = (lg.simulate(problem, "nesterov:lr=0.1|0.3", 0, steps=40, device=device) for device in ("cpu", "cuda"))
     torch.testing.assert_close(gpu.output, cpu.output, rtol=1e-8, atol=1e-10)
 

@@ -1,7 +1,9 @@
 """Parameters with random values and gradients, and a rule run on the same numbers as one vector."""
 
 import io
+from contextlib import nullcontext
 
+import pytest
 import torch
 from torch import nn
 
@@ -40,6 +42,12 @@ def pure_run(rule, x0, grads):
 
 ELEMENTWISE = [name for name in RULES if not hasattr(build_rule(name, 0.5, lg.WholeSpace()), "blocks")]
 """The rules that do not look at shapes: they have a form as loops."""
+
+
+def expected_warnings(rule):
+    """SteadyMuon warns where it has no shapes."""
+    shapeless = isinstance(rule, lg.SteadyMuon) and rule.blocks is None
+    return pytest.warns(UserWarning, match="SteadyMuon without blocks") if shapeless else nullcontext()
 
 
 def backends(optimizer):

@@ -16,7 +16,7 @@ from lategrad.serve.engines.ray import connect as ray_connection
 def main() -> None:
     """Try to train."""
     warnings.simplefilter("ignore")
-    address, ray_connection._CONNECT = sys.argv[1], float(sys.argv[2])
+    address, ray_connection.CONNECT_TIMEOUT = sys.argv[1], float(sys.argv[2])
     try:
         trace = lg.train(Quadratic(), lg.SGD(lr=0.1), steps=10, engine="ray", address=address, progress=False)
     except OSError as error:

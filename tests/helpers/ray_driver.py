@@ -39,7 +39,7 @@ def _tell(training: Training) -> None:
         time.sleep(0.05)
     time.sleep(0.5)
     print("begins", flush=True)
-    while training.version < 20 or not training.engine._mirror.logged or not training.workers:  # type: ignore[attr-defined]
+    while training.version < 20 or not training.engine.mirror.logged or not training.workers:  # type: ignore[attr-defined]
         time.sleep(0.05)
     server = training.engine.server  # type: ignore[attr-defined]
     print("goes on", server.pid, *(worker.pid for worker in training.workers.values()), flush=True)

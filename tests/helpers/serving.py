@@ -23,7 +23,8 @@ from lategrad.problems import Problem, Quadratic
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import Block, Blocks
 from lategrad.serve import Settings, Training
-from lategrad.serve.engines.processes import _ARRIVED, _READY, _pack, _ProcessLink
+from lategrad.serve.engines.processes import ProcessLink
+from lategrad.serve.engines.segment import READY, RESULT, Header
 from lategrad.trace import Trace
 
 
@@ -101,21 +102,21 @@ class Babbling(Quadratic):
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
         self.calls += 1
         if self.calls == 2:  # job 0 is answered by now
-            link = next((thing for thing in gc.get_objects() if type(thing) is _ProcessLink), None)
+            link = next((thing for thing in gc.get_objects() if type(thing) is ProcessLink), None)
             if link is not None and _is_first(self.marker):
                 self._send(link)
         return super().gradient(x, sample)
 
-    def _send(self, link: _ProcessLink) -> None:
+    def _send(self, link: ProcessLink) -> None:
         messages = {
-            "repeated": [_pack(_ARRIVED, 0, 0, 0)] * 15,
+            "repeated": [Header(RESULT).pack()] * 15,
             "short": [b"abc"],
             "empty": [b""],
             "long": [bytes(100_000)],
             "garbage": [bytes(range(200, 256))],
-            "started again": [_pack(_READY)],
-            "of no slot": [_pack(_ARRIVED, 77, 0, 0)],
-            "from the future": [_pack(_ARRIVED, link.slot, 0, 10**12)],
+            "started again": [Header(READY).pack()],
+            "of no slot": [Header(RESULT, slot=77).pack()],
+            "from the future": [Header(RESULT, link.slot, version=10**12).pack()],
         }
         for message in messages[self.how]:
             link.channel.send(message)
@@ -134,10 +135,10 @@ class Unread(Quadratic):
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
         self.calls += 1
         if self.calls == 2:  # job 0 is answered by now, and this is job 1
-            link = next((thing for thing in gc.get_objects() if type(thing) is _ProcessLink), None)
+            link = next((thing for thing in gc.get_objects() if type(thing) is ProcessLink), None)
             if link is not None and _is_first(self.marker):
                 for job in range(1, self.messages):
-                    link.channel.send(_pack(_ARRIVED, 0, job, job))
+                    link.channel.send(Header(RESULT, sequence=job, version=job).pack())
         return super().gradient(x, sample)
 
 

@@ -140,48 +140,6 @@ def sgd(x0, grads, *, lr, project, average):
     return queries, outputs
 
 
-def dog_plays(w1, grads, weights, *, initial_distance, project):
-    """w_{t+1} = P(w_t - eta_t alpha_t g_t) with eta_t = max(r, max_i |w_i - w_1|) / sqrt(sum_i alpha_i^2 |g_i|^2)."""
-    w, squares = [project(w1)], 0.0
-    for g, alpha in zip(grads, weights, strict=True):
-        r = max([initial_distance] + [length(sub(point, w[0])) for point in w])
-        squares += alpha**2 * length(g) ** 2
-        w.append(project(add(w[-1], g, -r / math.sqrt(squares) * alpha)))
-    return w
-
-
-def dowg_plays(w1, grads, weights, *, initial_distance, project):
-    """The same with eta_t = r_t^2 / sqrt(sum_i r_i^2 alpha_i^2 |g_i|^2)."""
-    w, squares = [project(w1)], 0.0
-    for g, alpha in zip(grads, weights, strict=True):
-        r = max([initial_distance] + [length(sub(point, w[0])) for point in w])
-        squares += r**2 * alpha**2 * length(g) ** 2
-        w.append(project(add(w[-1], g, -(r**2) / math.sqrt(squares) * alpha)))
-    return w
-
-
-def kt_plays(w1, grads, weights, *, wealth, project):
-    """v_{t+1} = w_1 - sum c / (L (L + sum |c|)) * (wealth L - sum <c, v - w_1>); the plays are P(v_t)."""
-    start = project(w1)
-    v, plays, c, sizes = start, [start], [], []
-    reward = 0.0
-    for g, alpha in zip(grads, weights, strict=True):
-        out = sub(v, project(v))
-        if length(out) > 1e-14:
-            n = [a / length(out) for a in out]
-            g = add(g, n, -min(0.0, dot(g, n)))
-        full = [alpha * a for a in g]
-        limit = max(sizes) if sizes else length(full)
-        c.append([a * min(1.0, limit / length(full)) for a in full])
-        sizes.append(length(full))
-        reward -= dot(c[-1], sub(v, start))
-        total = [math.fsum(column) for column in zip(*c, strict=True)]
-        L = max(sizes)
-        v = add(start, total, -(wealth * L + reward) / (L * (L + math.fsum(length(one) for one in c))))
-        plays.append(project(v))
-    return plays
-
-
 def adaptive_revision(x0, grads, delays, *, lr, project, average):
     """McMahan & Streeter's algorithm, one coordinate after the other; gbar is kept for every query."""
     d = range(len(x0))
@@ -261,7 +219,7 @@ def picky(x0, grads, delays, *, lr, distance, project):
 
 
 def ringmaster(x0, grads, delays, *, lr, threshold, project):
-    """k counts the steps made; the k of every query is kept."""
+    """k counts the changes of x; the k of every query is kept."""
     x, k = [project(x0)], [0]
     for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
         if k[-1] - k[t - 1 - tau] < threshold:
@@ -274,7 +232,7 @@ def ringmaster(x0, grads, delays, *, lr, threshold, project):
 
 
 def rennala(x0, grads, delays, *, lr, batch, project):
-    """The number of steps made when a query was handed out says whether it was the current x."""
+    """k counts the changes of x: a query with the same k was the current x."""
     x, k, bag = [project(x0)], [0], []
     for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
         if k[t - 1 - tau] == k[-1]:
@@ -456,30 +414,27 @@ def newton_schulz(a):
     return a
 
 
-def orthogonal_then_other(n, other, side=2):
-    """A square matrix in the first entries of the vector; what is after it is elementwise."""
-    square = newton_schulz([n[side * i : side * (i + 1)] for i in range(side)])
-    return [0.2 * math.sqrt(side) * value for row in square for value in row] + other[side * side :]
-
-
 def muon(x0, grads, delays, *, lr, project, mu=0.95):
     x, m = [project(x0)], [0.0] * len(x0)
     for g, adam in zip(grads, adam_directions(grads), strict=True):
         m = add([mu * a for a in m], g, 1 - mu)
         n = add([mu * a for a in m], g, 1 - mu)
-        step = orthogonal_then_other(n, adam)
+        square = newton_schulz([n[:2], n[2:4]])  # in the first four entries; the rest is Adam's
+        step = [0.2 * math.sqrt(2) * value for row in square for value in row] + adam[4:]
         decayed = [p * (1 - lr * (0.1 if j < 4 else 0.01)) for j, p in enumerate(x[-1])]
         x.append(project(add(decayed, step, -lr)))
     return x, x
 
 
 def ringmaster_muon(x0, grads, delays, *, lr, threshold, project, mu=0.95):
+    """On a square matrix, in the first four entries, sqrt(max(1, r/c)) = 1 times the orthogonal factor of N; else N."""
     x, k, m = [project(x0)], [0], [0.0] * len(x0)
     for t, (g, tau) in enumerate(zip(grads, delays, strict=True)):
         if k[-1] - k[t - tau] < threshold:
-            m = add([mu * a for a in m], g, 1 - mu)
-            step = orthogonal_then_other(m, [0.2 * math.copysign(1, a) for a in m])
-            x.append(project(add(x[-1], step, -lr)))
+            m = [mu * a + (1 - mu) * b for a, b in zip(m, g, strict=True)]
+            n = [mu * a + (1 - mu) * b for a, b in zip(m, g, strict=True)]
+            square = newton_schulz([n[:2], n[2:4]])
+            x.append(project(add(x[-1], [*square[0], *square[1], *n[4:]], -lr)))
             k.append(k[-1] + 1)
         else:
             x.append(x[-1])
@@ -487,19 +442,20 @@ def ringmaster_muon(x0, grads, delays, *, lr, threshold, project, mu=0.95):
     return x, x
 
 
-def gap_aware(x0, grads, delays, *, lr, gamma, project):
-    x, v, moves = [project(x0)], [0.0] * len(x0), []
+def gap_aware(x0, grads, delays, *, lr, gamma, project, Gamma=0.999, eps=1e-8):
+    """C = lr (sqrt(mean square of v_0 .. v_{t-1}, weights Gamma^(t-i)) + eps), v_0 = 0; g / (1 + |x - x_old| / C)."""
+    x, v = [project(x0)], [[0.0] * len(x0)]
     for t, (g, tau) in enumerate(zip(grads, delays, strict=True)):
-        gaps = [abs(a) for a in sub(x[-1], x[t - tau])]
-        means = weighted_average([1] * t, moves) if moves else [1.0] * len(x0)
-        v = [gamma * a + b / (1 + (gap / c if gap else 0)) for a, b, gap, c in zip(v, g, gaps, means, strict=True)]
-        x.append(project(add(x[-1], v, -lr)))
-        moves.append([abs(a) for a in sub(x[-1], x[-2])])
+        moved = sub(x[-1], x[t - tau])
+        mean_squares = weighted_average([Gamma ** (t - i) for i in range(t + 1)], [[a * a for a in one] for one in v])
+        penalties = [1 + abs(a) / (lr * (math.sqrt(s) + eps)) for a, s in zip(moved, mean_squares, strict=True)]
+        v.append([gamma * a + b / p for a, b, p in zip(v[-1], g, penalties, strict=True)])
+        x.append(project(add(x[-1], v[-1], -lr)))
     return x, x
 
 
 def dana_slim(x0, grads, delays, *, lr, gamma, project):
-    """v[s] is the momentum of whoever was handed x_s: the worker that sent the gradient before it."""
+    """v[s] is the momentum of the worker that was handed x_s: the one that sent the gradient before it."""
     x, v = [project(x0)], [[0.0] * len(x0)]
     for t, (g, tau) in enumerate(zip(grads, delays, strict=True)):
         v.append(add(g, v[t - tau], gamma))
@@ -557,11 +513,11 @@ def momentum_look_ahead(x0, grads, delays, *, lr, gamma, project, ahead=False):
     return queries, x
 
 
-def fed_buff(x0, grads, delays, *, lr, size, project, weighed=True):
-    """k[t] is the number of steps made before update t + 1, so that tau = k[now] - k[asked]."""
+def fed_buff(x0, grads, delays, *, lr, size, project, discount=True):
+    """k[t] is the number of changes of x before update t + 1, so that the staleness is k[t] - k[t - tau]."""
     x, k, bag = [project(x0)], [0], []
     for t, (g, tau) in enumerate(zip(grads, delays, strict=True)):
-        scale = (1 + k[t] - k[t - tau]) ** -0.5 if weighed else 1.0
+        scale = (1 + k[t] - k[t - tau]) ** -0.5 if discount else 1.0
         bag.append([scale * a for a in g])
         full = len(bag) == size
         x.append(project(add(x[-1], weighted_average([1] * size, bag), -lr)) if full else x[-1])

@@ -89,7 +89,7 @@ def test_real_workers(engine):
 # ---- partial_fit
 
 
-def test_partial_fit_goes_on_with_the_same_state():
+def test_partial_fit_continues_with_the_same_state():
     """Two calls are one call with all the rows, late gradients across the border included."""
     X, _, y, _ = digits()
     model = LateClassifier("anytime-sgd", lr=0.5, delays=3, random_state=0)
@@ -112,7 +112,7 @@ def test_partial_fit_is_the_rule_on_rows_in_order():
     np.testing.assert_allclose([*model.coef_, model.intercept_], w)
 
 
-def test_partial_fit_learns_and_goes_on_after_fit():
+def test_partial_fit_learns_and_continues_after_fit():
     X, X_test, y, y_test = digits()
     model = LateClassifier(delays="geometric:5", random_state=0)
     for _ in range(20):
@@ -274,14 +274,14 @@ def test_labels_may_be_anything():
     ("options", "message"),
     [
         ({"rule": "xyz"}, "unknown rule 'xyz'; .*valid: anytime-sgd"),
-        ({"rule": lg.SGD(0.1), "lr": 0.1}, "lr and domain must be None with a rule that is not a name"),
-        ({"domain": "cube:1"}, "unknown set 'cube:1'"),
+        ({"rule": lg.SGD(0.1), "lr": 0.1}, "lr and domain must be None with a rule object"),
+        ({"domain": "cube:1"}, "unknown constraint set 'cube'"),
         ({"delays": "sometimes"}, "sometimes"),
         ({"steps": 0}, "steps must be an integer >= 1"),
         ({"batch": 0}, "batch must be an integer >= 1"),
         ({"l2": -1.0}, "l2 must be a finite number >= 0"),
         ({"lr": -1.0}, "lr must be a finite number >= 0"),
-        ({"rule": "anytime-kt"}, "lr must be a number for rule 'anytime-kt'"),
+        ({"rule": "fed-async"}, "lr must be a number for rule 'fed-async'"),
         ({"workers": 2, "delays": 5}, "delays must be 0 with workers"),
     ],
 )

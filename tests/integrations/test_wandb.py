@@ -13,9 +13,9 @@ RULE = lg.SGD(lr=0.1)
 HOW = {"workers": 1, "engine": "threads", "compile": False}
 
 
-def test_without_the_library_the_command_that_installs_it_is_told(monkeypatch, tmp_path):
+def test_without_the_library_the_error_names_the_command_that_installs_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match=r"log='wandb' needs a package more: pip install 'lategrad\[wandb\]'"):
+    with pytest.raises(ValueError, match=r"log='wandb' needs another package: pip install 'lategrad\[wandb\]'"):
         lg.train(Quadratic(), RULE, steps=10, out=tmp_path, log="wandb", **HOW)
 
 

@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 
 import lategrad as lg
 from helpers.examples import example
+from helpers.parameters import expected_warnings
 from lategrad.optim import AnytimeSGD, Delayed, FromRule, StronglyConvexSGD
 from lategrad.problems import Quadratic
 from lategrad.registry import RULES, build_rule
@@ -44,19 +45,19 @@ def run_recorder(optimizer, passes):
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(0, 12))
-def test_update_t_gets_a_gradient_of_the_parameters_t_minus_tau(raw, max_delay):
+def test_update_t_gets_a_gradient_of_the_parameters_t_minus_tau(raw, delay_cap):
     taus = [min(tau, t) for t, tau in enumerate(raw)]
     optimizer = Delayed(Recorder(nn.Parameter(torch.zeros(2))), lg.delays.Recorded(torch.tensor(taus)),
-                        max_delay=max_delay)  # fmt: skip
+                        delay_cap=delay_cap)  # fmt: skip
     most = 0
     for _ in range(len(taus)):
         run_recorder(optimizer, 1)
         most = max(most, optimizer.pending)
-    taus = [min(tau, max_delay) for tau in taus]
+    taus = [min(tau, delay_cap) for tau in taus]
     sources = [source for source, _ in optimizer.received]
     assert optimizer.updates == len(taus) == len(sources)  # all gradients have been applied
     assert sources == [t - tau for t, tau in enumerate(taus, start=1)]
-    assert most <= max_delay + 1
+    assert most <= delay_cap + 1
     assert optimizer.pending == 0
     with pytest.raises(RuntimeError, match=f"all {len(taus)} updates have been made"):
         run_recorder(optimizer, 1)
@@ -90,7 +91,8 @@ def test_is_what_the_simulator_simulates(name, delays):
     problem = Quadratic(dim=6, noise=0.0)
     rule = build_rule(name, 0.3, lg.Ball(2.0))
     steps = 24
-    trace = lg.simulate(problem, rule, delays, steps=steps, compile=False, progress=False)
+    with expected_warnings(rule):
+        trace = lg.simulate(problem, rule, delays, steps=steps, compile=False, progress=False)
     x = nn.Parameter(problem.start())
     optimizer = Delayed(FromRule([x], rule), delays, steps=steps)
     while optimizer.updates < steps:
@@ -248,13 +250,13 @@ def test_resumes_with_the_gradients_on_their_way(rule):
 def test_only_the_same_delays_take_a_state():
     (model,) = models(1)
     state = Delayed(torch.optim.SGD(model.parameters(), lr=0.1), 3).state_dict()
-    with pytest.raises(ValueError, match="another sequence of delays: max_delay 3, not 4"):
+    with pytest.raises(ValueError, match="another sequence of delays: delay_cap 3, not 4"):
         Delayed(torch.optim.SGD(model.parameters(), lr=0.1), 4).load_state_dict(state)
     with pytest.raises(ValueError, match="not of a Delayed optimizer"):
         Delayed(torch.optim.SGD(model.parameters(), lr=0.1), 4).load_state_dict({"state": {}, "param_groups": []})
 
 
-def test_a_copy_goes_on_alike():
+def test_a_copy_continues_alike():
     (model,) = models(1)
     delayed = Delayed(torch.optim.SGD(model.parameters(), lr=0.1), "uniform:0,5")
     for batch in range(9):
@@ -348,7 +350,7 @@ class MyDelays:
 
 def test_a_delay_model_of_ones_own_bounds_the_memory_itself():
     optimizer = Delayed(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), MyDelays())
-    assert optimizer.max_delay == 4
+    assert optimizer.delay_cap == 4
     assert lg.simulate(Quadratic(), lg.SGD(0.1), MyDelays(), steps=9).delays.max() == 4
     assert lg.delays.Regimes(((5, 9), (None, MyDelays()))).largest == 9
 
@@ -359,9 +361,9 @@ def test_a_delay_model_of_ones_own_bounds_the_memory_itself():
         ({"delays": -1}, ValueError, "delay must be an integer >= 0"),
         ({"delays": 1.5}, ValueError, "delays must be a delay model, an integer, or a text"),
         ({"delays": True}, ValueError, "delays must be a delay model, an integer, or a text"),
-        ({"delays": "sometimes"}, ValueError, "does not parse"),
-        ({"delays": "lognormal:2,0.5"}, ValueError, "max_delay must be given, to bound the memory: LogNormal"),
-        ({"delays": 3, "max_delay": -1}, ValueError, "max_delay must be an integer >= 0"),
+        ({"delays": "sometimes"}, ValueError, "unknown delay"),
+        ({"delays": "lognormal:2,0.5"}, ValueError, "delay_cap must be given, to bound the memory: LogNormal"),
+        ({"delays": 3, "delay_cap": -1}, ValueError, "delay_cap must be an integer >= 0"),
         ({"delays": 3, "steps": 0}, ValueError, "steps must be an integer >= 1"),
         ({"delays": lg.delays.ByClass((0, 1))}, ValueError, "a model that does not need labels"),
         ({"optimizer": torch.optim.LBFGS([nn.Parameter(torch.zeros(1))]), "delays": 1}, TypeError, "LBFGS"),

@@ -17,7 +17,7 @@ import lategrad as lg
 import lategrad.optim
 from helpers.memory import largest_allocation
 from helpers.parameters import NO_DELAY, backends, flat, parameters, pure_run, saved_and_loaded, set_grads
-from lategrad.execution.codegen import run as loops
+from lategrad.execution.codegen import run as codegen
 from lategrad.optim import AnytimeSGD, FromRule, OptimisticAnytime, StronglyConvexSGD
 from lategrad.registry import RULES, build_rule
 from lategrad.rules.blocks import fill_in
@@ -62,7 +62,7 @@ COORDINATES = torch.linspace(-1, 1, DIM, dtype=torch.float64)
     ids=lambda domain: type(domain).__name__,
 )
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
-def test_a_set_is_of_the_whole_group(domain, compile):
+def test_a_constraint_set_is_of_the_whole_group(domain, compile):
     """Any memory layout: the rule on the concatenated vector."""
     params = parameters()
     params[2] = nn.Parameter(params[2].detach().to(memory_format=torch.channels_last))
@@ -89,7 +89,7 @@ def test_compiled_is_the_rule_within_rounding(name, backend):
     """In memory layouts of their own; a ticket that is a vector is in row order, which loops cannot follow."""
     rule = build_rule(name, 0.5, lg.Ball(3.0))
     params = mixed_parameters()
-    start, grads, versions = flat(params), [], [p._version for p in params]
+    start, grads = flat(params), []
     optimizer = FromRule(params, rule, compile=True)
     for t in range(4):
         grads.append(set_grads(params, seed=t))
@@ -99,7 +99,12 @@ def test_compiled_is_the_rule_within_rounding(name, backend):
     torch.testing.assert_close(flat(params), rule.query(state), rtol=1e-6, atol=1e-6)
     with optimizer.output():
         torch.testing.assert_close(flat(params), rule.output(state), rtol=1e-6, atol=1e-6)
-    assert all(p._version > version for p, version in zip(params, versions, strict=True))  # autograd must know
+    squares = [p.square().sum() for p in params]
+    set_grads(params, seed=4)
+    optimizer.step()
+    for square in squares:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # autograd must know
+            square.backward()
 
 
 def test_per_parameter_each_is_a_vector_of_its_own():
@@ -117,7 +122,7 @@ def test_per_parameter_each_is_a_vector_of_its_own():
         assert torch.equal(p.detach().flatten(), want)
 
 
-def test_drop_ins_are_their_rules():
+def test_the_papers_optimizers_are_their_rules():
     cases = [
         (lambda p: AnytimeSGD(p, 0.3, power=2, interpolation=0.8, domain=lg.Ball(2.0), schedule="constant"),
          lg.Anytime(lg.OGD(0.3, lg.Ball(2.0), "constant"), power=2, interpolation=0.8)),
@@ -253,7 +258,7 @@ def test_a_state_from_before_the_first_step_starts_anew():
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
 )
-def test_copies_go_on_alike(copied):
+def test_copies_continue_alike(copied):
     model = nn.Linear(3, 2)
     optimizer = AnytimeSGD(model.parameters(), lr=0.5, domain=lg.Ball(1.0))
     run_steps(optimizer, list(model.parameters()), range(2))
@@ -360,9 +365,8 @@ def test_schedulers_scale_rules_without_lr(build):
 
 
 def test_neither_lr_nor_missing_gradients_compile_again(monkeypatch):
-    compilations = []
-    original = loops.emit
-    monkeypatch.setattr(loops, "emit", lambda *args: compilations.append(1) or original(*args))
+    compilations, emit = [], codegen.emit
+    monkeypatch.setattr(codegen, "emit", lambda *args: compilations.append(1) or emit(*args))
     params = parameters([(300,), (200,)], dtype=torch.float32)
     optimizer = AnytimeSGD(params, lr=0.5, domain=lg.Ball(3.0), compile=True)
     scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
@@ -461,6 +465,35 @@ def test_hundreds_of_small_tensors():
     optimizer.step()
     rule = lg.Anytime(lg.OGD(0.5, lg.Ball(4.0)))
     assert torch.equal(flat(params), rule.query(pure_run(rule, start, grads)))
+
+
+def depth_of_call(function, run):
+    """How many Python frames deep ``function`` is called within ``run``."""
+    depth, found = 0, []
+
+    def trace(frame, event, _):
+        nonlocal depth
+        if event in ("call", "return"):
+            depth += 1 if event == "call" else -1
+            if event == "call" and frame.f_code is function.__code__:
+                found.append(depth)
+
+    sys.setprofile(trace)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return max(found)
+
+
+def test_a_step_passes_five_frames_before_arithmetic():
+    """Those of torch's hooks and of torch.compiler.disable, the optimizer's, the step's, and the backend's."""
+    params = parameters([(300,), (20, 30)])
+    set_grads(params, 0)
+    for compile, arithmetic, frames in ((False, lg.Anytime.update, 5), (True, codegen.Loops.run, 4)):
+        optimizer = AnytimeSGD(params, lr=0.5, compile=compile)
+        optimizer.step()
+        assert depth_of_call(arithmetic, optimizer.step) <= frames + 1
 
 
 def test_hooks_run():
@@ -614,7 +647,7 @@ def test_with_the_papers_settings_the_output_is_the_query():
         (lambda p: AnytimeSGD(p, lr=1, power=-2), "Invalid power value: -2"),
         (lambda p: AnytimeSGD(p, lr=1, interpolation=1.5), "Invalid interpolation value: 1.5"),
         (lambda p: AnytimeSGD(p, lr=1, schedule="cosine"), "Invalid schedule: cosine"),
-        (lambda p: AnytimeSGD(p, lr=1, domain="cube"), "unknown set .cube.; valid: "),
+        (lambda p: AnytimeSGD(p, lr=1, domain="cube"), "unknown constraint set .cube.; valid: "),
         (lambda p: AnytimeSGD(p, lr=1, maximize=1), "Invalid maximize value: 1"),
         (lambda p: AnytimeSGD(p, lr=1, compile="yes"), "Invalid compile value: yes"),
         (lambda p: OptimisticAnytime(p, diameter=-1.0), "Invalid diameter value: -1.0"),
@@ -657,7 +690,7 @@ def test_one_vector_of_state_and_nothing_more_during_a_step(shapes, domain):
 
 
 @pytest.mark.slow
-def test_without_a_compiler_it_warns_and_goes_on(tmp_path):
+def test_without_a_compiler_it_warns_and_runs_eagerly(tmp_path):
     program = """
 import torch, warnings, lategrad as lg, lategrad.optim
 params = [torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))]

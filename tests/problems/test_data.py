@@ -402,7 +402,7 @@ def places(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("LATEGRAD_DATA", str(own))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(data, "_DEBIAN_FOLDER", debian)
+    monkeypatch.setattr(data, "DEBIAN_FOLDER", debian)
 
     def unreachable(**_):
         raise OSError("no route to host")

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import lategrad as lg
-from lategrad.problems import Dataset, LanguageProblem, ModuleProblem, load, load_text
-from lategrad.problems import text as text_module
+from lategrad.problems import Dataset, LanguageProblem, ModuleProblem, Text, load, load_text
 from lategrad.rules.blocks import Blocks
 from reproduction.deep.models import GPT, cnn, mlp
+from reproduction.text import load_shakespeare, shakespeare_file
 
 
 @pytest.fixture
@@ -39,16 +39,22 @@ def test_the_end_of_every_file_is_held_out_and_nothing_is_lost(files):
 
 
 @pytest.mark.parametrize(
-    ("path", "held_out", "error", "message"),
+    ("path", "error", "message"),
     [
-        ("nowhere.txt", 0.1, FileNotFoundError, "there is no file 'nowhere.txt'"),
-        ([], 0.1, ValueError, "path must be at least one file"),
-        ("nowhere.txt", 1.0, ValueError, r"held_out must be a number in \(0, 1\), got 1.0"),
+        ("nowhere.txt", FileNotFoundError, "there is no file 'nowhere.txt'"),
+        ([], ValueError, "path must be at least one file"),
     ],
 )
-def test_what_cannot_be_loaded_is_named(path, held_out, error, message):
+def test_a_missing_file_is_named(path, error, message):
     with pytest.raises(error, match=message):
-        load_text(path, held_out)
+        load_text(path)
+
+
+def test_a_share_that_is_not_one_is_refused(files):
+    with pytest.raises(ValueError, match=r"held_out must be a number in \(0, 1\), got 1.0"):
+        load_text(files, held_out=1.0)
+    with pytest.raises(ValueError, match="held_out must be"):
+        Text.of_strings("song", ["la la"], held_out=0.0)
 
 
 def test_a_file_that_is_not_text_is_named(tmp_path):
@@ -61,12 +67,12 @@ def test_shakespeare_must_be_the_pinned_one(tmp_path, monkeypatch):
     monkeypatch.delenv("LATEGRAD_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="run `make data`"):
-        load_text("shakespeare")
-    path = text_module.shakespeare_file()
+        load_shakespeare()
+    path = shakespeare_file()
     path.parent.mkdir(parents=True)
     path.write_text("To be, or not to be")
     with pytest.raises(ValueError, match="does not have SHA-256"):
-        load_text("shakespeare")
+        load_shakespeare()
 
 
 def test_samples_are_places_and_windows_are_cut_when_needed(files):
@@ -75,7 +81,7 @@ def test_samples_are_places_and_windows_are_cut_when_needed(files):
     assert samples.shape == (40, 6)
     assert torch.equal(problem.samples(seed=3, first=17, count=5), samples[17:22])
     assert samples.max() <= len(problem.text.train) - 17
-    inputs, targets = problem._rows(samples[0])
+    inputs, targets = problem.splits.train.rows(samples[0])
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     for place, row in zip(samples[0].tolist(), inputs, strict=True):
         assert torch.equal(row, problem.text.train[place : place + 16])
@@ -89,7 +95,7 @@ def test_gradients_equal_those_of_plain_autograd(files):
     for stream in range(2):
         for run in range(3):
             module = problem.module_at(x[stream, run])
-            inputs, targets = problem._rows(samples[stream])
+            inputs, targets = problem.splits.train.rows(samples[stream])
             nn.functional.cross_entropy(module(inputs).flatten(0, 1), targets.flatten()).backward()
             alone = torch.cat([p.grad.flatten() for p in module.parameters()])
             torch.testing.assert_close(batched[stream, run], alone, rtol=1e-4, atol=1e-6)

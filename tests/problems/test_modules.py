@@ -18,7 +18,7 @@ def by_hand(problem, x, sample):
     """The gradient as anybody would write it."""
     module = copy.deepcopy(problem.module)
     nn.utils.vector_to_parameters(x, module.parameters())
-    inputs, targets = problem._rows(sample)
+    inputs, targets = problem.splits.train.rows(sample)
     nn.functional.cross_entropy(module(inputs), targets).backward()
     return torch.cat([p.grad.flatten() for p in module.parameters()])
 
@@ -159,7 +159,7 @@ def test_a_metric_may_not_take_a_name_that_is_recorded_already():
 def test_a_validation_part_is_held_out_of_training_and_judges_it():
     digits = load("digits")
     problem = ModuleProblem(nn.Linear(64, 10), digits, validation=0.25, sampling="epochs", batch=49)
-    validation, train = problem.parts.validation.numbers, problem.parts.train.numbers
+    validation, train = problem.splits.validation.numbers, problem.splits.train.numbers
     assert len(validation) == 359
     assert sorted(torch.cat([validation, train]).tolist()) == list(range(len(digits.y_train)))
     x = problem.start()
@@ -167,7 +167,7 @@ def test_a_validation_part_is_held_out_of_training_and_judges_it():
     want = nn.functional.cross_entropy(outputs, digits.y_train[validation])
     assert problem.test_loss(x).item() == pytest.approx(want.item(), rel=1e-5)
     samples = problem.samples(0, 0, 22)
-    assert torch.equal(problem._rows(samples[0])[1], problem.labels(samples)[0])
+    assert torch.equal(problem.splits.train.rows(samples[0])[1], problem.labels(samples)[0])
     assert set(train[samples.flatten()].tolist()) == set(train.tolist())
     whole = ModuleProblem(problem.module, digits)
     assert torch.equal(problem.measure(x, part="test").accuracy, whole.accuracy(x))
@@ -221,7 +221,7 @@ def test_a_stream_of_batches_trains_and_replays_if_it_depends_on_its_seed_alone(
     trace = lg.train(problem, lg.SGD(lr=0.3), steps=120, workers=2)  # an epoch has 44 batches
     assert trace.accuracy[-1] > 0.8
     assert torch.equal(lg.replay(trace, problem, lg.SGD(lr=0.3)).output, trace.output)
-    train = problem.parts.train
+    train = problem.splits.train
     again = train.batch(7, 50)[1]
     assert torch.equal(pickle.loads(pickle.dumps(train)).batch(7, 50)[1], again)
     assert not torch.equal(train.batch(7, 50 - 44)[1], again)  # another epoch, in another order
@@ -253,7 +253,7 @@ def test_what_cannot_be_trained_on_is_told_so(build, message):
 
 
 class Wrapped(torch.Tensor):
-    """A kind of tensor of somebody's own."""
+    """A user-defined kind of tensor."""
 
 
 def test_gradients_are_those_of_autograd_whatever_the_value_is():

@@ -44,9 +44,6 @@ LEFT_OUT = {
     "anytime-adagrad-norm",
     "anytime-adagrad",
     "optimistic-anytime-ftrl",  # the paper runs the others
-    "anytime-dog",
-    "anytime-dowg",
-    "anytime-kt",  # experimental
     "nesterov",
     "delayed-nesterov",
     "momentum-look-ahead",

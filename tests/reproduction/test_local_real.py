@@ -42,7 +42,7 @@ def test_pauses_are_the_times_of_the_clocks_that_steps_are_chosen_by():
 
 
 def test_a_round_is_one_update_with_the_mean_of_all_who_waited():
-    problem = LocalSteps(SoftmaxRegression(load("digits"), batch=16), steps=4, inner="adamw:lr=0.01")
+    problem = LocalSteps(SoftmaxRegression(load("digits"), batch=16), local_steps=4, inner="adamw:lr=0.01")
     rule = lg.baselines.SGDMomentum(0.5, nesterov=True)
     settings = Settings(steps=100, workers=2, slow={1: "constant:20"}, seed=3)
     trace = train_in_rounds(problem, rule, settings, seconds=0.2)
@@ -61,7 +61,7 @@ def test_a_round_is_one_update_with_the_mean_of_all_who_waited():
 
 
 def test_a_worker_that_fails_ends_the_rounds_with_its_reason():
-    problem = LocalSteps(Misbehaving("raise"), steps=2)
+    problem = LocalSteps(Misbehaving("raise"), local_steps=2)
     with pytest.raises(TrainingError, match="worker . has failed, and the others wait: OSError: the data is gone"):
         train_in_rounds(problem, lg.SGD(0.1), Settings(steps=100, workers=2), seconds=60.0)
 

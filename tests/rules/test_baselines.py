@@ -1,15 +1,14 @@
 """Facts about the baselines and the experimental learners that do not depend on a transcription."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 import lategrad as lg
 from lategrad import baselines
-from lategrad.learners import Linear
 from lategrad.registry import RULES, build_rule
 from lategrad.rules import apply_update, issue_ticket
 from lategrad.support.runs import map_tensors, tensors
@@ -38,7 +37,12 @@ def late(rule, x0, delays, oracle):
 @pytest.mark.parametrize("name", RULES)
 def test_delays_for_each_run_equal_the_runs_one_by_one(name, dtype):
     """Hosts give one delay of shape (*runs, 1); every run must see its own, and no state may change its kind."""
-    rule, runs = build_rule(name, 0.3, lg.Ball(1.0)), 3
+    expected = pytest.warns(UserWarning, match="without blocks") if name == "steady-muon" else nullcontext()
+    with expected:
+        compare_runs(build_rule(name, 0.3, lg.Ball(1.0)), dtype, runs=3)
+
+
+def compare_runs(rule, dtype, runs):
     grads = random_gradients(STEPS, runs, DIM).to(dtype)
     delays = torch.randint(0, 12, (STEPS, runs, 1), generator=torch.Generator().manual_seed(1))
     delays = torch.minimum(delays, torch.arange(STEPS)[:, None, None])
@@ -109,8 +113,8 @@ def test_schedule_free_is_uniform_anytime_without_its_start():
         torch.testing.assert_close((T + 1) * anytime[T].x, x0 + T * free[T].x, rtol=1e-12, atol=1e-12)
 
 
-def test_ringmaster_and_rennala_go_on_when_every_gradient_is_late():
-    """At a constant delay of 20 a step can only follow what was asked for after the one before it."""
+def test_ringmaster_and_rennala_continue_when_every_gradient_is_late():
+    """At a constant delay of 20 a change of x can only follow a query that was handed out after the one before it."""
     x0, delays = torch.zeros(DIM, dtype=torch.float64), [20] * 600
 
     def oracle(query, t):
@@ -118,7 +122,7 @@ def test_ringmaster_and_rennala_go_on_when_every_gradient_is_late():
 
     ring = late(baselines.Ringmaster(0.1, threshold=5), x0, delays, oracle)
     moves = [t for t in range(600) if not torch.equal(ring[t + 1].x, ring[t].x)]
-    assert len(moves) == ring[-1].made.item()
+    assert len(moves) == ring[-1].version.item()
     assert moves[:12] == [0, 1, 2, 3, 4, 21, 22, 23, 24, 25, 42, 43]  # five, then none until x_6 is answered
     assert torch.allclose(ring[-1].x, torch.ones_like(x0), atol=1e-2)
     rennala = late(baselines.Rennala(0.5, batch=5), x0, delays, oracle)
@@ -136,72 +140,6 @@ def test_unixgrad_accelerates():
         states = late(rule, torch.zeros(DIM, dtype=torch.float64), [0] * 2 * rounds, lambda q, t: scales * (q - 0.4))
         excess[rounds] = (scales * (rule.output(states[-1]) - 0.4) ** 2).sum().item() / 2
     assert excess[400] < excess[100] / 12
-
-
-def play(learner, grads, weights):
-    states = [learner.init(torch.zeros(DIM, dtype=torch.float64))]
-    for grad, weight in zip(grads, weights, strict=True):
-        states.append(learner.update(states[-1], Linear(torch.tensor([weight], dtype=torch.float64), grad)))
-    return states
-
-
-@pytest.mark.parametrize("power", [1, 2], ids=["dog", "dowg"])
-@given(grads=gradients)
-def test_dog_and_dowg_obey_their_lemma(power, grads):
-    """sum_t r_t^p alpha_t <g_t, w_t - u> <= r (2 d + r) sqrt(sum_t r_t^{2p-2} alpha_t^2 |g_t|^2), any gradients."""
-    learner = (lg.DoG if power == 1 else lg.DoWG)(0.1, lg.Ball(1.0))
-    weights = [float(t) for t in range(1, len(grads) + 1)]
-    states = play(learner, grads, weights)
-    r = [state.travelled.item() for state in states]
-    for u in (torch.zeros(DIM).double(), learner.domain.project(10 * random_gradients(DIM, seed=3))):
-        regret = sum(r[t] ** power * weights[t] * (grads[t] @ (states[t].w - u)).item() for t in range(len(grads)))
-        d = max((state.w - u).norm().item() for state in states)
-        squares = sum((r[t] ** (power - 1) * weights[t]) ** 2 * (grads[t] @ grads[t]).item() for t in range(len(grads)))
-        assert regret <= r[-1] * (2 * d + r[-1]) * math.sqrt(squares) + 1e-9
-
-
-@pytest.mark.parametrize("domain", [lg.WholeSpace(), lg.Ball(0.5)], ids=["whole", "ball"])
-@given(grads=gradients)
-def test_kt_never_loses_more_than_its_wealth(domain, grads):
-    learner = lg.KT(0.7, domain)
-    for state in play(learner, grads, [float(t) for t in range(1, len(grads) + 1)])[1:]:
-        assert (0.7 * state.scale + state.reward).item() >= 0
-
-
-@given(grads=gradients)
-def test_kt_bets_lose_at_least_what_the_projected_plays_lose(grads):
-    """<g, P(v) - u> <= <g', v - u> for u in K, seen through the reward when nothing is cut (weights that fall)."""
-    domain = lg.Ball(0.05)
-    grads = torch.nn.functional.normalize(grads + 0.1, dim=-1)
-    learner = lg.KT(1.0, domain)
-    weights = [1.0] + [0.01] * (len(grads) - 1)  # the first is the largest by far, so that no gradient is cut
-    states = play(learner, grads, weights)
-    plays = [learner.predict(state) for state in states[:-1]]
-    for u in (torch.zeros(DIM).double(), domain.project(random_gradients(DIM, seed=3))):
-        regret = sum(a * (g @ (w - u)).item() for a, g, w in zip(weights, grads, plays, strict=True))
-        bets = -states[-1].reward.item() - (states[-1].grad_sum @ (u - states[-1].start)).item()
-        assert regret <= bets + 1e-9
-
-
-@given(grads=gradients, factor=st.sampled_from([1e-6, 3.0, 1e6]))
-def test_kt_does_not_see_the_scale(grads, factor):
-    weights = [float(t) for t in range(1, len(grads) + 1)]
-    one, other = (play(lg.KT(0.7), g, weights)[-1].bet for g in (grads, factor * grads))
-    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["anytime-dog", "anytime-dowg", "anytime-kt"])
-def test_parameter_free_learners_need_a_bounded_set_when_gradients_are_late(name):
-    def end(domain, delay):
-        rule = build_rule(name, 0.1, domain)
-        noise = random_gradients(1001, DIM)
-        x0 = torch.linspace(-1, 2, DIM, dtype=torch.float64)
-        states = late(rule, x0, [delay] * 1000, lambda query, t: 3 * query - 1 + noise[t])
-        return (rule.output(states[-1]) - 1 / 3).norm().item()
-
-    assert end(lg.WholeSpace(), 0) < 1
-    assert not end(lg.WholeSpace(), 40) < 1e6  # it may be nan by then
-    assert end(lg.Ball(2.0), 40) < 0.5
 
 
 @pytest.mark.parametrize(
@@ -226,9 +164,6 @@ def test_parameter_free_learners_need_a_bounded_set_when_gradients_are_late(name
         (lambda: baselines.UniXGrad(-1.0), "diameter must be"),
         (lambda: lg.Steady(c=-1.0), "c must be a finite number >= 0, got -1.0"),
         (lambda: lg.Steady(per_coordinate=1), "per_coordinate must be True or False, got 1"),
-        (lambda: lg.DoG(0.0), "initial_distance must be a finite number > 0, got 0.0"),
-        (lambda: lg.DoWG(0.0), "initial_distance must be"),
-        (lambda: lg.KT(0.0), "wealth must be a finite number > 0, got 0.0"),
     ],
 )
 def test_bad_hyper_parameters_are_named(build, message):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import lategrad as lg
 from helpers.serving import gradients_of, train_until
 from lategrad.checks import check_rule
-from lategrad.gradient_norms import NormGate, clipped
+from lategrad.gates import NormGate, clip_norm
 from lategrad.problems import Quadratic, SoftmaxRegression, load
 from lategrad.serve import Server, Settings
 from lategrad.sets import norm
@@ -87,11 +87,11 @@ def test_a_gate_that_has_seen_zeros_alone_refuses_nothing():
 def test_a_long_first_gradient_is_not_applied_by_a_real_server():
     """Before it is known how long gradients are, none is."""
     server = Server(Quadratic(), lg.SGD(lr=0.1), Settings(steps=10, max_norm_ratio=5.0))
-    job = server.issue(0)
+    job = server.join(0)
     for _ in range(20):
-        job = server.exchange(0, job.version, job.sequence, torch.full((10,), 1e9, dtype=torch.float64))
+        job = server.deliver(0, job.version, job.sequence, torch.full((10,), 1e9, dtype=torch.float64))
         assert (job.version, server.refusals) == (0, {})
-    server.exchange(0, job.version, job.sequence, torch.ones(10, dtype=torch.float64))
+    server.deliver(0, job.version, job.sequence, torch.ones(10, dtype=torch.float64))
     assert server.version == 1
 
 
@@ -117,7 +117,7 @@ def test_a_refused_gradient_has_its_turn_and_changes_nothing(rule, compile):
     for t in range(steps):
         grad = problem.gradient(queries[max(0, t - delay)], problem.samples(1, t, 1)[0])
         admitted = gate.admits(norm(grad))
-        fresh = rule.update(state, clipped(grad, 0.4), torch.tensor(min(t, delay)))
+        fresh = rule.update(state, clip_norm(grad, 0.4), torch.tensor(min(t, delay)))
         state = map_both(lambda new, old, admitted=admitted: torch.where(admitted, new, old), fresh, state)
         refused += ~admitted
         queries.append(rule.query(state))

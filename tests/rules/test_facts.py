@@ -211,7 +211,7 @@ def test_ftrl_with_too_long_a_step_breaks_the_bound_of_a_shorter_one():
 def test_the_steps_of_the_strongly_convex_rule():
     """The paper's lemma: alpha_t eta_t never grows, and alpha_t^2 eta_t at most fourfold; and 24 t/H bounds it."""
     H = 0.7
-    step = [theory.strongly_convex_step(t, H) for t in range(1, 2000)]
+    step = [theory.strongly_convex_lr(t, H) for t in range(1, 2000)]
     for t in range(2, 2000):
         now, before = step[t - 1], step[t - 2]
         assert t**2 * now <= (t - 1) ** 2 * before

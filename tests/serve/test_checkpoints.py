@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved is what is needed to go on; what is damaged is noticed."""
+"""Checkpoints: a run continues from them exactly, and damage is noticed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lategrad.problems import ModuleProblem, Quadratic, load
 from lategrad.registry import build_rule
 from lategrad.serve import Server, Settings
 from lategrad.serve.checkpoints.archive import Archive
-from lategrad.serve.checkpoints.checkpoint import _DTYPES, DamagedError, _write_tensors, checkpoint_paths
+from lategrad.serve.checkpoints.checkpoint import DamagedError, checkpoint_paths, write_tensors
 from lategrad.serve.checkpoints.identity import identify
 from lategrad.support.runs import tensors
 
@@ -26,7 +26,7 @@ PROBLEM = Quadratic(dim=4)
 ZERO = torch.zeros(4, dtype=torch.float64)
 
 
-class _Kept(Server):
+class _Archived(Server):
     """A server with a folder for its checkpoints."""
 
     def __init__(self, folder, rule=None, problem=PROBLEM, **options):
@@ -50,24 +50,23 @@ def _same(before, after):
 
 
 def _advance(server, count, worker=0):
-    job = server.issue(worker)
+    job = server.join(worker)
     for _ in range(count):
-        job = server.exchange(worker, job.version, job.sequence, PROBLEM.gradient(job.query, ZERO))
-    if job is not None:
-        server.forget(worker, job.sequence)
+        job = server.deliver(worker, job.version, job.sequence, PROBLEM.gradient(job.query, ZERO))
+    server.jobs.cancel(worker)
 
 
 @pytest.mark.parametrize("name", ["anytime-sgd", "optimistic-anytime", "adaptive-revision", "steady", "rennala"])
-def test_a_restored_server_goes_on_as_if_nothing_had_happened(name, tmp_path):
+def test_a_restored_server_continues_as_if_nothing_had_happened(name, tmp_path):
     rule = build_rule(name, 0.3, lg.Ball(1.0))
     straight, first = (
         Server(PROBLEM, rule, Settings(steps=1000, compile=False, record_every=5)),
-        _Kept(tmp_path, rule, record_every=5),
+        _Archived(tmp_path, rule, record_every=5),
     )
     _advance(straight, 12)
     _advance(first, 12)
     first.save()
-    second = _Kept(tmp_path, rule, record_every=5)
+    second = _Archived(tmp_path, rule, record_every=5)
     second.load()
     for server in (straight, second):
         _advance(server, 9)
@@ -80,9 +79,7 @@ def test_a_restored_server_goes_on_as_if_nothing_had_happened(name, tmp_path):
 
 
 def test_what_a_checkpoint_calls_output_is_the_rules_output(tmp_path):
-    from safetensors.torch import load_file
-
-    server = _Kept(tmp_path, lg.StronglyConvexOGD(0.1))  # its query is another point
+    server = _Archived(tmp_path, lg.StronglyConvexOGD(0.1))  # its query is another point
     _advance(server, 20)
     server.save()
     saved = load_file(checkpoint_paths(tmp_path)[0].with_suffix(".safetensors"))
@@ -91,7 +88,7 @@ def test_what_a_checkpoint_calls_output_is_the_rules_output(tmp_path):
 
 
 def _two_checkpoints(folder):
-    server = _Kept(folder)
+    server = _Archived(folder)
     _advance(server, 10)
     server.save()
     at_ten = _bits(server)
@@ -104,7 +101,7 @@ _DAMAGES = [(suffix, damage) for suffix in (".json", ".safetensors") for damage 
 
 
 @pytest.mark.parametrize(("suffix", "damage"), [*_DAMAGES, (".safetensors", "removed")])
-def test_of_a_damaged_checkpoint_the_one_before_is_used_and_that_is_said(tmp_path, suffix, damage):
+def test_of_a_damaged_checkpoint_the_one_before_is_used_with_a_warning(tmp_path, suffix, damage):
     at_ten, _ = _two_checkpoints(tmp_path)
     victim = checkpoint_paths(tmp_path)[0].with_suffix(suffix)
     contents = bytearray(victim.read_bytes())
@@ -113,8 +110,8 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used_and_that_is_said(tmp_pat
     else:
         contents[len(contents) // 2] ^= 4
         victim.write_bytes({"truncated": contents[:-7], "flipped": contents, "emptied": b""}[damage])
-    server = _Kept(tmp_path)
-    with pytest.warns(UserWarning, match="is damaged: .*trying the one before"):
+    server = _Archived(tmp_path)
+    with pytest.warns(UserWarning, match="is damaged: .*trying the one before it"):
         server.load()
     assert server.version == 10
     assert _same(at_ten, _bits(server))
@@ -157,11 +154,11 @@ def test_any_other_damage_falls_back_to_the_checkpoint_before_with_one_line(tmp_
             os.mkfifo(path.with_suffix(".safetensors"))
         case "a stray name":
             (tmp_path / "checkpoint-copy of mine.json").write_text("{}")
-    server = _Kept(tmp_path)
-    with warnings.catch_warnings(record=True) as said:
+    server = _Archived(tmp_path)
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         server.load()
-    assert len(said) == (kind != "a stray name")
+    assert len(warned) == (kind != "a stray name")
     assert _same(at_twenty if kind == "a stray name" else at_ten, _bits(server))
     _advance(server, 3)
     assert server.save()
@@ -179,7 +176,7 @@ def test_any_flipped_bit_is_noticed_or_harmless(tmp_path_factory, position, bit,
     contents = bytearray(victim.read_bytes())
     contents[int(position * len(contents))] ^= 1 << bit
     victim.write_bytes(contents)
-    server = _Kept(folder)
+    server = _Archived(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         server.load()
@@ -199,8 +196,8 @@ def test_a_damaged_log_of_updates_costs_the_history_and_nothing_else(tmp_path, d
         log.mkdir()
     elif damage == "a fifo":
         os.mkfifo(log)
-    server = _Kept(tmp_path)
-    with pytest.warns(UserWarning, match="the parameters are whole, but who sent the gradients of the first 20"):
+    server = _Archived(tmp_path)
+    with pytest.warns(UserWarning, match="the parameters are intact, but the workers and delays of the first 20"):
         server.load()
     assert _same(at_twenty, _bits(server))
     _advance(server, 5)
@@ -210,7 +207,7 @@ def test_a_damaged_log_of_updates_costs_the_history_and_nothing_else(tmp_path, d
         assert int(checkpoint_paths(tmp_path)[0].stem.split("-")[1]) == 25
         return
     assert server.save()
-    again = _Kept(tmp_path)
+    again = _Archived(tmp_path)
     again.load()
     trace = again.trace()
     assert (trace.worker[:20] == -1).all()
@@ -219,59 +216,64 @@ def test_a_damaged_log_of_updates_costs_the_history_and_nothing_else(tmp_path, d
         lg.replay(trace, PROBLEM, again.rule)
 
 
-def test_a_log_that_is_removed_while_the_run_goes_on_is_written_again(tmp_path):
-    server = _Kept(tmp_path)
+def test_a_log_that_is_removed_during_the_run_is_written_again(tmp_path):
+    server = _Archived(tmp_path)
     _advance(server, 10)
     server.save()
     (tmp_path / "updates.bin").unlink()
     _advance(server, 10)
-    with pytest.warns(UserWarning, match="was removed or cut while the run went on: it is written again"):
+    with pytest.warns(UserWarning, match="was removed or truncated during the run: it is written again"):
         assert server.save()
-    again = _Kept(tmp_path)
+    again = _Archived(tmp_path)
     again.load()
     assert torch.equal(again.trace().sequence, server.trace().sequence)
 
 
 def test_updates_after_the_last_checkpoint_are_dropped_from_the_log(tmp_path):
-    server = _Kept(tmp_path)
+    server = _Archived(tmp_path)
     _advance(server, 10)
     server.save()
     _advance(server, 5)
-    server.archive._log.append(server.log.rows(10))  # the server dies between the log and the checkpoint
-    again = _Kept(tmp_path)
+    server.save()
+    for path in tmp_path.glob("checkpoint-000000000015.*"):  # the server died between the log and the checkpoint
+        path.unlink()
+    again = _Archived(tmp_path)
     again.load()
     assert again.version == 10
     _advance(again, 2)
     again.save()
-    third = _Kept(tmp_path)
+    third = _Archived(tmp_path)
     third.load()
     assert third.version == 12
     assert torch.equal(third.trace().sequence, again.trace().sequence)
 
 
 def test_a_checkpoint_of_another_rule_or_problem_is_refused(tmp_path):
-    server = _Kept(tmp_path)
+    server = _Archived(tmp_path)
     server.save()
     with pytest.raises(ValueError, match="rule must be that of the checkpoint"):
-        _Kept(tmp_path, lg.SGD(lr=0.1)).load()
+        _Archived(tmp_path, lg.SGD(lr=0.1)).load()
     with pytest.raises(ValueError, match="problem must be the one of the checkpoint"):
-        _Kept(tmp_path, problem=Quadratic(dim=5)).load()
+        _Archived(tmp_path, problem=Quadratic(dim=5)).load()
 
 
-def test_when_the_disk_is_full_the_run_goes_on_and_the_old_checkpoint_stays(tmp_path):
+def test_when_the_disk_is_full_the_run_continues_and_the_old_checkpoint_stays(tmp_path):
     resource = pytest.importorskip("resource")
-    server = _Kept(tmp_path)
+    server = _Archived(tmp_path)
     _advance(server, 10)
     assert server.save()
     _advance(server, 200)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # real writes, which really fail
     try:
-        with pytest.warns(UserWarning, match="checkpoint at update 210 failed, training goes on"):
+        with (
+            pytest.warns(UserWarning, match="checkpoint at update 210 failed, training continues"),
+            pytest.warns(UserWarning, match="the log of updates cannot be written at update 210"),
+        ):
             assert not server.save()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    again = _Kept(tmp_path)
+    again = _Archived(tmp_path)
     again.load()
     assert again.version == 10
     assert not list(tmp_path.glob(".*.part"))
@@ -281,7 +283,7 @@ def test_when_the_disk_is_full_the_run_goes_on_and_the_old_checkpoint_stays(tmp_
 
 
 def test_as_many_checkpoints_are_kept_as_asked_for(tmp_path):
-    server = _Kept(tmp_path, checkpoint_every=10, keep=3)
+    server = _Archived(tmp_path, checkpoint_every=10, keep=3)
     for _ in range(75):
         _advance(server, 1)
         if server.archive.schedule.is_due(server.version):
@@ -290,29 +292,32 @@ def test_as_many_checkpoints_are_kept_as_asked_for(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) == 3
 
 
-def test_an_update_that_was_broken_off_is_not_saved(tmp_path):
-    """As by a second Ctrl-C: some of the state's tensors belong to the next update already."""
-    server = _Kept(tmp_path)
-    _advance(server, 5)
+class _Interrupted(lg.SGD):
+    """An update that a second Ctrl-C interrupts, after a part of the state was written."""
+
+    def update(self, state, grad, delay):
+        if delay == 1:
+            tensors(state)[0].add_(1)
+            raise KeyboardInterrupt
+        return super().update(state, grad, delay)
+
+
+def test_an_update_that_was_interrupted_is_not_saved(tmp_path):
+    server = _Archived(tmp_path, _Interrupted(lr=0.1))
+    late = server.join(1)
+    _advance(server, 1)
     server.save()
-    job = server.issue(0)
-
-    def broken(state, *others):
-        tensors(state)[0].add_(1)
-        raise KeyboardInterrupt
-
-    server._update = broken
     with pytest.raises(KeyboardInterrupt):
-        server.exchange(0, job.version, job.sequence, ZERO)
-    with pytest.raises(RuntimeError, match="update 6 was broken off half-way"):
+        server.deliver(1, late.version, late.sequence, ZERO)
+    with pytest.raises(RuntimeError, match="update 2 was interrupted"):
         server.save()
-    again = _Kept(tmp_path)
+    again = _Archived(tmp_path, _Interrupted(lr=0.1))
     again.load()
-    assert again.version == 5
+    assert again.version == 1
 
 
 def test_what_a_failed_or_killed_checkpoint_left_is_removed(tmp_path):
-    server = _Kept(tmp_path)
+    server = _Archived(tmp_path)
     _advance(server, 5)
     assert server.save()
     (tmp_path / ".checkpoint-000000000009.json.1234.part").write_text("of a process that was killed")
@@ -325,11 +330,11 @@ def test_what_a_failed_or_killed_checkpoint_left_is_removed(tmp_path):
 
 
 def test_fewer_steps_than_were_made_are_refused(tmp_path):
-    server = _Kept(tmp_path)
+    server = _Archived(tmp_path)
     _advance(server, 5)
     server.save()
     with pytest.raises(ValueError, match="steps must be >= 5, the updates made already, got 3"):
-        _Kept(tmp_path, steps=3).load()
+        _Archived(tmp_path, steps=3).load()
 
 
 def test_problems_are_told_apart_by_their_contents_and_by_no_address(tmp_path):
@@ -348,8 +353,8 @@ def test_problems_are_told_apart_by_their_contents_and_by_no_address(tmp_path):
 
 
 def test_a_checkpoint_shares_no_memory_with_the_server(tmp_path):
-    """So that it may be written, or sent, while the server goes on."""
-    server = _Kept(tmp_path, lg.SGD(lr=0.1))
+    """So that it may be written, or sent, while the server continues."""
+    server = _Archived(tmp_path, lg.SGD(lr=0.1))
     _advance(server, 5)
     checkpoint = server.checkpoint()
     before = {name: leaf.clone() for name, leaf in checkpoint.tensors.items()}
@@ -361,7 +366,7 @@ def test_a_checkpoint_shares_no_memory_with_the_server(tmp_path):
 
 @pytest.mark.parametrize("rule", [lg.Anytime(lg.OGD(lr=0.3)), lg.StronglyConvexOGD(0.1), lg.Scheduled(lg.SGD(lr=0.1))])
 def test_a_checkpoint_in_the_place_of_an_earlier_one_is_the_same(rule, tmp_path):
-    server = _Kept(tmp_path, rule)
+    server = _Archived(tmp_path, rule)
     _advance(server, 5)
     earlier = server.checkpoint()
     addresses = {name: leaf.data_ptr() for name, leaf in earlier.tensors.items()}
@@ -374,13 +379,13 @@ def test_a_checkpoint_in_the_place_of_an_earlier_one_is_the_same(rule, tmp_path)
     shared = len(addresses) - len(set(addresses.values()))
     assert shared == any(leaf is server.output() for leaf in tensors(server.state))  # a part is copied once
     assert server.archive.save(made)
-    again = _Kept(tmp_path, rule)
+    again = _Archived(tmp_path, rule)
     again.load()
     assert _same(_bits(again), _bits(server))
 
 
 def test_a_checkpoint_of_another_version_of_the_library_says_so(tmp_path):
-    server = _Kept(tmp_path)
+    server = _Archived(tmp_path)
     server.save()
     path = checkpoint_paths(tmp_path)[0]
     sealed = json.loads(path.read_text())
@@ -395,9 +400,11 @@ def test_a_checkpoint_of_another_version_of_the_library_says_so(tmp_path):
 
 
 def test_the_file_of_the_tensors_is_one_that_the_library_reads(tmp_path):
-    written = {str(dtype): torch.arange(7).to(dtype) for dtype in _DTYPES}
+    floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    others = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+    written = {str(dtype): torch.arange(7).to(dtype) for dtype in floats + others}
     written |= {"number": torch.tensor(3.5), "none": torch.zeros(0), 'turned "ö"': torch.ones(3, 4).cumsum(0).T}
-    checksum = _write_tensors(tmp_path / "t.safetensors", written)
+    checksum = write_tensors(tmp_path / "t.safetensors", written)
     assert hashlib.sha256((tmp_path / "t.safetensors").read_bytes()).hexdigest() == checksum
     read = load_file(tmp_path / "t.safetensors")
     assert read.keys() == written.keys()

@@ -1,4 +1,4 @@
-"""Fewer bits on the wire: what is left out is sent later, what is logged is what was applied, and float32 is exact."""
+"""Compressed gradients: what rounding leaves out is sent later, what is logged was applied, and "none" is exact."""
 
 import math
 
@@ -11,7 +11,7 @@ import lategrad as lg
 from helpers.serving import audit, train_until
 from lategrad.problems import Quadratic, SoftmaxRegression, load
 from lategrad.serve.compression import COMPRESSIONS, Compression
-from lategrad.serve.messages import Job, Made
+from lategrad.serve.messages import Job, JobInfo
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import Oracle, Slowness, Streams
@@ -85,11 +85,11 @@ def test_what_cannot_travel_is_refused_at_the_worker_and_leaves_no_remainder(nam
 
     problem = Huge()
     oracle = Oracle(problem, Streams(0), Slowness(), CPU, name)
-    with pytest.raises(ValueError, match=f"its largest entry, 1e.300, cannot travel as {name}"):
+    with pytest.raises(ValueError, match=f"its largest entry, 1e.300, cannot be sent as {name}"):
         oracle.answer(Job(0, 0, 0, problem.start()))
     Huge.huge = False
     answer = oracle.answer(Job(0, 1, 0, problem.start()))
-    assert answer.made.previous == -1, "nothing was kept of the job that failed"
+    assert answer.info.parent_job == -1, "nothing was kept of the job that failed"
     assert torch.isfinite(Compression(name, problem.dim, torch.float64).decode(answer.message)).all()
 
 
@@ -106,12 +106,12 @@ def test_what_cannot_travel_is_refused_at_the_worker_and_leaves_no_remainder(nam
 def test_a_server_refuses_messages_that_stand_for_no_gradient(name, spoil, reason):
     problem = Quadratic()
     server = Server(problem, lg.SGD(0.1), Settings(steps=5, compression=name))
-    job = server.issue(0)
+    job = server.join(0)
     message = server.compression.encode(problem.start() + 1)
     with pytest.warns(UserWarning, match=f"refused a gradient of worker 0 at update 1: .*{reason}"):
-        job = server.exchange(0, job.version, job.sequence, spoil(message))
+        job = server.deliver(0, job.version, job.sequence, spoil(message))
     assert server.version == 0
-    server.exchange(0, job.version, job.sequence, message, made=Made(0, 0))
+    server.deliver(0, job.version, job.sequence, message, info=JobInfo(0, 0))
     assert server.version == 1
 
 
@@ -146,7 +146,7 @@ def test_int8_learns_as_float32_does():
     assert accuracy["int8"] > accuracy["none"] - 0.01
 
 
-def test_float32_is_the_default_and_sends_the_gradient_itself():
+def test_no_compression_is_the_default_and_sends_the_gradient_itself():
     problem = Quadratic()
     job = Job(2, 5, 0, problem.start())
     plain, named = (Oracle(problem, Streams(0), Slowness(), CPU, *compression) for compression in ((), ("none",)))
@@ -155,7 +155,7 @@ def test_float32_is_the_default_and_sends_the_gradient_itself():
     for oracle in (plain, named):
         answer = oracle.answer(job)
         assert torch.equal(answer.message, want)
-        assert answer.made == (0, -1)
+        assert answer.info == (0, -1)
     assert Settings(steps=1).compression == "none"
 
 
@@ -170,9 +170,9 @@ def test_a_replay_whose_remainders_are_unknown_is_refused():
 
     def builds_on_one_that_was_dropped(training):
         log = training.engine.server.log
-        worker, sequence, previous = (log.column(name).tolist() for name in ("worker", "sequence", "previous"))
+        worker, sequence, parent = (log.column(name).tolist() for name in ("worker", "sequence", "parent_job"))
         applied = {(w, -1) for w in worker} | set(zip(worker, sequence, strict=True))
-        return not set(zip(worker, previous, strict=True)) <= applied
+        return not set(zip(worker, parent, strict=True)) <= applied
 
     trace = train_until(builds_on_one_that_was_dropped, problem, lg.SGD(0.05), workers=3, engine="threads",
                         compression="int8", slow="lognormal:0,1", max_delay=0)  # fmt: skip
@@ -181,12 +181,12 @@ def test_a_replay_whose_remainders_are_unknown_is_refused():
         lg.replay(trace, problem, lg.SGD(0.05))
 
 
-def test_a_resumed_run_keeps_its_wire(tmp_path):
+def test_a_resumed_run_keeps_its_compression(tmp_path):
     problem, rule = Quadratic(noise=0.1), lg.SGD(0.05)
     lg.train(problem, rule, steps=20, workers=1, engine="threads", compression="int8", out=tmp_path)
-    with pytest.raises(ValueError, match="changes must be among"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'compression'"):
         lg.resume(tmp_path, problem, rule, steps=40, compression="none")
-    with pytest.warns(UserWarning, match="was lost"):
+    with pytest.warns(UserWarning, match="starts fresh"):
         trace = lg.resume(tmp_path, problem, rule, steps=40)
     assert trace.config["settings"]["compression"] == "int8"
     assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)

@@ -57,7 +57,7 @@ def test_a_run_with_shards_resumes_and_replays(engine, tmp_path):
     problem = ModuleProblem(nn.Linear(64, 10), load("digits"), batch=8)
     how = {"workers": 2, "engine": engine, "compile": False}
     lg.train(problem, RULE, steps=30, data_shards=2, out=tmp_path, **how)
-    with pytest.raises(ValueError, match="changes must be among .*, got \\['data_shards'\\]"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'data_shards'"):
         lg.resume(tmp_path, problem, RULE, data_shards=3)
     trace = lg.resume(tmp_path, problem, RULE, steps=60)
     assert torch.equal(lg.replay(trace, problem, RULE).output, trace.output)
@@ -74,7 +74,7 @@ def test_workers_read_the_rows_of_their_shards_alone():
         if telemetry.record == 10:
             data.read.clear()
 
-    with pytest.warns(UserWarning, match="data_shards=4 is more than the 1 workers: some rows are drawn by nobody"):
+    with pytest.warns(UserWarning, match="data_shards=4 is more than the 1 workers: no worker draws from some"):
         lg.train(
             problem,
             lg.SGD(1e-5),

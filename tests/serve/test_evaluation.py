@@ -1,4 +1,4 @@
-"""Evaluation beside the updates: nothing waits for it, nothing is left out, and everything comes in its order."""
+"""Evaluation in a thread: updates do not wait for it, and every record is made, in order."""
 
 import os
 import signal
@@ -23,8 +23,8 @@ RULE = lg.SGD(lr=0.1)
 def exchange(server, times):
     """As one worker would, with a gradient of ones."""
     for _ in range(times):
-        job = server.issue(0)
-        server.exchange(0, job.version, job.sequence, torch.ones(server.dim, dtype=server.dtype))
+        job = server.join(0)
+        server.deliver(0, job.version, job.sequence, torch.ones(server.dim, dtype=server.dtype))
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def held(tmp_path):
     path.unlink(missing_ok=True)
 
 
-def test_updates_go_on_while_an_output_is_evaluated(held):
+def test_updates_continue_while_an_output_is_evaluated(held):
     problem = SlowToEvaluate(hold=held)
     server = Server(problem, RULE, Settings(steps=100, record_every=10))
     exchange(server, 15)
@@ -63,7 +63,7 @@ def test_a_checkpoint_takes_outputs_along_that_are_not_evaluated_yet(held):
     assert torch.equal(other.trace().loss, server.trace().loss)
 
 
-def test_going_back_forgets_the_evaluations_of_what_is_given_up(held):
+def test_returning_to_a_checkpoint_discards_the_evaluations_after_it(held):
     server = Server(SlowToEvaluate(hold=held), RULE, Settings(steps=100, record_every=10))
     exchange(server, 5)
     checkpoint = server.checkpoint()
@@ -116,7 +116,7 @@ def test_what_an_evaluation_raises_ends_the_run_and_is_not_lost():
 
 
 def test_a_callback_may_use_the_problem_while_a_thread_evaluates_it():
-    """A module has one set of parameters in it at a time: whoever evaluates needs a copy of his own."""
+    """A module has one set of parameters in it at a time: each evaluation needs a copy of its own."""
     torch.manual_seed(0)
     problem = ModuleProblem(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 10)), load("digits"))
     wrong = []
@@ -164,7 +164,7 @@ def test_an_interrupted_run_does_not_wait_for_long_evaluations_and_makes_up_for_
     try:
         assert run.stdout.readline() == "at update 20\n"
         run.send_signal(signal.SIGINT)
-        output, errors = run.communicate(timeout=60)  # the evaluations take for ever
+        output, errors = run.communicate(timeout=60)  # the evaluations never end
     finally:
         run.kill()
     assert run.returncode == 0, errors

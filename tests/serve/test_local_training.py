@@ -22,7 +22,7 @@ from lategrad.problems.worker_state import init_worker_state, run_job
 from lategrad.rules.rule import first_query
 from lategrad.serve import Settings, Training
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, version_of
-from lategrad.serve.messages import Job, Made
+from lategrad.serve.messages import Job, JobInfo
 from lategrad.serve.server import Server
 from lategrad.serve.worker import Oracle, Pace, Slowness, Streams, stream_seed
 from lategrad.support.runs import tensors
@@ -31,13 +31,13 @@ CPU = torch.device("cpu")
 
 
 def local(steps=4, **options):
-    return LocalSteps(SoftmaxRegression(load("digits"), batch=16), steps=steps, inner="adamw:lr=0.01", **options)
+    return LocalSteps(SoftmaxRegression(load("digits"), batch=16), local_steps=steps, inner="adamw:lr=0.01", **options)
 
 
 def network():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
-    return LocalSteps(ModuleProblem(module, load("digits"), batch=16), steps=3, inner="muon:lr=0.02")
+    return LocalSteps(ModuleProblem(module, load("digits"), batch=16), local_steps=3, inner="muon:lr=0.02")
 
 
 def test_a_worker_keeps_its_optimizers_state_from_job_to_job():
@@ -51,7 +51,7 @@ def test_a_worker_keeps_its_optimizers_state_from_job_to_job():
         with torch.no_grad():
             grad, memory = run_job(problem, x.view(1, 1, -1), sample, memory)
         assert torch.equal(answer.message, grad.view(-1))
-        assert answer.made == Made(steps=4, previous=k - 1)
+        assert answer.info == JobInfo(local_steps=4, parent_job=k - 1)
         x = x - 0.5 * answer.message
     assert any(leaf.abs().sum() > 0 for leaf in tensors(memory))
 
@@ -96,12 +96,16 @@ def test_a_killed_worker_loses_its_inner_steps_and_nothing_else():
 
     settings = Settings(steps=100_000, workers=2, slow="constant:2", record_every=20, on_record=kill, compile=False)
     training = Training(problem, lg.registry.parse_rule(rule), settings)
-    with pytest.warns(UserWarning, match="what worker 1 had kept from job to job was lost with it"):
+    with (
+        pytest.warns(UserWarning, match="worker 1 died"),
+        pytest.warns(UserWarning, match="worker 1 starts fresh: the local state of the process before it is lost"),
+        pytest.warns(UserWarning, match="stopped by on_record"),
+    ):
         trace = training.run()
     audit(trace)
     assert trace.config["memories_lost"] == trace.config["replaced"] == {"worker 1": 1}
-    assert (trace.previous[trace.worker == 1] == -1).sum() == 2
-    assert (trace.previous[trace.worker == 0] == -1).sum() == 1
+    assert (trace.parent_job[trace.worker == 1] == -1).sum() == 2
+    assert (trace.parent_job[trace.worker == 0] == -1).sum() == 1
     assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
 
 
@@ -118,11 +122,11 @@ def test_a_run_that_is_resumed_begins_with_fresh_workers_and_says_so(tmp_path):
         trace = lg.resume(tmp_path, problem, rule, steps=60)
     audit(trace)
     assert trace.config["memories_lost"] == {f"worker {worker}": 1 for worker in in_both_parts(trace, 20)}
-    lost = [warning for warning in said if "had kept from job to job was lost" in str(warning.message)]
+    lost = [warning for warning in said if "starts fresh: the local state" in str(warning.message)]
     assert len(lost) == len(in_both_parts(trace, 20))
     assert trace.config["bytes"]["up"] == 60 * 4 * problem.dim
     assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
-    assert torch.equal(lg.Trace.load(tmp_path / "trace.safetensors").previous, trace.previous)
+    assert torch.equal(lg.Trace.load(tmp_path / "trace.safetensors").parent_job, trace.parent_job)
 
 
 @pytest.mark.slow
@@ -138,12 +142,12 @@ def test_a_run_whose_server_is_killed_goes_on_with_fresh_workers_and_replays(tmp
         server.wait()
     problem = LocalSteps(SoftmaxRegression(load("digits", "standardise-globally"), batch=16), 4, "adamw:lr=0.01")
     made = version_of(checkpoint_paths(tmp_path)[0])
-    with pytest.warns(UserWarning, match="had kept from job to job was lost with it"):
+    with pytest.warns(UserWarning, match="starts fresh: the local state"):
         trace = lg.resume(tmp_path, problem, "nesterov:lr=0.1", steps=made + 60)
     assert trace.complete
     audit(trace)
     assert trace.config["memories_lost"] == {"worker 0": 1, "worker 1": 1}
-    assert [(trace.previous[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [2, 2]
+    assert [(trace.parent_job[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [2, 2]
     assert torch.equal(lg.replay(trace, problem, "nesterov:lr=0.1").output, trace.output)
 
 
@@ -156,7 +160,7 @@ class Sick(Quadratic):
 
 
 def test_a_bad_pseudo_gradient_is_refused_and_what_led_to_it_is_not_kept():
-    problem = LocalSteps(Sick(), steps=2, inner="adamw:lr=0.01")
+    problem = LocalSteps(Sick(), local_steps=2, inner="adamw:lr=0.01")
     with pytest.warns(UserWarning, match="refused a gradient of worker . at update .*: ValueError: not finite"):
         trace = lg.train(problem, "sgd:lr=0.5", steps=150, workers=2, engine="threads", max_refusals=None)
     assert trace.complete
@@ -168,11 +172,11 @@ def test_a_bad_pseudo_gradient_is_refused_and_what_led_to_it_is_not_kept():
 def test_a_server_refuses_more_steps_than_a_job_has():
     problem = local()
     server = Server(problem, lg.SGD(0.1), Settings(steps=5))
-    job = server.issue(0)
+    job = server.join(0)
     for steps in (0, 5):
-        with pytest.warns(UserWarning, match=f"{steps} steps of the worker's own instead of 1 to 4"):
-            job = server.exchange(0, job.version, job.sequence, problem.start(), made=Made(steps, -1))
-    server.exchange(0, job.version, job.sequence, problem.start(), made=Made(2, -1))
+        with pytest.warns(UserWarning, match=f"{steps} local steps instead of 1 to 4"):
+            job = server.deliver(0, job.version, job.sequence, problem.start(), info=JobInfo(steps, -1))
+    server.deliver(0, job.version, job.sequence, problem.start(), info=JobInfo(2, -1))
     assert server.version == 1
 
 
@@ -183,10 +187,10 @@ def test_a_worker_takes_as_many_steps_as_its_last_job_had_time_for():
     pace = Pace(most=50, seconds=2.0)
     taken = []
     for per_step in (0.5, 0.1, 0.1, 0.01, 5.0, 5.0):
-        taken.append(pace.steps)
-        pace.note(per_step * pace.steps)
+        taken.append(pace.local_steps)
+        pace.adapt(per_step * pace.local_steps)
     assert taken == [1, 4, 20, 20, 50, 1]
-    assert Pace(most=50, seconds=None).steps == 50
+    assert Pace(most=50, seconds=None).local_steps == 50
 
 
 def test_slow_workers_take_fewer_steps_and_the_run_replays():
@@ -194,7 +198,7 @@ def test_slow_workers_take_fewer_steps_and_the_run_replays():
 
     def both_are_seen(training):
         log = training.engine.server.log
-        return min(gradients_of(training, 2)) > 2 and log.column("steps").max() > 1
+        return min(gradients_of(training, 2)) > 2 and log.column("local_steps").max() > 1
 
     trace = train_until(both_are_seen, problem, rule, workers=2, engine="threads", slow={0: "constant:50"})
     slow, fast = (trace.local_steps[trace.worker == worker] for worker in (0, 1))
@@ -241,8 +245,8 @@ def test_a_rule_that_wants_to_know_is_told_the_share_of_the_steps():
     server = Server(problem, ByWork(1.0), Settings(steps=3))
     x = problem.start()
     for steps, weight in ((1, 0.25), (4, 1.0), (3, 0.75)):
-        job = server.issue(0)
-        server.exchange(0, job.version, job.sequence, torch.ones_like(x), made=Made(steps, job.sequence - 1))
+        job = server.join(0)
+        server.deliver(0, job.version, job.sequence, torch.ones_like(x), info=JobInfo(steps, job.sequence - 1))
         x = x - weight
         torch.testing.assert_close(server.output(), x)
 
@@ -288,7 +292,7 @@ def test_the_command_line_trains_resumes_and_replays_local_steps(capsys, tmp_pat
     )
     code, said, _ = run(capsys, "train", *options.split(), "--steps", 40, "--out", out)
     assert not code
-    assert "on the wire: 0.0 MB of gradients" in said
+    assert "sent: 0.0 MB of gradients" in said
     trace = lg.Trace.load(out / "trace.safetensors")
     assert trace.local_steps.tolist() == [4] * 40
     assert "LocalSteps(" in trace.config["problem"]
@@ -304,7 +308,7 @@ def test_the_command_line_trains_resumes_and_replays_local_steps(capsys, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--inner", "adamw"], "--inner, --scaled and --local-seconds are for workers that take --local-steps"),
+        (["--inner", "adamw"], "--inner, --scaled and --local-seconds need --local-steps"),
         (["--local-steps", "3", "--inner", "adamv"], "--inner must be a rule of `lategrad list`, got 'adamv'; did you"),
         (["--local-steps", "0"], "steps must be an integer >= 1, got 0"),
         (["--local-steps", "3", "--local-seconds", "0"], "seconds must be a finite number > 0"),

@@ -20,7 +20,7 @@ from lategrad.problems import LocalSteps, Quadratic
 from lategrad.serve import Settings, Training, TrainingError
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, version_of
 from lategrad.serve.compression import Compression
-from lategrad.serve.desk import ForeignMessageError, Location
+from lategrad.serve.jobs import ForeignMessageError, Location
 
 ray = pytest.importorskip("ray")
 
@@ -29,15 +29,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 from helpers.serving import Misbehaving, Poisonous, SlowToEvaluate, audit, wait_until  # noqa: E402
 from lategrad.serve.engines.ray import actors as ray_actors  # noqa: E402
 from lategrad.serve.engines.ray.actors import ServerActor  # noqa: E402
-from lategrad.serve.engines.ray.messages import (  # noqa: E402
-    REJOIN,
-    WAIT,
-    Header,
-    Segment,
-    pack,
-    pack_header,
-    unpack,
-)
+from lategrad.serve.engines.ray.messages import REJOIN, WAIT, pack, unpack  # noqa: E402
+from lategrad.serve.engines.segment import FAILED, Header, Segment  # noqa: E402
 
 PROBLEM = Quadratic(dim=6, noise=0.1)
 RULE = lg.Anytime(lg.OGD(lr=1.0))
@@ -52,7 +45,7 @@ def actor(monkeypatch):
     monkeypatch.setattr(ray_actors, "here", lambda: HERE)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     monkeypatch.setattr(ray_actors.Metrics, "__init__", lambda self, run: None)
-    monkeypatch.setattr(ray_actors.Metrics, "note", lambda self, *_: None)
+    monkeypatch.setattr(ray_actors.Metrics, "record", lambda self, *_: None)
     with warnings.catch_warnings():
         yield ServerActor("test")
 
@@ -70,15 +63,24 @@ def gradient_at(reply):
     return pack(header, query - 1)
 
 
+def header_alone(header):
+    """The message of a gradient that lies in the segment."""
+    return header._replace(dtype=-1).pack()
+
+
+def failure(header):
+    return header._replace(kind=FAILED, dtype=-1).pack()
+
+
 def test_a_vector_travels_inside_the_call_or_beside_it():
-    header = Header(1, 2, 3, 4, 5)
+    header = Header(kind=2, sequence=4, version=5, member=1)
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         for length in (1, 7, 100_000):
             vector = torch.arange(length).to(dtype)
             parts = pack(header, vector)
             assert len(parts) == (1 if length < 1000 else 2)
             back, same = unpack(*parts)
-            assert back == header
+            assert back._replace(dtype=-1) == header
             assert same.dtype == dtype
             assert torch.equal(same, vector)
 
@@ -88,7 +90,7 @@ def test_workers_wait_until_the_server_knows_where_to_begin(actor):
     assert status_of(actor) is None
     begin(actor)
     header, query = unpack(actor.join(0, 0, HERE))
-    assert (header.worker, header.sequence, header.version) == (0, 0, 0)
+    assert (header.member, header.sequence, header.version) == (0, 0, 0)
     assert torch.equal(query, PROBLEM.start())
 
 
@@ -97,7 +99,7 @@ def test_a_gradient_for_an_earlier_server_is_void_even_if_its_numbers_fit(actor)
     header, query = unpack(actor.join(0, 0, HERE))
     stale = header._replace(server_start=header.server_start + 1)
     assert actor.exchange(*pack(stale, query)) == REJOIN
-    assert actor.fail(stale, "too late") == REJOIN
+    assert actor.exchange(failure(stale), reason="too late") == REJOIN
     assert status_of(actor).telemetry.version == 0
     assert status_of(actor).telemetry.refused == 0
     again, _ = unpack(actor.join(0, 0, HERE))
@@ -124,19 +126,19 @@ def test_vectors_of_one_machine_travel_through_shared_memory(actor):
     assert not actor.attach(0, "elsewhere", segment.address)
     assert actor.attach(0, HERE.node, segment.address)
     for version in range(3):
-        segment.grad.copy_(query - 1)
-        again, nothing = unpack(actor.exchange(pack_header(header)))
+        segment.grads[0].copy_(query - 1)
+        again, nothing = unpack(actor.exchange(header_alone(header)))
         assert nothing is None
         assert again.version == version + 1
-        header, query = again, segment.query.clone()
-        assert torch.equal(query, actor._server.rule.query(actor._server.state))
-    actor.bury(0, 0)
+        header, query = again, segment.queries[0].clone()
+        assert torch.equal(query, actor.server.rule.query(actor.server.state))
+    actor.remove(0)
     status_of(actor)
-    assert 0 in actor._segments  # a gradient may still be on its way
-    assert actor.exchange(pack_header(header)) is None
+    assert 0 in actor.segments  # a gradient may still be on its way
+    assert actor.exchange(header_alone(header)) is None
     status_of(actor)
-    assert actor._segments.keys() == {0}  # until the deadline
-    assert actor.exchange(pack_header(header._replace(member=7))) == REJOIN
+    assert not actor.segments  # its last gradient has arrived
+    assert actor.exchange(header_alone(header._replace(member=7))) == REJOIN
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "in the call"])
@@ -148,8 +150,8 @@ def test_gradients_travel_in_fewer_bits(actor, shared):
     segment = Segment.create(compression)
     if shared:
         assert actor.attach(0, HERE.node, segment.address)
-        segment.grad.copy_(message)
-    reply = actor.exchange(pack_header(header)) if shared else actor.exchange(*pack(header, message))
+        segment.grads[0].copy_(message)
+    reply = actor.exchange(header_alone(header)) if shared else actor.exchange(*pack(header, message))
     assert unpack(reply)[0].version == 1
     assert actor.trace().config["bytes"] == {"up": len(message), "down": 2 * query.nbytes}
 
@@ -157,10 +159,10 @@ def test_gradients_travel_in_fewer_bits(actor, shared):
 def test_a_worker_says_on_ray_too_what_it_has_kept(actor):
     begin(actor, compression="bfloat16")
     header, query = unpack(actor.join(0, 0, HERE))
-    for previous in (-1, 0, 1):
-        made = header._replace(previous=previous)
-        header, query = unpack(actor.exchange(*pack(made, (query - 1).bfloat16())))
-    assert actor.trace().previous.tolist() == [-1, 0, 1]
+    for parent_job in (-1, 0, 1):
+        answer = header._replace(parent_job=parent_job)
+        header, query = unpack(actor.exchange(*pack(answer, (query - 1).bfloat16())))
+    assert actor.trace().parent_job.tolist() == [-1, 0, 1]
 
 
 def test_a_segment_that_cannot_be_opened_is_told(actor):
@@ -185,7 +187,7 @@ def test_a_poisoned_server_gives_no_checkpoint_and_goes_back(actor):
     begin(actor)
     reply = actor.exchange(*gradient_at(actor.join(0, 0, HERE)))
     sound = actor.checkpoint(0)
-    actor._server.state.x.fill_(torch.inf)
+    actor.server.state.x.fill_(torch.inf)
     assert actor.checkpoint(0) is None
     assert status_of(actor).poisoned
     assert actor.go_back(sound) == 1
@@ -197,10 +199,10 @@ def test_a_poisoned_server_gives_no_checkpoint_and_goes_back(actor):
     assert status_of(actor).telemetry.version == 2
 
 
-def test_a_member_that_is_let_go_hands_back_its_gradient_first(actor):
+def test_a_member_that_is_released_hands_back_its_gradient_first(actor):
     begin(actor)
     message = gradient_at(actor.join(0, 0, HERE))
-    actor.let_go(0)
+    actor.release(0)
     assert actor.exchange(*message) is None
     assert status_of(actor).telemetry.version == 1
 
@@ -209,7 +211,7 @@ def test_a_member_that_is_let_go_hands_back_its_gradient_first(actor):
 def test_a_late_gradient_of_a_dead_member_is_used_until_the_deadline(actor, deadline, used):
     begin(actor, deadline=deadline)
     late = gradient_at(actor.join(0, 0, HERE))
-    actor.bury(0, 0)
+    actor.remove(0)
     status_of(actor)
     assert actor.exchange(*late) is None
     status = status_of(actor)
@@ -232,10 +234,10 @@ def test_a_server_goes_on_from_the_checkpoint_of_another(actor):
     reply = actor.join(0, 0, HERE)
     for _ in range(5):
         reply = actor.exchange(*gradient_at(reply))
-    expected = actor._server.output().clone()
+    expected = actor.server.output().clone()
     other = ServerActor("other")
     assert begin(other, checkpoint=actor.checkpoint(0)) == 5
-    assert torch.equal(other._server.output(), expected)
+    assert torch.equal(other.server.output(), expected)
     header, _ = unpack(other.join(0, 0, HERE))
     assert header.sequence == 6  # 0, ..., 4 were used and 5 was out: a sample is never used twice
     assert header.version == 5
@@ -246,7 +248,7 @@ def test_failures_are_refusals_and_drop_a_worker(actor):
     reply = actor.join(0, 3, HERE)
     for _ in range(2):
         header, _ = unpack(reply)
-        reply = actor.fail(header, "OSError: the data is gone")
+        reply = actor.exchange(failure(header), reason="OSError: the data is gone")
     assert reply is None
     status = status_of(actor)
     assert status.report.dropped == {3}
@@ -371,7 +373,7 @@ def test_a_server_on_ray_waits_for_evaluations_and_answers_meanwhile(actor, tmp_
 @pytest.mark.slow
 def test_local_steps_on_ray_replay_bit_for_bit():
     """Vectors of more than INLINE bytes: after its first job a worker shares memory with the server."""
-    problem = LocalSteps(Quadratic(dim=20_000, noise=0.1), steps=3, inner="adamw:lr=0.01")
+    problem = LocalSteps(Quadratic(dim=20_000, noise=0.1), local_steps=3, inner="adamw:lr=0.01")
     rule = "delayed-nesterov:lr=0.3,period=2"
     trace = lg.train(problem, rule, steps=30, workers=2, engine="ray", compression="int8", compile=False)
     assert trace.complete
@@ -402,7 +404,7 @@ class Run(contextlib.AbstractContextManager):
     def __init__(self, node, problem=PROBLEM, rule=RULE, **settings):
         self.training = Training(problem, rule, Settings(engine="ray", progress=False, **settings))
         self.engine = self.training.engine
-        self.engine._server_node = lambda: NodeAffinitySchedulingStrategy(node.node_id, soft=True)
+        self.engine.server_node = lambda: NodeAffinitySchedulingStrategy(node.node_id, soft=True)
         self._problem, self._rule, self.trace, self.error = problem, rule, None, None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -480,14 +482,14 @@ def test_a_lost_server_goes_on_elsewhere_from_its_checkpoint(cluster):
     home, other = (cluster.add_node(num_cpus=1) for _ in range(2))
     with Run(home, steps=10**6, workers="1:2", slow="constant:10") as run:
         run.wait_for(lambda: len(run.training.workers) == 2)
-        run.wait_for(lambda: run.engine._mirror.logged > 0)
+        run.wait_for(lambda: run.engine.mirror.logged > 0)
 
         lost = run.engine.server
         os.kill(lost.pid, signal.SIGKILL)
         run.wait_for(lambda: run.engine.server not in (None, lost))
         run.wait_for_progress()
 
-        kept = run.engine._mirror.logged
+        kept = run.engine.mirror.logged
         cluster.remove_node(home, allow_graceful=False)
         run.wait_for(lambda: run.engine.server is not None and run.engine.server.node != home.node_id)
         assert run.training.version >= kept > 0
@@ -503,12 +505,12 @@ def test_a_lost_server_costs_a_few_seconds_and_a_gradient_that_outlasts_its_rest
     home = cluster.add_node(num_cpus=2)
     with Run(home, steps=10**6, workers=2, slow={0: "constant:10", 1: "constant:20000"}) as run:
         run.wait_for(lambda: len(run.training.workers) == 2)
-        run.wait_for(lambda: run.engine._mirror.logged > 50)
-        kept, lost, worker = run.engine._mirror.logged, run.engine.server, run.training.workers[1]
+        run.wait_for(lambda: run.engine.mirror.logged > 50)
+        kept, lost, worker = run.engine.mirror.logged, run.engine.server, run.training.workers[1]
         os.kill(lost.pid, signal.SIGKILL)
         run.wait_for(lambda: run.engine.server not in (None, lost))
         assert run.training.version >= kept
-        run.wait_for(lambda: run.engine._status.report.activities.get(1) is not None)  # it has joined again
+        run.wait_for(lambda: run.engine.location(1) is not None)  # it has joined again
         assert run.training.workers[1] == worker
         run.wait_for_progress()
         trace = run.end_and_replay()
@@ -521,11 +523,11 @@ def test_a_lost_server_costs_a_few_seconds_and_a_gradient_that_outlasts_its_rest
 def test_a_run_ends_on_demand_while_its_server_does_not_answer(cluster, tmp_path):
     home = cluster.add_node(num_cpus=1)
     with Run(home, steps=10**6, workers=1, slow="constant:10", out=tmp_path) as run:
-        run.wait_for(lambda: run.engine._mirror.logged > 20)
+        run.wait_for(lambda: run.engine.mirror.logged > 20)
         os.kill(run.engine.server.pid, signal.SIGSTOP)
         with pytest.warns(UserWarning, match=r"did not give one \(it does not answer\); the newest is that of update"):
             trace = run.end_and_replay()
-    assert len(trace.delays) == run.engine._mirror.logged > 20
+    assert len(trace.delays) == run.engine.mirror.logged > 20
     assert lg.resume(tmp_path, PROBLEM, RULE, engine="threads", steps=len(trace.delays) + 10).complete
     cluster.remove_node(home)
 
@@ -538,7 +540,7 @@ def test_a_poisoned_run_goes_back_and_on(cluster, tmp_path):
     with Run(home, problem=poisonous, rule=lg.SGD(lr=1.5), steps=10**6, workers=2, slow="constant:5") as run:
         run.wait_for((tmp_path / "dose-0").exists)
         poisoned = run.training.version
-        run.wait_for(lambda: run.engine._mirror.logged > poisoned + 100)  # what is not finite is never mirrored
+        run.wait_for(lambda: run.engine.mirror.logged > poisoned + 100)  # what is not finite is never mirrored
         trace = run.end()
     assert trace.config["returns"] == 1
     assert trace.output.isfinite().all()
@@ -581,14 +583,14 @@ def test_a_run_without_a_usable_worker_ends_with_the_reason(cluster):
 # ---- Local steps: what workers keep is theirs
 
 
-LOCAL = LocalSteps(Quadratic(dim=6, noise=0.1), steps=3, inner="adamw:lr=0.01")
+LOCAL = LocalSteps(Quadratic(dim=6, noise=0.1), local_steps=3, inner="adamw:lr=0.01")
 OUTER = lg.registry.parse_rule("nesterov:lr=0.1")
 
 
 def delivered(run, worker):
     """Gradients of those who serve under a number now."""
-    status, place = run.engine._status, run.training.workers.get(worker)
-    activities = {} if status is None else status.report.activities
+    report, place = run.engine.report(0.0, dict(run.training.supervisor.replaced)), run.training.workers.get(worker)
+    activities = {} if report is None else report.activities
     return sum(activity.delivered for activity in activities.values() if activity.location == place)
 
 
@@ -599,12 +601,12 @@ def test_a_killed_worker_loses_its_inner_steps_and_nothing_else(cluster):
     with Run(home, LOCAL, OUTER, steps=10**6, workers=2, slow="constant:10", compile=False) as run:
         run.wait_for(lambda: min(delivered(run, worker) for worker in (0, 1)) > 5)
         os.kill(run.training.workers[1].pid, signal.SIGKILL)
-        with pytest.warns(UserWarning, match="what worker 1 had kept from job to job was lost with it"):
-            run.wait_for(lambda: run.engine._telemetry.memories_lost == 1)
+        with pytest.warns(UserWarning, match="worker 1 starts fresh: the local state of the process before it is lost"):
+            run.wait_for(lambda: run.engine.telemetry()[0].memories_lost == 1)
         run.wait_for_progress()
         trace = run.end_and_replay()
     assert trace.config["memories_lost"] == trace.config["replaced"] == {"worker 1": 1}
-    assert [(trace.previous[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [1, 2]
+    assert [(trace.parent_job[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [1, 2]
     assert trace.loss[-1] < trace.loss[0]
     cluster.remove_node(home)
 
@@ -614,8 +616,8 @@ def test_a_killed_worker_loses_its_inner_steps_and_nothing_else(cluster):
 def test_workers_keep_their_inner_state_when_the_server_is_killed(cluster, tmp_path):
     home = cluster.add_node(num_cpus=2)
     with Run(home, LOCAL, OUTER, steps=10**6, workers=2, slow="constant:10", compile=False, out=tmp_path) as run:
-        run.wait_for(lambda: min(delivered(run, worker) for worker in (0, 1)) > 5 and run.engine._mirror.logged > 20)
-        kept, lost, workers = run.engine._mirror.logged, run.engine.server, run.training.workers
+        run.wait_for(lambda: min(delivered(run, worker) for worker in (0, 1)) > 5 and run.engine.mirror.logged > 20)
+        kept, lost, workers = run.engine.mirror.logged, run.engine.server, run.training.workers
         os.kill(lost.pid, signal.SIGKILL)
         run.wait_for(lambda: run.engine.server not in (None, lost))
         assert run.training.version >= kept
@@ -623,13 +625,13 @@ def test_workers_keep_their_inner_state_when_the_server_is_killed(cluster, tmp_p
         assert run.training.workers == workers
         trace = run.end()
     assert trace.config["replaced"] == trace.config["memories_lost"] == {}
-    assert [(trace.previous[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [1, 1]
+    assert [(trace.parent_job[trace.worker == worker] == -1).sum().item() for worker in (0, 1)] == [1, 1]
     assert trace.loss[-1] < trace.loss[0]
     # What a worker kept is from a job that was lost with the server: nobody can compute it again, and that is said.
     with pytest.raises(ValueError, match=r"update \d+ builds on job \d+ of worker \d, which was not applied"):
         lg.replay(trace, LOCAL, OUTER)
     saved = version_of(checkpoint_paths(tmp_path)[0])
-    with pytest.warns(UserWarning, match="had kept from job to job was lost with it"):
+    with pytest.warns(UserWarning, match="starts fresh: the local state"):
         resumed = lg.resume(tmp_path, LOCAL, OUTER, engine="threads", steps=len(trace.delays) + 20, slow=None)
     assert resumed.complete
     audit(resumed)

@@ -26,8 +26,8 @@ ray = pytest.importorskip("ray")
 from helpers.paths import python_path  # noqa: E402
 from helpers.ray_driver import RULE  # noqa: E402
 from helpers.serving import PATIENCE, audit, wait_until  # noqa: E402
-from lategrad.serve.engines.ray import cleanup as ray_cleanup  # noqa: E402
-from lategrad.serve.engines.ray import own_ray  # noqa: E402
+from lategrad.serve.engines import reaper  # noqa: E402
+from lategrad.serve.engines.ray import connect  # noqa: E402
 
 PROBLEM = Quadratic(dim=6, noise=0.1)
 
@@ -64,12 +64,12 @@ def test_the_token_can_be_read_by_its_user_alone(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     token = tmp_path / ".ray" / "auth_token"
-    own_ray.protect_token()
+    connect.protect_token()
     assert _mode(token) == 0o600
     written = token.read_text()
     assert len(written) == 64
     token.chmod(0o644)  # as Ray itself writes it
-    own_ray.protect_token()
+    connect.protect_token()
     assert _mode(token) == 0o600
     assert token.read_text() == written
 
@@ -77,7 +77,7 @@ def test_the_token_can_be_read_by_its_user_alone(tmp_path, monkeypatch):
 def test_no_token_is_made_where_none_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    own_ray.protect_token()
+    connect.protect_token()
     assert not list(tmp_path.iterdir())
 
 
@@ -85,8 +85,8 @@ def test_what_belongs_to_a_folder_ends_with_whoever_holds_its_pipe(tmp_path):
     folder = tmp_path / "ray"
     (folder / "logs").mkdir(parents=True)
     sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
-    ours, other = (subprocess.Popen(sleep, env=os.environ | {ray_cleanup.MARK: f"{folder}{end}"}) for end in ("", "x"))
-    cleaner = subprocess.Popen([sys.executable, "-I", "-S", ray_cleanup.__file__, folder], stdin=subprocess.PIPE)
+    ours, other = (subprocess.Popen(sleep, env=os.environ | {reaper.MARK: f"{folder}{end}"}) for end in ("", "x"))
+    cleaner = subprocess.Popen([sys.executable, "-I", "-S", reaper.__file__, folder], stdin=subprocess.PIPE)
     try:
         assert ours.poll() is None
         cleaner.stdin.close()
@@ -104,7 +104,7 @@ def test_what_belongs_to_a_folder_ends_with_whoever_holds_its_pipe(tmp_path):
 
 def _listening():
     """Local addresses that processes of a Ray of our own, or this one, listen on, with the process's name."""
-    ours = {os.getpid(), *(pid for folder in folders() for pid in ray_cleanup._processes_of(str(folder)))}
+    ours = {os.getpid(), *(pid for folder in folders() for pid in reaper.processes_of(str(folder)))}
     lines = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout.splitlines()
     found = []
     for line in lines:
@@ -205,7 +205,7 @@ def test_a_disk_that_takes_nothing_ends_no_run(fault, until_the_end, tmp_path):
             warnings.simplefilter("always")
             trace = _disturbed(disturb, workers=1, out=tmp_path, checkpoint_every=50)
     said = [str(warning.message) for warning in caught]
-    assert any(re.search("checkpoint at update .* failed, training goes on", line) for line in said)
+    assert any(re.search("checkpoint at update .* failed, training continues", line) for line in said)
     assert any("the trace could not be saved" in line for line in said) == until_the_end
     assert len(trace.delays) > made[0] + 200
     resumed = lg.resume(tmp_path, PROBLEM, RULE, engine="threads", steps=len(trace.delays) + 10)
@@ -264,7 +264,7 @@ def test_a_killed_driver_leaves_no_process_and_no_folder(tmp_path):
         _said(driver, "begins")
         server, *workers = map(int, _said(driver, "goes on"))
         (folder,) = folders()
-        all_of_it = ray_cleanup._processes_of(str(folder))
+        all_of_it = reaper.processes_of(str(folder))
         assert {server, *workers} < set(all_of_it)
         os.kill(workers[0], signal.SIGSTOP)  # nothing that it could notice makes it end
         driver.kill()
@@ -276,7 +276,7 @@ def test_a_killed_driver_leaves_no_process_and_no_folder(tmp_path):
 def _stop_process_of_ray(program):
     (folder,) = folders()
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
-                for pid in ray_cleanup._processes_of(str(folder))}  # fmt: skip
+                for pid in reaper.processes_of(str(folder))}  # fmt: skip
     (pid,) = (pid for pid, command in commands.items() if Path(command).name == program)
     os.kill(pid, signal.SIGSTOP)
 

@@ -12,6 +12,7 @@ from lategrad.problems import Quadratic
 from lategrad.registry import RULES, build_rule, parse_set
 from lategrad.rules.rule import apply_update, issue_ticket
 from lategrad.serve import Server, Settings
+from lategrad.serve.jobs import FOREVER, ForeignMessageError
 from lategrad.support.runs import tensors
 
 PROBLEM = Quadratic(dim=4)
@@ -31,14 +32,15 @@ def _same(before, after):
     return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:SteadyMuon without blocks")
 @pytest.mark.parametrize("name", RULES)
 @settings(max_examples=20)
 @given(order=st.lists(st.integers(0, 3), min_size=1, max_size=25), seed=st.integers(0, 9))
-def test_every_order_of_arbaselines_is_the_rule_applied_in_that_order(name, order, seed):
+def test_every_order_of_arrivals_is_the_rule_applied_in_that_order(name, order, seed):
     """A plain loop over kept queries and tickets, written without the server, is what it must equal."""
     rule = build_rule(name, 0.3, lg.Ball(1.0))
     server = _server(rule, steps=len(order))
-    jobs = {worker: server.issue(worker) for worker in range(4)}
+    jobs = {worker: server.join(worker) for worker in range(4)}
     state = rule.init(PROBLEM.start())
     held = {worker: (rule.query(state).clone(), issue_ticket(rule, state).clone(), 0) for worker in range(4)}
     noise = torch.randn(len(order), 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -50,7 +52,7 @@ def test_every_order_of_arbaselines_is_the_rule_applied_in_that_order(name, orde
         state = apply_update(rule, state, grad, torch.tensor(made - version), ticket)
         delays.append(made - version)
         job = jobs[worker]
-        jobs[worker] = server.exchange(worker, job.version, job.sequence, grad)
+        jobs[worker] = server.deliver(worker, job.version, job.sequence, grad)
         held[worker] = (rule.query(state).clone(), issue_ticket(rule, state).clone(), made + 1)
     assert server.done
     assert jobs[order[-1]] is None
@@ -65,6 +67,7 @@ def test_every_order_of_arbaselines_is_the_rule_applied_in_that_order(name, orde
 _COMPILED = [(name, domain) for name in RULES for domain in ("whole", "ball:1")] + [("anytime-sgd", "simplex")]
 
 
+@pytest.mark.filterwarnings("ignore:SteadyMuon without blocks")
 @pytest.mark.parametrize(("name", "domain"), _COMPILED)
 def test_the_compiled_update_is_the_rules_own(name, domain):
     """As C loops, or, for a simplex, as torch compiles it; with a tensor as lr and with none."""
@@ -74,97 +77,121 @@ def test_the_compiled_update_is_the_rules_own(name, domain):
     generator = torch.Generator().manual_seed(0)
     assert plain.config["backend"] == "eager"
     assert fast.config["backend"] == ("compile" if domain == "simplex" else "loops")
-    held = {worker: (plain.issue(worker), fast.issue(worker)) for worker in range(3)}
+    held = {worker: (plain.join(worker), fast.join(worker)) for worker in range(3)}
     for step in range(30):
         worker = step * step % 3
         a, b = held[worker]
         torch.testing.assert_close(b.query, a.query, rtol=1e-9, atol=1e-9)
         grad = PROBLEM.gradient(a.query, torch.randn(4, generator=generator, dtype=torch.float64))
         held[worker] = tuple(
-            server.exchange(worker, job.version, job.sequence, grad) for server, job in ((plain, a), (fast, b))
+            server.deliver(worker, job.version, job.sequence, grad) for server, job in ((plain, a), (fast, b))
         )
     torch.testing.assert_close(fast.output(), plain.output(), rtol=1e-9, atol=1e-9)
 
 
 BAD = {
-    "nan": (lambda job: (job.version, job.sequence, ZERO * torch.nan), "not finite"),
-    "inf": (lambda job: (job.version, job.sequence, ZERO + torch.inf), "not finite"),
-    "one inf": (
-        lambda job: (job.version, job.sequence, torch.tensor([0, torch.inf, 0, -torch.inf]).double()),
-        "finite",
-    ),
-    "shape": (lambda job: (job.version, job.sequence, ZERO[:3]), r"shape \(3,\) instead of \(4,\)"),
-    "matrix": (lambda job: (job.version, job.sequence, ZERO.view(1, 4)), r"shape \(1, 4\)"),
-    "dtype": (lambda job: (job.version, job.sequence, ZERO.float()), "float32 instead of torch.float64"),
-    "future": (lambda job: (99, job.sequence, ZERO), "version 99 is from the future: the server is at 3"),
-    "version": (lambda job: (job.version - 1, job.sequence, ZERO), "version 2 instead of 3"),
-    "repeated": (lambda job: (job.version, job.sequence - 1, ZERO), "sequence number 2 was used before"),
-    "unknown": (lambda job: (job.version, 77, ZERO), "sequence number 77 was never handed out"),
-    "negative": (lambda job: (job.version, -1, ZERO), "sequence number -1 was never handed out"),
+    "nan": (ZERO * torch.nan, "not finite"),
+    "inf": (ZERO + torch.inf, "not finite"),
+    "one inf": (torch.tensor([0, torch.inf, 0, -torch.inf]).double(), "finite"),
+    "shape": (ZERO[:3], r"shape \(3,\) instead of \(4,\)"),
+    "matrix": (ZERO.view(1, 4), r"shape \(1, 4\)"),
+    "dtype": (ZERO.float(), "float32 instead of torch.float64"),
 }
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_what_cannot_be_applied_is_refused_counted_reported_and_leaves_the_state_untouched(bad):
+@pytest.fixture
+def fourth():
+    """A server that has made three updates, and the job that process 5 holds."""
     server = _server()
-    job = server.issue(5)
+    job = server.join(5)
     for _ in range(3):
-        job = server.exchange(5, job.version, job.sequence, torch.ones_like(ZERO))
+        job = server.deliver(5, job.version, job.sequence, torch.ones_like(ZERO))
+    return server, job
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_cannot_be_applied_is_refused_counted_reported_and_leaves_the_state_untouched(fourth, bad):
+    server, job = fourth
     before, log = _bits(server), len(server.log)
-    make, reason = BAD[bad]
-    version, sequence, grad = make(job)
+    grad, reason = BAD[bad]
     with pytest.warns(UserWarning, match=f"refused a gradient of worker 5 at update 4: .*{reason}"):
-        after = server.exchange(5, version, sequence, grad)
+        after = server.deliver(5, job.version, job.sequence, grad)
     assert _same(before, _bits(server))
     assert len(server.log) == log
     assert server.trace().config["refusals"] == {"worker 5": 1}
-    server.exchange(5, after.version, after.sequence, ZERO)  # and the worker goes on
+    server.deliver(5, after.version, after.sequence, ZERO)  # and the worker continues
+    assert server.version == 4
+
+
+FOREIGN = {
+    "future": (lambda job: (99, job.sequence), "it is for version 99, job 3 was issued with 3"),
+    "version": (lambda job: (job.version - 1, job.sequence), "it is for version 2, job 3 was issued with 3"),
+    "repeated": (lambda job: (job.version, job.sequence - 1), "it answers job 2, which worker 5 does not hold"),
+    "unknown": (lambda job: (job.version, 77), "it answers job 77, which worker 5 does not hold"),
+    "negative": (lambda job: (job.version, -1), "it answers job -1, which worker 5 does not hold"),
+}
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_what_answers_no_job_of_its_sender_raises_and_leaves_the_state_untouched(fourth, foreign):
+    server, job = fourth
+    before, log = _bits(server), len(server.log)
+    make, reason = FOREIGN[foreign]
+    with pytest.raises(ForeignMessageError, match=reason):
+        server.deliver(5, *make(job), ZERO)
+    assert _same(before, _bits(server))
+    assert len(server.log) == log
+    assert server.trace().config["refusals"] == {}
+    server.deliver(5, job.version, job.sequence, ZERO)  # the job itself is still open
     assert server.version == 4
 
 
 def test_a_huge_but_finite_gradient_is_not_refused():
     server = Server(Quadratic(dim=4, dtype=torch.float32), lg.SGD(lr=1e-38), Settings(steps=5))
-    job = server.issue(0)
-    server.exchange(0, job.version, job.sequence, torch.full((4,), 3e38))  # the sum overflows, no entry does
+    job = server.join(0)
+    server.deliver(0, job.version, job.sequence, torch.full((4,), 3e38))  # the sum overflows, no entry does
     assert server.version == 1
 
 
 @pytest.mark.filterwarnings("ignore:refused")
 def test_a_worker_is_dropped_after_so_many_refusals_in_a_row_and_not_before():
     server = _server(max_refusals=3)
-    job = server.issue(0)
+    job = server.join(0)
     for good in (False, False, True, False, False):
-        job = server.exchange(0, job.version, job.sequence, ZERO if good else ZERO * torch.nan)
+        job = server.deliver(0, job.version, job.sequence, ZERO if good else ZERO * torch.nan)
     assert job is not None
     with pytest.warns(UserWarning, match="worker 0 is dropped: 3 gradients in a row were refused"):
-        assert server.exchange(0, job.version, job.sequence, ZERO * torch.nan) is None
-    assert server.issue(0) is None
-    assert server.issue(1) is not None
+        assert server.deliver(0, job.version, job.sequence, ZERO * torch.nan) is None
+    assert server.join(0) is None
+    assert server.join(1) is not None
 
 
 def test_a_late_gradient_of_a_worker_that_is_gone_is_used_unless_it_was_given_up():
     server = _server()
-    late, lost, other = server.issue(0), server.issue(1), server.issue(2)
+    late, lost, other = server.join(0), server.join(1), server.join(2)
+    server.jobs.remove(0, wait=FOREVER)
     for _ in range(10):
-        other = server.exchange(2, other.version, other.sequence, ZERO)
-    server.exchange(0, late.version, late.sequence, ZERO)
+        other = server.deliver(2, other.version, other.sequence, ZERO)
+    assert server.deliver(0, late.version, late.sequence, ZERO) is None
     assert server.trace().delays[-1] == 10
-    server.forget(1, lost.sequence)
-    with pytest.warns(UserWarning, match="was used before"):
-        server.exchange(1, lost.version, lost.sequence, ZERO)
+    server.jobs.remove(1)
+    with pytest.warns(UserWarning, match="refused a gradient of worker 1 .* job 0 was given up when its process ended"):
+        assert server.deliver(1, lost.version, lost.sequence, ZERO) is None
 
 
-def test_a_query_may_be_the_states_own_or_copied_to_where_the_worker_wants_it():
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_query_may_be_the_states_own_or_copied_to_where_the_worker_wants_it(device):
     """Copied, as between devices, it is the same vector, and stays as it was."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     in_place = Server(PROBLEM, lg.SGD(lr=0.1), Settings(steps=10, compile=False), query_in_place=True)
-    copying = _server(lg.SGD(lr=0.1), steps=10)
-    copying._writes_query = False  # as where the state is on another device
+    copying = _server(lg.SGD(lr=0.1), steps=10, server_device=device)
     out = torch.empty_like(ZERO)
-    a, b = in_place.issue(0), copying.issue(0, out)
+    a, b = in_place.join(0), copying.join(0, out=out)
     for _ in range(5):
         grad = PROBLEM.gradient(a.query, ZERO)
-        a = in_place.exchange(0, a.version, a.sequence, grad)
-        b = copying.exchange(0, b.version, b.sequence, grad, out)
+        a = in_place.deliver(0, a.version, a.sequence, grad)
+        b = copying.deliver(0, b.version, b.sequence, grad, out)
         assert a.query is in_place.state.x
         assert b.query is out
         assert torch.equal(a.query, out)

@@ -1,10 +1,11 @@
-"""Every option of a run is written down once: in Python, on the command line and in checkpoints it is the same."""
+"""The options of a run are the same in Python, on the command line and in checkpoints."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import json
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import typer.main
 
 import lategrad as lg
 from lategrad.cli import main as cli
-from lategrad.cli.train_options import pauses
+from lategrad.cli.train_options import argument_help, parse_slow
 from lategrad.problems import Quadratic
 from lategrad.serve import Settings
 
@@ -23,31 +24,61 @@ def _options_of(command):
     return {p.name: p for p in typer.main.get_command(cli.app).commands[command].params}
 
 
-def test_the_signature_of_train_is_that_of_the_settings():
-    parameters = inspect.signature(lg.train).parameters
-    assert list(parameters) == ["problem", "rule", *NAMES]
-    assert parameters["steps"].default is inspect.Parameter.empty
-    assert parameters["deadline"].default == Settings(steps=1).deadline
+def _defaults(function):
+    return {p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
-def test_every_option_is_documented():
+def test_train_settings_and_the_command_have_the_same_options_and_defaults():
+    of_train = _defaults(lg.train)
+    assert list(of_train) == NAMES
+    assert of_train.pop("steps") is inspect.Parameter.empty
+    assert of_train.pop("notes") is None
+    settings, command = Settings(steps=1), _options_of("train")
+    assert of_train == {name: getattr(settings, name) for name in of_train}
+    assert set(NAMES) - set(command) == {"notes", "on_record"}
+    for name in of_train.keys() & command:
+        default = list(command[name].default or ()) or None if name == "slow" else command[name].default
+        assert str(default) == str(of_train[name]), name
+
+
+def test_resume_can_change_what_does_not_determine_the_samples():
+    fixed = {"seed", "data_shards", "compression", "out"}
+    changeable, command = _defaults(lg.resume), _options_of("resume")
+    assert list(changeable) == [name for name in NAMES if name not in fixed]
+    assert {repr(default) for default in changeable.values()} == {"<unchanged>"}
+    assert set(changeable) - set(command) == {"notes", "on_record"}
+    assert all(command[name].default is None for name in changeable.keys() & command)
+
+
+def test_signatures_and_settings_have_the_same_types():
+    types, of_train, of_resume = map(get_type_hints, (Settings, lg.train, lg.resume))
     for name in NAMES:
-        assert f"\n        {name}: " in lg.train.__doc__, name
+        if name not in ("device", "server_device", "notes"):  # which Settings converts
+            assert of_train[name] == types[name], name
+        if name not in ("notes", "out") and name in of_resume:
+            assert of_resume[name] == of_train[name], name
 
 
-def test_every_option_is_one_of_the_command_line():
-    train, resume = _options_of("train"), _options_of("resume")
-    assert set(NAMES) - set(train) == {"notes", "on_record"}
-    assert set(NAMES) - set(resume) == {"notes", "on_record", "seed", "data_shards", "out", "compression"}
-    assert str(train["workers"].default) == str(Settings(steps=1).workers)
-    assert train["keep"].default == Settings(steps=1).keep
-    assert all(resume[name].default is None for name in NAMES if name in resume)
+def test_every_option_is_documented_once_and_the_command_shows_it():
+    texts, command = argument_help(lg.train), _options_of("train")
+    assert list(texts) == ["problem", "rule", *NAMES]
+    for name in set(NAMES) & set(command):
+        assert command[name].help.lower() == texts[name].lower()
+    assert texts["keep"] == "number of checkpoints to keep."
+
+
+def test_none_is_a_value_when_a_run_is_resumed(tmp_path):
+    how = {"workers": 1, "engine": "threads", "out": tmp_path}
+    lg.train(Quadratic(), lg.SGD(lr=0.1), steps=10, max_delay=7, stall=50.0, **how)
+    trace = lg.resume(tmp_path, Quadratic(), lg.SGD(lr=0.1), steps=20, stall=None)
+    assert trace.config["settings"]["stall"] is None
+    assert trace.config["settings"]["max_delay"] == 7
 
 
 def test_an_unknown_option_is_refused_by_name():
     with pytest.raises(TypeError, match="worker_count"):
         lg.train(Quadratic(), lg.SGD(lr=0.1), steps=1, worker_count=3)
-    with pytest.raises(TypeError, match="steps"):
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'steps'"):
         lg.train(Quadratic(), lg.SGD(lr=0.1))
 
 
@@ -81,8 +112,8 @@ def test_settings_survive_a_checkpoint():
     assert repr(again.slowness()) == repr(settings.slowness())
 
 
-def test_pauses_are_for_everyone_or_for_some():
-    assert pauses(["constant:5"]) == "constant:5"
-    assert pauses(["0=constant:5", "2=uniform:1,2"]) == {0: "constant:5", 2: "uniform:1,2"}
-    with pytest.raises(ValueError, match="one law for all workers, or WORKER=LAW"):
-        pauses(["constant:5", "1=constant:5"])
+def test_pauses_are_for_all_workers_or_for_some():
+    assert parse_slow(["constant:5"]) == "constant:5"
+    assert parse_slow(["0=constant:5", "2=uniform:1,2"]) == {0: "constant:5", 2: "uniform:1,2"}
+    with pytest.raises(ValueError, match="one distribution for all workers, or WORKER=DISTRIBUTION"):
+        parse_slow(["constant:5", "1=constant:5"])

@@ -1,4 +1,4 @@
-"""What happens at every record of a run: callbacks, early stops, the best output; logs; schedules of the step."""
+"""What happens at every record of a run: callbacks, early stops, the best output; logs; learning-rate schedules."""
 
 import csv
 import json
@@ -39,19 +39,19 @@ def test_a_callback_sees_every_record_and_can_end_the_run(engine):
     assert 60 <= len(trace.delays) < 100  # where evaluations take long, the record of 60 is known at 80
 
 
-def test_a_callback_that_answers_something_else_is_told_so():
-    with pytest.raises(ValueError, match="what on_record returns must be None or 'stop', got True"):
+def test_a_callback_that_returns_something_else_is_an_error():
+    with pytest.raises(ValueError, match="the return value of on_record must be None or 'stop', got True"):
         lg.train(Quadratic(), lg.SGD(0.1), steps=50, workers=1, engine="threads", on_record=lambda *_: True)
 
 
 def diverging(steps, out, **options):
-    """A step that is too large: the loss is best early and grows from then on."""
+    """A learning rate that is too large: the loss is best early and grows from then on."""
     problem = Quadratic(dim=4, smoothness=1.0, strong_convexity=1.0, noise=0.0, optimum=torch.ones(4))
     how = {"workers": 1, "engine": "threads", "record_every": 1, "compile": False}
     return problem, lg.train(problem, lg.SGD(lr=2.2), steps=steps, out=out, **how, **options)
 
 
-def test_patience_ends_a_run_that_gets_no_better_and_the_best_output_is_kept(tmp_path):
+def test_patience_ends_a_run_without_improvement_and_the_best_output_is_saved(tmp_path):
     with pytest.warns(UserWarning, match="stopped early: loss was best after 0 updates"):
         problem, trace = diverging(1000, tmp_path, monitor="loss", patience=5)
     assert 5 <= len(trace.delays) < 10
@@ -73,13 +73,13 @@ def test_the_best_output_is_that_of_the_best_record(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"monitor": "los"}, "monitor must be one of what is recorded, loss, got 'los'"),
+        ({"monitor": "los"}, "monitor must be one of the recorded values, loss, got 'los'"),
         ({"patience": 3}, "monitor must be given with patience"),
         ({"patience": 0, "monitor": "loss"}, "patience must be an integer >= 1, or None, got 0"),
         ({"on_record": "print"}, "on_record must be a function of telemetry and output, got 'print'"),
     ],
 )
-def test_what_cannot_be_watched_is_told_so(options, message):
+def test_what_cannot_be_watched_is_an_error(options, message):
     with pytest.raises(ValueError, match=message):
         lg.train(Quadratic(), lg.SGD(0.1), **({"steps": 5, "workers": 1, "engine": "threads"} | options))
 
@@ -108,7 +108,7 @@ def test_a_run_with_a_folder_keeps_its_numbers_as_csv_and_as_lines_of_json(tmp_p
     assert float(records[0]["top 2"]) == trace.metrics["top 2"][0]
 
 
-def test_off_a_terminal_there_is_a_line_every_so_often(capsys):
+def test_off_a_terminal_a_line_is_printed_now_and_then(capsys):
     telemetry = Telemetry(10, 100, 1.0, 10.0, 0.5, None, 1.0, 2.0, 3, 0, 10, None, {})
     lines = monitor.Lines(every=0.0)
     lines.show(telemetry, 2, torch.empty(0))
@@ -131,7 +131,7 @@ def test_without_warm_up_and_decay_a_scheduled_rule_is_the_rule(rule):
     torch.testing.assert_close(same.output, plain.output, rtol=1e-12, atol=1e-14)
 
 
-def test_the_step_follows_its_schedule():
+def test_the_learning_rate_follows_its_schedule():
     rule = lg.Scheduled(lg.SGD(lr=2.0), warmup=4, shape="cosine", total=12, floor=0.1)
     state, steps = first_state(rule, torch.zeros(1, dtype=torch.float64)), []
     for _ in range(15):
@@ -166,7 +166,7 @@ def half_life(t):
         (half_life, {"shape": half_life}),
     ],
 )
-def test_a_run_takes_a_schedule_keeps_it_when_it_goes_on_and_replays_with_it(schedule, same, tmp_path):
+def test_a_run_takes_a_schedule_keeps_it_when_resumed_and_replays_with_it(schedule, same, tmp_path):
     problem, rule = Quadratic(), lg.Anytime(lg.OGD(0.5))
     how = {"workers": 2, "engine": "threads", "compile": False}
     trace = lg.train(problem, rule, steps=40, out=tmp_path, schedule=schedule, **how)
@@ -178,7 +178,7 @@ def test_a_run_takes_a_schedule_keeps_it_when_it_goes_on_and_replays_with_it(sch
     if not callable(schedule):
         assert torch.equal(lg.replay(longer, problem, rule).output, longer.output)
         assert len(lg.replay(longer, problem, "sgd:lr=0.1|1").output) == 2
-        assert lg.replay(longer, problem, lg.StronglyConvexOGD(0.1)).complete  # which has no step to multiply
+        assert lg.replay(longer, problem, lg.StronglyConvexOGD(0.1)).complete  # which has no lr to multiply
 
 
 def test_a_schedule_that_is_a_function_is_asked_for_again(tmp_path):
@@ -212,7 +212,7 @@ def test_a_schedule_of_a_run_that_makes_no_sense_is_refused(schedule, message):
     [
         (lambda: lg.Scheduled(lg.StronglyConvexOGD(1.0)), "rule must be a rule with an lr, got 'StronglyConvexOGD'"),
         (lambda: lg.Scheduled(lg.SGD(0.1), shape="linear"), "total must be an integer > warmup = 0, got None"),
-        (lambda: lg.Scheduled(lg.SGD(0.1), total=9), "total must be None unless the step decays, got 9"),
+        (lambda: lg.Scheduled(lg.SGD(0.1), total=9), "total must be None unless the learning rate decays, got 9"),
         (lambda: lg.Scheduled(lg.SGD(0.1), shape="cosin"), "did you mean 'cosine'?"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What delay can a training stand? Curves, verdicts, and a study that goes on where it was broken off."""
+"""Tolerance studies: values and curves, verdicts, and a study that continues after an interruption."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from lategrad.cli import main as cli
 from lategrad.optim import Delayed
 from lategrad.tolerance_study import Run
 from lategrad.tolerance_study.run import Task
-from lategrad.tolerance_study.study import side_by_side
+from lategrad.tolerance_study.study import parallel_runs
 
 SCRIPT = Path(tolerance_script.__file__)
 
@@ -42,14 +42,14 @@ def test_every_run_is_the_training_with_a_delayed_optimizer():
     result = lg.tolerance(quadratic, delays=(0, 2, 5), seeds=2)
     assert (result.delays, result.optimizers) == ((0, 2, 5), ("own",))
     for delay in (0, 2, 5):
-        for seed, number in enumerate(result.numbers("own", delay)):
+        for seed, value in enumerate(result.values("own", delay)):
             torch.manual_seed(seed)
             *_, last = quadratic(lambda optimizer, delay=delay: Delayed(optimizer, delay))
-            assert number == last
+            assert value == last
     point = result.point("own", 5)
     assert (point.updates, point.rounds) == (35, 35 / 6)
-    assert point.number == pytest.approx(result.numbers("own", 5).mean())
-    gaps = result.numbers("own", 5) - result.numbers("own", 0)
+    assert point.value == pytest.approx(result.values("own", 5).mean())
+    gaps = result.values("own", 5) - result.values("own", 0)
     assert (point.gap, point.gap_spread) == (pytest.approx(gaps.mean()), pytest.approx(gaps.std(ddof=1)))
 
 
@@ -58,13 +58,13 @@ def test_the_largest_delay_is_the_last_before_the_first_that_costs_more():
     gaps = [result.point("own", delay).gap for delay in result.delays]
     assert gaps[-1] > 1  # beyond the edge of stability, which is at lr * tau of about 3/2
     for cost in (1e-6, 0.01, 0.3):
-        fits = [gap <= cost * result.numbers("own", 0)[0] for gap in gaps]
+        fits = [gap <= cost * result.values("own", 0)[0] for gap in gaps]
         assert fits[0]
         assert not all(fits)
         assert result.largest(cost) == result.delays[fits.index(False) - 1]
 
 
-def made(curves, better="lower", cost=0.05, seeds=1):
+def result_of(curves, better="lower", cost=0.05, seeds=1):
     """A result from curves over 100 updates, by delay."""
     runs = [
         Run(Task("own", delay, seed), tuple(range(1, 101)), tuple(float(v) for v in curve + 1e-9 * seed), 1.0, 0)
@@ -77,9 +77,9 @@ def made(curves, better="lower", cost=0.05, seeds=1):
 T = np.arange(1, 101)
 
 
-def test_a_curve_that_is_slower_is_a_tax_and_one_that_stops_is_a_floor():
+def test_a_slower_curve_is_recoverable_and_one_that_stops_is_permanent():
     base = 1 + 3 * np.exp(-T / 20)
-    result = made({
+    result = result_of({
         0: base,
         1: 1 + 3 * np.exp(-T / 21),
         2: 1 + 3 * np.exp(-T / 60),
@@ -89,32 +89,32 @@ def test_a_curve_that_is_slower_is_a_tax_and_one_that_stops_is_a_floor():
     assert [result.point("own", delay).verdict for delay in result.delays] == [
         "free",
         "free",
-        "tax",
-        "floor",
+        "recoverable",
+        "permanent",
         "diverged",
     ]
     assert result.largest() == 1
     assert result.point("own", 2).slowdown == pytest.approx(3.0, rel=0.1)  # three times slower by construction
-    assert result.point("own", 2).reached is None
+    assert result.point("own", 2).updates_to_match is None
     assert result.point("own", 8).slowdown is None
 
 
 def test_higher_is_better_where_it_is_said_so():
-    lower, higher = (made({0: sign * (1 + 3 * np.exp(-T / 20)), 4: sign * (1.5 + np.exp(-T / 10))}, better)
+    lower, higher = (result_of({0: sign * (1 + 3 * np.exp(-T / 20)), 4: sign * (1.5 + np.exp(-T / 10))}, better)
                      for sign, better in ((1, "lower"), (-1, "higher")))  # fmt: skip
     assert lower.point("own", 4).gap == pytest.approx(higher.point("own", 4).gap)
-    assert lower.point("own", 4).verdict == higher.point("own", 4).verdict == "floor"
+    assert lower.point("own", 4).verdict == higher.point("own", 4).verdict == "permanent"
     assert lower.largest() == higher.largest() == 0
 
 
 def test_the_updates_that_reach_the_number_of_no_delay_are_counted():
-    result = made({0: 1 + 3 * np.exp(-T / 20), 2: 1 + 3 * np.exp(-T / 10)})
-    reached = result.point("own", 2).reached
+    result = result_of({0: 1 + 3 * np.exp(-T / 20), 2: 1 + 3 * np.exp(-T / 10)})
+    reached = result.point("own", 2).updates_to_match
     assert 1 + 3 * math.exp(-(reached - 5) / 10) == pytest.approx(1 + 3 * math.exp(-100 / 20), abs=0.03)
     assert reached == pytest.approx(50, abs=6)
 
 
-def test_a_gap_within_the_spread_of_seeds_is_not_taken_for_a_price():
+def test_a_gap_within_the_spread_of_seeds_is_unclear():
     def finals(gaps):
         runs = [Run(Task("own", 0, seed), (9,), (1.0,), 1.0, 0) for seed in range(len(gaps))]
         return lg.Tolerance((*runs, *(Run(Task("own", 3, i), (9,), (1 + gap,), 1.0, 0) for i, gap in enumerate(gaps))))
@@ -129,9 +129,9 @@ def test_a_gap_within_the_spread_of_seeds_is_not_taken_for_a_price():
 def test_optimizers_take_the_place_of_the_own_one():
     result = lg.tolerance(tolerance_script.train, (0, 8), {"small steps": tolerance_script.small_steps}, seeds=1)
     assert result.optimizers == ("own", "small steps")
-    assert result.numbers("small steps", 0)[0] > result.numbers("own", 0)[0]  # slower without a delay,
-    assert math.isnan(result.numbers("own", 8)[0])
-    assert result.numbers("small steps", 8)[0] < 3  # and stable with one
+    assert result.values("small steps", 0)[0] > result.values("own", 0)[0]  # slower without a delay,
+    assert math.isnan(result.values("own", 8)[0])
+    assert result.values("small steps", 8)[0] < 3  # and stable with one
 
 
 def test_delays_by_stage_need_the_model_and_are_those_of_a_pipeline():
@@ -143,15 +143,15 @@ def test_delays_by_stage_need_the_model_and_are_those_of_a_pipeline():
 
     wrap.name, wrap.delay, wrap.seed = "own", 8, 0
     *_, last = tolerance_script.train(wrap)
-    assert result.numbers("own", 8)[0] == last
+    assert result.values("own", 8)[0] == last
     assert result.point("own", 8).updates == 60
     uniform = lg.tolerance(tolerance_script.train, (0, 8), seeds=1)
-    assert not result.numbers("own", 8)[0] > uniform.numbers("own", 8)[0]  # only the first of two stages is late
+    assert not result.values("own", 8)[0] > uniform.values("own", 8)[0]  # only the first of two stages is late
     with pytest.raises(ValueError, match=r"profile 'stages:2' needs the model: wrap\(optimizer, model\)"):
         lg.tolerance(quadratic, (0,), seeds=1, profile="stages:2")
 
 
-def test_a_study_that_was_broken_off_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_an_interrupted_study_continues(tmp_path, monkeypatch):
     counted = tmp_path / "counted"
     monkeypatch.setenv("COUNT_RUNS_IN", str(counted))
     lg.tolerance(tolerance_script.train, (0, 2), seeds=1, out=tmp_path / "tol")
@@ -168,22 +168,22 @@ def test_a_study_that_was_broken_off_goes_on_where_it_was(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_are_those_one_after_another():
+def test_parallel_runs_equal_runs_in_order():
     alone = lg.tolerance(tolerance_script.train, (0, 4), seeds=1)
     together = lg.tolerance(tolerance_script.train, (0, 4), seeds=1, workers="auto")
     assert values_of(together) == values_of(alone)
     with pytest.raises(ValueError, match="workers must be 1 for this training: it cannot be sent to another process"):
         lg.tolerance(lambda wrap: 1.0, (0,), workers=2)
-    assert side_by_side(2**60) == 1
-    assert side_by_side(1) >= 1
+    assert parallel_runs(2**60) == 1
+    assert parallel_runs(1) >= 1
 
 
-def test_everything_there_is_to_look_at(tmp_path):
+def test_tables_pages_pictures_and_files(tmp_path):
     result = lg.tolerance(tolerance_script.train, (0, 2, 8), {"small <steps>": tolerance_script.small_steps}, seeds=2)
     table = result.table()
     loaded = lg.Tolerance.load(result.to_json(tmp_path / "tol.json"))
     assert table.count("\n| ") == 6
-    assert "own: stands a delay of " in table
+    assert "own: tolerates a delay of " in table
     json.loads((tmp_path / "tol.json").read_text(), parse_constant=pytest.fail)  # NaN is no JSON
     page = result.to_html(tmp_path / "deep" / "tol.html").read_text()
     assert page.count("<tr>") == 7
@@ -201,12 +201,12 @@ def test_everything_there_is_to_look_at(tmp_path):
 
 
 def test_seeds_that_change_nothing_are_noticed():
-    def with_a_seed_of_its_own(wrap):
+    def with_own_seed(wrap):
         torch.manual_seed(5)
         yield from quadratic(wrap)
 
-    with pytest.warns(UserWarning, match="all seeds gave the same numbers"):
-        lg.tolerance(with_a_seed_of_its_own, (0, 1), seeds=2)
+    with pytest.warns(UserWarning, match="all seeds gave the same values"):
+        lg.tolerance(with_own_seed, (0, 1), seeds=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lg.tolerance(quadratic, (0, 1), seeds=2)
@@ -233,7 +233,7 @@ def gives_nothing(wrap):
 @pytest.mark.parametrize(
     ("train", "options", "error", "message"),
     [
-        (no_wrap, {}, RuntimeError, r"gave a number before it called wrap\(optimizer\)"),
+        (no_wrap, {}, RuntimeError, r"gave a value before it called wrap\(optimizer\)"),
         (wraps_twice, {}, RuntimeError, "wrap was called twice"),
         (gives_text, {}, TypeError, "must give numbers, got 'text'"),
         (gives_nothing, {}, TypeError, "must give numbers, got None"),
@@ -259,7 +259,7 @@ def run_command(capsys, *arguments):
 
 def test_the_command_runs_a_function_of_a_script(capsys, tmp_path):
     code, out, _ = run_command(
-        capsys, f"{SCRIPT}:train", "--delays", "0,2", "--seeds", "1", "--out", str(tmp_path / "tol"),
+        capsys, f"{SCRIPT}:train", "--delay", "0", "2", "--seeds", "1", "--out", str(tmp_path / "tol"),
         "--optimizer", f"small={SCRIPT}:small_steps",
     )  # fmt: skip
     assert code == 0
@@ -275,9 +275,9 @@ def test_the_command_runs_a_function_of_a_script(capsys, tmp_path):
     [
         (["no_such_module_anywhere:train"], "No module named 'no_such_module_anywhere'"),
         (["missing.py:train"], "no file 'missing.py'"),
-        ([f"{SCRIPT}:missing"], "'tolerance_script' has no function 'missing'"),
+        ([f"{SCRIPT}:missing"], "tolerance_script.py' has no 'missing'"),
         (["train"], "must be MODULE:FUNCTION or FILE.py:FUNCTION, got 'train'"),
-        ([f"{SCRIPT}:train", "--delays", "0,x"], "--delays must be integers >= 0 with commas between"),
+        ([f"{SCRIPT}:train", "--delay", "0", "x"], "Invalid value for '--delay'"),
         ([f"{SCRIPT}:train", "--optimizer", "x"], "--optimizer must be NAME=MODULE:FUNCTION, got 'x'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A training of a user's own, as ``lategrad tolerance`` meets it: a noisy quadratic, numbers over time."""
+"""A user's training for ``lategrad tolerance``: a noisy quadratic, values over time."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def train(wrap):
-    """SGD with a step that is stable up to a delay of about 3."""
+    """SGD with an lr that is stable up to a delay of about 3."""
     if "COUNT_RUNS_IN" in os.environ:
         with Path(os.environ["COUNT_RUNS_IN"]).open("a") as file:
             file.write(f"{wrap.name} {wrap.delay} {wrap.seed}\n")

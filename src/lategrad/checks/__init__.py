@@ -1,12 +1,13 @@
-"""Checks that every rule, learner and set must pass, shipped so that you can run them on your own.
+"""Checks that every rule, learner and constraint set must pass; run them on your own classes.
 
 Each check raises an AssertionError that says which property failed. They test properties, not numbers:
-purity, pickling, stable dtypes and shapes, runs that do not see each other, feasibility, agreement of the
-pure, in-place and compiled forms, and a state that can be saved without pickle.
+purity, pickling, stable dtypes and shapes, independent runs, feasibility, agreement of the pure, in-place and
+compiled forms, and a state that can be saved without pickle.
 """
 
 from lategrad.checks.learners import check_learner
 from lategrad.checks.rules import check_rule
 from lategrad.checks.sets import check_set
+from lategrad.checks.synchronous import check_synchronous
 
-__all__ = ["check_learner", "check_rule", "check_set"]
+__all__ = ["check_learner", "check_rule", "check_set", "check_synchronous"]

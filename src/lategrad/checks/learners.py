@@ -14,18 +14,13 @@ from lategrad.support.validation import require
 
 
 def check_learner(
-    learner: Learner[Any],
-    *,
-    dim: int = 6,
-    seed: int = 0,
-    reference: Reference | None = None,
-    compile: bool = True,
+    learner: Learner[Any], *, dim: int = 6, seed: int = 0, reference: Reference | None = None, compile: bool = True
 ) -> None:
-    """Put an online learner through all generic checks.
+    """Run all generic checks on an online learner.
 
     Args:
         learner: the learner, with plain numbers as hyper-parameters.
-        dim: dimension of the test vectors; must fit the learner's domain.
+        dim: dimension of the test vectors; must fit the learner's constraint set.
         seed: of the random starts and gradients.
         reference: a plain transcription to be equal to on the first steps, called with the start and the
             gradients as lists (weights 1, 2, 3, ...; each gradient is the hint for the next round) and
@@ -39,7 +34,7 @@ def check_learner(
     missing = [member for member in ("domain", "init", "predict", "update") if not hasattr(learner, member)]
     require("learner", type(learner).__name__, not missing, f"an online learner, with {', '.join(missing)}")
 
-    def step(part: Any, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
+    def update(part: Any, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
         weight = torch.ones(*grad.shape[:-1], 1, dtype=torch.float64)
         return part.update(state, loss=Linear(weight, grad), hint=Linear(2 * weight, grad))
 
@@ -47,7 +42,7 @@ def check_learner(
         kind="learner",
         part=learner,
         domain=learner.domain,
-        step=step,
+        update=update,
         points=lambda part, state: (part.predict(state),),
         ticket=lambda part, state: part.predict(state)[..., :0],
     )

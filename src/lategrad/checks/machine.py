@@ -1,4 +1,4 @@
-"""The checks that rules and learners share: purity, shapes, runs that do not see each other, saving, all backends."""
+"""The checks that rules and learners share: purity, shapes, independent runs, saving, all backends."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor
 from lategrad.checks.comparing import assert_close, assert_true, gradients, pickled_copy
 from lategrad.execution import BACKENDS, UnsupportedError, in_place
 from lategrad.sets import ConvexSet
-from lategrad.support.runs import map_tensors, owned, require_state, runs_shape, structure, tensors
+from lategrad.support.runs import map_tensors, owned, require_state, runs_shape, tensors, tree_structure
 from lategrad.support.torch_private import missing_compiler
 from lategrad.support.validation import require
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What rules and learners have in common: a state, a step on a gradient, and points to look at."""
+    """The common interface of rules and learners: a state, an update with a gradient, and points to compare."""
 
     kind: str
     part: Any
     domain: ConvexSet
-    step: Callable[[Any, Any, Tensor, Tensor, Tensor], Any]
+    update: Callable[[Any, Any, Tensor, Tensor, Tensor], Any]
     """From (part, state, gradient, delay, ticket) to the next state."""
     points: Callable[[Any, Any], tuple[Tensor, ...]]
     ticket: Callable[[Any, Any], Tensor]
-    """From (part, state) to what its query carries."""
+    """From (part, state) to the ticket of its query."""
 
     def run(self, x0: Tensor, grads: Tensor, part: Any = None) -> list[Any]:
         """All states, from the first to the one after the last gradient; delays 0, 1, 0, 1, ..."""
@@ -37,12 +37,11 @@ class Machine:
         states = [part.init(x0)]
         for t, grad in enumerate(grads):
             ticket = self.ticket(part, states[t - t % 2])  # of the query that the gradient was computed at
-            states.append(self.step(part, states[-1], grad, torch.tensor(t % 2), ticket))
+            states.append(self.update(part, states[-1], grad, torch.tensor(t % 2), ticket))
         return states
 
 
 def check_machine(machine: Machine, dim: int, steps: int, seed: int, compile: bool) -> None:
-    """All checks that rules and learners have in common."""
     name = f"{machine.kind} {type(machine.part).__name__}"
     require("runs of the " + machine.kind, tuple(runs_shape(machine.part)), runs_shape(machine.part) == (),
             "none: check it with plain numbers as hyper-parameters")  # fmt: skip
@@ -77,17 +76,17 @@ def check_machine(machine: Machine, dim: int, steps: int, seed: int, compile: bo
 
 
 def _check_first_state(machine: Machine, name: str, x0: Tensor) -> None:
-    """A state that hosts can keep, and that is not the start itself."""
-    given = x0.clone()
-    state = machine.part.init(given)
+    """Require a state that hosts can store, and that does not share memory with the start."""
+    start = x0.clone()
+    state = machine.part.init(start)
     try:
         require_state(state, type(machine.part).__name__)
     except ValueError as error:
         raise AssertionError(f"{name}: {error}") from None
     assert_true(len(tensors(state)) > 0, f"{name}: the state has no tensor in it")
-    memory = given.untyped_storage().data_ptr()
+    memory = start.untyped_storage().data_ptr()
     shared = any(leaf.untyped_storage().data_ptr() == memory for leaf in tensors(state) if leaf.numel())
-    assert_true(not shared, f"{name}: init returns x0 itself, or a view of it, which hosts would overwrite: copy it, "
+    assert_true(not shared, f"{name}: init returns x0 itself, or a view of it, which hosts overwrite: copy it, "
                             f"as first_query(self, x0) of lategrad.rules does")  # fmt: skip
 
 
@@ -96,18 +95,18 @@ def _check_purity(machine: Machine, name: str, states: list[Any], grad: Tensor) 
     grad_before, delay = grad.clone(), torch.tensor(1)
     ticket = machine.ticket(machine.part, states[-3]).clone()
     ticket_before = ticket.clone()
-    first = machine.step(machine.part, states[-2], grad, delay, ticket)
-    second = machine.step(machine.part, states[-2], grad, delay, ticket)
+    first = machine.update(machine.part, states[-2], grad, delay, ticket)
+    second = machine.update(machine.part, states[-2], grad, delay, ticket)
     assert_close(first, second, f"{name}: the same input gives two outputs")
     assert_close(states[-2], before, f"{name}: update changes the state it was given")
     assert_close(grad, grad_before, f"{name}: update changes the gradient it was given")
     assert_close(ticket, ticket_before, f"{name}: update changes the ticket it was given")
-    kept = map_tensors(Tensor.clone, first)
+    copy = map_tensors(Tensor.clone, first)
     grad.zero_()
-    assert_close(first, kept, f"{name}: the state shares memory with the gradient")
+    assert_close(first, copy, f"{name}: the state shares memory with the gradient")
     grad.copy_(grad_before)
     ticket.zero_()
-    assert_close(first, kept, f"{name}: the state shares memory with the ticket")
+    assert_close(first, copy, f"{name}: the state shares memory with the ticket")
 
 
 def _check_tickets(machine: Machine, name: str, states: list[Any]) -> None:
@@ -125,8 +124,8 @@ def _check_shapes_and_dtypes(machine: Machine, name: str, dim: int, steps: int, 
         for runs in ((), (1,), (2, 3)):
             x0 = gradients(1, (*runs, dim), seed, dtype)[0]
             states = machine.run(x0, gradients(steps, (*runs, dim), seed, dtype))
-            assert_true(all(structure(state) == structure(states[0]) for state in states),
-                        f"{name}: the state changes what it is made of")  # fmt: skip
+            assert_true(all(tree_structure(state) == tree_structure(states[0]) for state in states),
+                        f"{name}: the state changes its structure")  # fmt: skip
             kinds = [[(leaf.dtype, leaf.shape) for leaf in tensors(state)] for state in states]
             assert_true(all(kind == kinds[0] for kind in kinds), f"{name}: the state changes its dtypes or shapes")
             for point in machine.points(machine.part, states[-1]):
@@ -142,13 +141,13 @@ def _check_saved_state(machine: Machine, name: str, states: list[Any], grads: Te
     state = map_tensors(lambda _: next(loaded), states[1])
     for t, grad in enumerate(grads[1:], start=1):
         ticket = machine.ticket(machine.part, states[t - t % 2])
-        state = machine.step(machine.part, state, grad, torch.tensor(t % 2), ticket)
-    assert_close(state, states[-1], f"{name}: a saved and loaded state goes on differently")
+        state = machine.update(machine.part, state, grad, torch.tensor(t % 2), ticket)
+    assert_close(state, states[-1], f"{name}: a saved and loaded state continues differently")
 
 
 @dataclass(frozen=True, eq=False)
 class _AsRule:
-    """What steps need of a rule, for learners too."""
+    """The members of a rule that an in-place update needs, for learners too."""
 
     machine: Machine
 
@@ -159,11 +158,11 @@ class _AsRule:
         return self.machine.ticket(self.machine.part, state)
 
     def update(self, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
-        return self.machine.step(self.machine.part, state, grad, delay, ticket)
+        return self.machine.update(self.machine.part, state, grad, delay, ticket)
 
 
 def _check_in_place(machine: Machine, name: str, x0: Tensor, grads: Tensor, states: list[Any], compile: bool) -> None:
-    """Through every backend that this machine has: three runs at once, and one alone."""
+    """Compare every backend of this machine with the pure update: three runs at once, and one alone."""
     for backend in [b for b in BACKENDS if b == "eager" or (compile and missing_compiler("cpu", b) is None)]:
         for runs in (slice(None), 0) if backend != "compile" else (slice(None),):
             past = [map_tensors(lambda leaf, runs=runs: leaf[runs], state) for state in states]  # type: ignore[misc]

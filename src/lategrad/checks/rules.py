@@ -27,14 +27,14 @@ def check_rule(
     reference: Reference | None = None,
     compile: bool = True,
 ) -> None:
-    """Put a server rule through all generic checks.
+    """Run all generic checks on a server rule.
 
     A hyper-parameter that is annotated ``Scalar`` must also take a value for each run, so that a sweep is one rule. One
-    that is annotated ``float`` may do without; a warning says so then.
+    that is annotated ``float`` need not; a warning is issued then.
 
     Args:
         rule: the rule, with plain numbers as hyper-parameters, or a text such as ``"my_rules.py:Mine:lr=0.1"``.
-        dim: dimension of the test vectors; must fit the rule's domain.
+        dim: dimension of the test vectors; must fit the rule's constraint set.
         seed: of the random starts and gradients.
         undelayed: the rule that this one must equal when every delay is zero; by default itself, told of
             the zero delay as a number for every run instead of one for all.
@@ -51,7 +51,7 @@ def check_rule(
         kind="rule",
         part=rule,
         domain=rule.domain,
-        step=apply_update,
+        update=apply_update,
         points=lambda part, state: (part.query(state), part.output(state)),
         ticket=issue_ticket,
     )

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from lategrad.checks.comparing import assert_close, assert_true, gradients, pickled_copy
-from lategrad.execution.compiled import Compiled
+from lategrad.execution.backend import Compiled
 from lategrad.sets import ConvexSet, norm
 
 
 def check_set(domain: ConvexSet, *, dim: int = 6, seed: int = 0, compile: bool = True) -> None:
-    r"""Put a convex set through all generic checks.
+    r"""Run all generic checks on a constraint set.
 
-    The heart is the theorem that characterises the projection: :math:`p = \Pi_K(z)` if and only if p is in
+    The main check is the theorem that characterises the projection: :math:`p = \Pi_K(z)` if and only if p is in
     K and :math:`\langle z - p, u - p \rangle \le 0` for all u in K. The diameter D and the support function h
     must agree with it: :math:`\|u - v\| \le D` and :math:`\langle g, u \rangle \le h(g)` for all u, v in K,
     :math:`h(g) + h(-g) \le D \|g\|`, and, from the characterisation at :math:`p = \Pi_K(s g)`,
@@ -75,16 +75,14 @@ def _check_size(name: str, domain: ConvexSet, points: Tensor, feasible: Tensor, 
     dim = points.shape[-1]
     diameter = torch.as_tensor(domain.diameter_in(dim), dtype=torch.float64)
     apart = norm(points.unsqueeze(1) - feasible)
-    assert_true(
-        bool((apart <= diameter * (1 + tol) + tol).all()), f"{name}: two points are further apart than the diameter"
-    )
+    close = bool((apart <= diameter * (1 + tol) + tol).all())
+    assert_true(close, f"{name}: two points are further apart than the diameter")
 
     directions = gradients(1, (20, dim), 7, points.dtype)[0]
     far = domain.support(directions)
     kind = f"{far.dtype} {tuple(far.shape)}"
-    assert_true(
-        far.dtype == torch.float64 and far.shape == (20, 1), f"{name}: support gives {kind}, not float64 (20, 1)"
-    )
+    expected = far.dtype == torch.float64 and far.shape == (20, 1)
+    assert_true(expected, f"{name}: support gives {kind}, not float64 (20, 1)")
     zero, twice = domain.support(torch.zeros_like(directions)), domain.support(2 * directions)
     assert_close(zero, torch.zeros_like(zero), f"{name}: the support function is not 0 at 0", 0.0, tol)
     assert_close(twice, 2 * far, f"{name}: the support function of twice a direction is not twice", tol, tol)

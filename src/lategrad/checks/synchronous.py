@@ -1,4 +1,4 @@
-"""Staleness 0 must be synchronous training: two trainings side by side, and the first update that differs."""
+"""Without delay, asynchronous training must equal synchronous training: the first update of two that differs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Watch = Callable[[Any], Any]
 Training = Callable[[Watch], Any] | Callable[[], Iterable[Any]]
 
 
-class _EnoughError(BaseException):
-    """Ends a watched training; not an ``Exception``, so that no handler of the training's own takes it."""
+class _StopTrainingError(BaseException):
+    """Ends a watched training; not an ``Exception``, so that the training's own handlers do not catch it."""
 
 
 def check_synchronous(
@@ -27,18 +27,18 @@ def check_synchronous(
 ) -> int:
     """Require that two trainings make the same updates; an ``AssertionError`` names the first one that differs.
 
-    For tests: the asynchronous loop at staleness 0 against the synchronous one. Each training is a function, either
+    For tests: the asynchronous loop with a delay of 0 against the synchronous one. Each training is a function, either
 
-    - of no argument, that yields after each update what is to be the same: a module, a tensor, a number, or a list
+    - of no argument, that yields after each update what is compared: a module, a tensor, a number, or a list
       or mapping of those;
     - or of one argument ``watch``, which calls ``optimizer = watch(optimizer)`` once and trains; then the parameters
       after each ``step`` are compared.
 
     Args:
         train_a: the reference.
-        train_b: what should be the same.
-        updates: how many are compared; a training that goes on is ended there. If one makes fewer, both must.
-        tolerance: largest difference of an entry, relative to the largest entry of its tensor; 0 asks for equal bits.
+        train_b: the training that should equal it.
+        updates: how many are compared; a longer training is stopped there. If one training makes fewer, both must.
+        tolerance: largest difference of an entry, relative to the largest entry of its tensor; 0 requires equal bits.
         seed: of torch's generator, before each of the two.
 
     Returns the number of updates compared.
@@ -77,11 +77,11 @@ def check_synchronous(
 
 
 def _states(train: Training, updates: int, seed: int) -> list[dict[str, Tensor]]:
-    """Copies of what is compared, after each of the first updates."""
+    """Copies of the compared state after each of the first updates."""
     torch.manual_seed(seed)
     if all(p.default is not p.empty for p in inspect.signature(train).parameters.values()):
         yielded = cast(Callable[[], Iterable[Any]], train)()
-        return [_copied(state) for state in islice(yielded, updates)]
+        return [_copy(state) for state in islice(yielded, updates)]
     states: list[dict[str, Tensor]] = []
 
     def watch(optimizer: Any) -> Any:
@@ -89,9 +89,9 @@ def _states(train: Training, updates: int, seed: int) -> list[dict[str, Tensor]]
             raise TypeError(f"watch takes a torch.optim.Optimizer, got {type(optimizer).__name__}")
 
         def after_step(stepped: Optimizer, *_: Any) -> None:
-            states.append(_copied([p for group in stepped.param_groups for p in group["params"]]))
+            states.append(_copy([p for group in stepped.param_groups for p in group["params"]]))
             if len(states) >= updates:
-                raise _EnoughError
+                raise _StopTrainingError
 
         optimizer.register_step_post_hook(after_step)
         return optimizer
@@ -101,13 +101,12 @@ def _states(train: Training, updates: int, seed: int) -> list[dict[str, Tensor]]
         if isinstance(result, Iterator):  # a generator has not run yet
             for _ in result:
                 pass
-    except _EnoughError:
+    except _StopTrainingError:
         pass
     return states
 
 
-def _copied(state: Any) -> dict[str, Tensor]:
-    """Copies of all tensors of what a training gave, by name."""
+def _copy(state: Any) -> dict[str, Tensor]:
     if isinstance(state, nn.Module):
         return {name: p.detach().clone() for name, p in state.named_parameters()}
     if isinstance(state, Tensor):
@@ -117,12 +116,12 @@ def _copied(state: Any) -> dict[str, Tensor]:
     if isinstance(state, Mapping | list | tuple):
         parts = state.items() if isinstance(state, Mapping) else enumerate(state)
         return {f"{part}.{name}".rstrip("."): tensor
-                for part, value in parts for name, tensor in _copied(value).items()}  # fmt: skip
+                for part, value in parts for name, tensor in _copy(value).items()}  # fmt: skip
     raise TypeError(f"a training must yield modules, tensors, numbers, or lists or mappings of them, got {state!r}")
 
 
 def _difference(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> str | None:
-    """In words, of the first tensor that differs by more than it may."""
+    """A message about the first tensor that differs by more than the tolerance."""
     if a.keys() != b.keys():
         return f"{', '.join(a)} on one side, {', '.join(b)} on the other"
     for name, x in a.items():

@@ -1,1 +1,1 @@
-"""Commands of the command line, a file each; ``options``, ``given`` and ``noted`` are what they share."""
+"""The commands, a file each; ``options``, ``build`` and ``results`` are what they share."""

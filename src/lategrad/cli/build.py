@@ -1,4 +1,4 @@
-"""What options name: a problem, rules with their numbers, a set."""
+"""Objects from the options of a command: a problem, rules, a constraint set."""
 
 from __future__ import annotations
 
@@ -7,94 +7,88 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lategrad.problems import Dataset, Problem, Quadratic, load
+from lategrad.problems import LocalSteps, Problem, Quadratic, load
 from lategrad.problems.linear import MODELS
+from lategrad.problems.problem import as_problem
 from lategrad.registry import RuleSpec, parse_set, read_rule
 from lategrad.sets import ConvexSet
-from lategrad.support.options import as_text, load_object, options_of, own_target, parse_options
+from lategrad.support.options import Entry, as_text, entry_of, own_target, read_spec
 from lategrad.support.validation import did_you_mean
 
 PROBLEMS = {
     "digits": "8x8 handwritten digits, bundled (the default: works offline)",
     "fashion-mnist": "28x28 images of clothes, 60,000 + 10,000",
-    "quadratic": "noisy quadratic with a known optimum",
+    "quadratic": "noisy quadratic with a known optimum, such as quadratic:dim=50,noise=0.1",
     "FILE": "your own .npz, .csv or libsvm file",
-    "MODULE:CLASS": "your own problem, package.module:Class or file.py:Class, and :option=value,... after it",
+    "MODULE:CLASS": "your own class, or a function that makes a problem: package.module:NAME or file.py:NAME, and "
+    ":option=value,... after it",
 }
-_LR = 0.1
-"""The step of rules that have one, and no default of their own."""
-_OWN_DATA = ("softmax", None, 64, "iid", 0.0)
-"""The defaults of the options that say what is done with data."""
+INNER = "adamw:lr=0.001"
+"""The default optimizer of local steps."""
+_WITHOUT_DATA: dict[str, Entry[Problem]] = {"quadratic": entry_of(PROBLEMS["quadratic"], Quadratic)}
+_DEFAULT_LR = 0.1  # of rules that have an lr, and no default for it
+_DATA_DEFAULTS = ("softmax", None, 64, "iid", 0.0)
 
 
 def problem_from(name: str, model: str, preprocess: str | None, batch: int, sampling: str, l2: float) -> Problem:
-    """The problem of --problem, with what the other options do with its data."""
-    own = None if Path(name).is_file() else own_target(name)
-    if (name == "quadratic" or own) and (model, preprocess, batch, sampling, l2) != _OWN_DATA:
-        raise ValueError(f"--model, --preprocess, --batch, --sampling and --l2 do not apply to --problem {name}")
-    if name == "quadratic":
-        return Quadratic()
-    if own:
-        return _own_problem(*own)
+    """The problem of --problem; the other options say what is fitted to its data, and how."""
+    if not Path(name).is_file() and (name.partition(":")[0] in _WITHOUT_DATA or own_target(name)):
+        if (model, preprocess, batch, sampling, l2) != _DATA_DEFAULTS:
+            raise ValueError(f"--model, --preprocess, --batch, --sampling and --l2 do not apply to --problem {name}")
+        spec = read_spec(name, "problem", _WITHOUT_DATA)
+        if spec.swept:
+            raise ValueError(f"{spec.swept[0]} of --problem {name} takes one value: rules sweep, problems do not")
+        return as_problem(spec.build())
     if model not in MODELS:
         choices = ", ".join(map(repr, MODELS))
         raise ValueError(f"--model must be one of {choices}, got {model!r}{did_you_mean(model, MODELS)}")
     images = name in ("digits", "fashion-mnist")  # whose pixels have one scale
-    data: Dataset = load(name, preprocess or ("standardise-globally" if images else "standardise"))
+    data = load(name, preprocess or ("standardise-globally" if images else "standardise"))
     return MODELS[model](data, batch=batch, sampling=sampling, l2=l2)
 
 
-def _own_problem(module: str, name: str, options: str) -> Problem:
-    make = load_object(module, name)
-    if not callable(make):
-        raise ValueError(f"--problem {module}:{name} must be a class, or a function that makes a problem")
-    given = parse_options(options, options_of(make), f"problem {name!r}")
-    for option, values in given.items():
-        if len(values) > 1:
-            raise ValueError(f"{option} of problem {name!r} takes one value: rules sweep, problems do not")
-    made = make(**{option: value for option, (value,) in given.items()})
-    missing = [member for member in _PROBLEM_MEMBERS if not hasattr(made, member)]
-    if missing:
-        raise ValueError(f"--problem {module}:{name} made a {type(made).__name__}, which has no {', '.join(missing)}")
-    problem: Problem = made
+def with_local_steps(problem: Problem, local_steps: int | None, inner: str | None, scaled: bool) -> Problem:
+    """The problem with the local steps of --local-steps, --inner and --scaled."""
+    if local_steps is not None:
+        return LocalSteps(problem, local_steps, inner or INNER, scaled)
+    if inner is not None or scaled:
+        raise ValueError("--inner and --scaled need --local-steps, such as 50")
     return problem
 
 
-_PROBLEM_MEMBERS = ("dim", "start", "samples", "labels", "gradient", "loss", "accuracy", "to")
-
-
 def rules_from(texts: Sequence[str], lrs: Sequence[float]) -> dict[str, RuleSpec]:
-    """The rules of a command line, by what was written; ``--lr`` is for those that have an lr and do not say it."""
+    """The rules of --rule by label; --lr applies to those that have an lr and do not set it."""
     twice = [text for text, count in Counter(texts).items() if count > 1]
     if twice:
         raise ValueError(f"--rule {twice[0]} is given twice")
-    rules, used = {}, False
+    rules: dict[str, RuleSpec] = {}
+    used = False
     for text in texts:
         spec = read_rule(text)
         label = ",".join(f"{name}={as_text(value)}" for name, value in single_values(spec).items())
         label = f"{spec.name}:{label}" if label else spec.name  # a sweep's values are on its axes
-        label = text if spec.domain is not None else label
+        label = text if "domain" in spec.values else label
         options, number = spec.entry.options, spec.entry.parameter
-        if "lr" in options and "lr" not in spec.given:
+        if "lr" in options and "lr" not in spec.values:
             if lrs:
                 spec, used = spec.with_option("lr", *lrs), True
             elif options["lr"].required:
-                spec = spec.with_option("lr", _LR)
-        elif "lr" not in options and lrs and number not in spec.given:
+                spec = spec.with_option("lr", _DEFAULT_LR)
+        elif "lr" not in options and lrs and number not in spec.values:
             value = as_text(lrs[0])
             raise ValueError(f"--lr is not an option of rule {spec.name!r}: its number is {number}, "
                              f"write --rule {spec.name}:{number}={value}")  # fmt: skip
         rules[label if label not in rules else text] = spec
     if lrs and not used:
-        raise ValueError(f"--lr {as_text(lrs[0])} is of no use: every rule says its own numbers")
+        raise ValueError(f"--lr {as_text(lrs[0])} is of no use: every rule sets its own")
     return rules
 
 
 def single_values(spec: RuleSpec) -> dict[str, Any]:
-    """The options with one value."""
-    return {name: values[0] for name, values in spec.given.items() if len(values) == 1}
+    """The options with one value, which no axis of the results shows."""
+    return {name: values[0] for name, values in spec.values.items() if len(values) == 1 and name != "domain"}
 
 
 def set_from(text: str) -> ConvexSet | None:
-    """The set of --domain; None for the default, which leaves the word to the rule."""
+    """The constraint set of --domain; None for the default, so that a rule may have its own."""
     return None if text == "whole" else parse_set(text)

@@ -1,4 +1,4 @@
-"""``lategrad list``: everything by its name."""
+"""``lategrad list``: all names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from lategrad.cli.build import PROBLEMS
-from lategrad.delays import specs as delay_specs
+from lategrad.delays.specs import DELAYS
 from lategrad.problems.data import PREPROCESSING
 from lategrad.problems.linear import MODELS
-from lategrad.registry import LEARNERS, RULES, SETS, Entry
+from lategrad.registry import LEARNERS, RULES, SETS
+from lategrad.support.options import Entry
 
 MODEL_SUMMARIES = {
     "softmax": "softmax regression, for any number of classes",
@@ -27,11 +28,11 @@ def list_everything() -> None:
     tables: dict[str, dict[str, tuple[str, ...]]] = {
         "rules (--rule NAME:OPTION=VALUE,...; several values as lr=0.1|1|10)": _with_options(RULES),
         "learners inside anytime rules": _with_options(LEARNERS),
-        "sets (--domain)": {entry.form: (entry.summary,) for entry in SETS.values()},
+        "constraint sets (--domain)": {entry.form: (entry.summary,) for entry in SETS.values()},
         "problems (--problem)": {name: (summary,) for name, summary in PROBLEMS.items()},
         "models (--model)": {name: (MODEL_SUMMARIES[name],) for name in MODELS},
         "preprocessing (--preprocess)": {name: (meaning,) for name, meaning in PREPROCESSING.items()},
-        "delays (--delay)": {name: (form,) for name, form in delay_specs.FORMS.items()},
+        "delays (--delay)": {entry.form: (entry.summary,) for entry in DELAYS.values()},
     }
     for title, rows in tables.items():
         table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
@@ -41,5 +42,4 @@ def list_everything() -> None:
 
 
 def _with_options(entries: Mapping[str, Entry[Any]]) -> dict[str, tuple[str, ...]]:
-    """Names with their options and defaults, and what they are."""
     return {name: (", ".join(map(str, entry.options.values())), entry.summary) for name, entry in entries.items()}

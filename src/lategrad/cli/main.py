@@ -1,7 +1,4 @@
-"""The command line: list what there is, simulate it, train for real, replay what happened, reproduce the paper.
-
-Each command is a file of :mod:`lategrad.commands`.
-"""
+"""The command line: one file of :mod:`lategrad.cli` for each command."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import typer
 
 from lategrad import __version__
 from lategrad.cli.listing import list_everything
+from lategrad.cli.options import spread_values
 from lategrad.cli.replay import replay
 from lategrad.cli.simulate import simulate
 from lategrad.cli.tolerance import tolerance
@@ -31,16 +29,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-_REPEATED = {
-    "simulate": ("--rule", "--lr", "--delay"),
-    "train": ("--slow",),
-    "replay": ("--rule", "--lr"),
-    "tolerance": ("--optimizer",),
-}
-"""Options of each command that take several values after one name: ``--lr 0.1 0.3 1``."""
-
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""What the parser raises for wrong options: its own click's or the installed one's, depending on its version."""
+"""What the parser raises for wrong options: an exception of the click that it comes with, or of the installed one."""
 
 app.command()(tolerance)
 app.command("list")(list_everything)
@@ -48,8 +38,8 @@ for command in (simulate, train, resume, replay):
     app.command()(command)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"lategrad {__version__}")
         raise typer.Exit
 
@@ -57,50 +47,20 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _about(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version, and stop.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What every command has."""
+    """Options of the program itself."""
 
 
-def spread_values(arguments: Sequence[str]) -> list[str]:
-    """Write ``--lr 0.1 0.3`` as ``--lr 0.1 --lr 0.3``, which the parser understands, where a command takes several.
-
-    An option that takes one value and is given twice is an error: the parser would keep the last one.
-
-    >>> spread_values(["simulate", "--lr", "0.1", "-0.3", "--steps", "5"])
-    ['simulate', '--lr', '0.1', '--lr', '-0.3', '--steps', '5']
-    """
-    repeated = _REPEATED.get(next(iter(arguments), ""), ())
-    spread: list[str] = []
-    seen: set[str] = set()
-    option, count = "", 0
-    for argument in arguments:
-        if argument.startswith("-") and not _is_number(argument):
-            option, equals, _ = argument.partition("=")
-            count = len(equals)
-            if option in seen and option not in repeated:
-                raise ValueError(f"{option} is given twice: it takes one value")
-            seen.add(option)
-            spread.append(argument)
-            continue
-        if option in repeated and count > 0:
-            spread.append(option)
-        spread.append(argument)
-        count += 1
-    return spread
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _parameters(arguments: Sequence[str]) -> list[Any]:
+    """The options and arguments of the command that is called."""
+    command = typer.main.get_command(app).commands.get(next(iter(arguments), ""))  # type: ignore[attr-defined]
+    return [parameter for parameter in command.params if hasattr(parameter, "multiple")] if command else []
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; errors of the user are one line on stderr and exit code 2."""
+    """Run the command line; a user's error is one line on stderr and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
@@ -111,10 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: Sequence[str]) -> Any:
     result: Any = 0
     try:
-        result = app(spread_values(arguments), standalone_mode=False)
+        lists = {name for parameter in _parameters(arguments) if parameter.multiple for name in parameter.opts}
+        result = app(spread_values(arguments, lists), standalone_mode=False)
     except _UsageError as error:
         if message := error.format_message():  # type: ignore[attr-defined]
-            typer.echo(f"error: {message}", err=True)  # no message: the help has been printed instead
+            typer.echo(f"error: {message}", err=True)  # without a message the help has been printed
         result = 2
     except (ValueError, OSError, MemoryError, torch.OutOfMemoryError, TrainingError, ImportError) as error:
         typer.echo(f"error: {_with_option_name(str(error), arguments)}", err=True)
@@ -124,18 +85,14 @@ def _run(arguments: Sequence[str]) -> Any:
     return result
 
 
-_LIBRARY_NAMES = {"preprocessing": "preprocess", "name": "problem", "delays": "delay"}
-"""Arguments of the library that an option has another name for."""
+_OPTION_NAMES = {"preprocessing": "preprocess", "name": "problem", "delays": "delay"}
+"""Options that have another name than the argument in Python."""
 
 
 def _with_option_name(message: str, arguments: Sequence[str]) -> str:
     """``steps must be ...`` as ``--steps must be ...``, where the command has that option."""
-    command = typer.main.get_command(app).commands.get(next(iter(arguments), ""))  # type: ignore[attr-defined]
-    options = {name for parameter in command.params for name in parameter.opts} if command else set()
-    found = re.match(r"(\w+) must be ", message)
-    if found:
-        name = found[1]
-        option = "--" + _LIBRARY_NAMES.get(name, name).replace("_", "-")
-        if option in options:
-            return f"{option}{message.removeprefix(name)}"
+    if found := re.match(r"(\w+) must be ", message):
+        option = "--" + _OPTION_NAMES.get(found[1], found[1]).replace("_", "-")
+        if any(option in parameter.opts for parameter in _parameters(arguments)):
+            return f"{option}{message.removeprefix(found[1])}"
     return message

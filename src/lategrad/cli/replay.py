@@ -1,4 +1,4 @@
-"""``lategrad replay``: what another rule would have done with the delays and samples of a recorded training."""
+"""``lategrad replay``: another rule on the delays and samples of a recorded run."""
 
 from __future__ import annotations
 
@@ -12,44 +12,43 @@ from rich.console import Console
 from lategrad.cli.build import rules_from, set_from, single_values
 from lategrad.cli.options import Device, RecordEvery
 from lategrad.cli.results import Contender, file_name, require_new, table, write_results
-from lategrad.cli.saved_command import command_of, confirm_own_code, problem_of
-from lategrad.cli.train import result_in_words
+from lategrad.cli.train import build_problem, confirm_own_code, final_result, saved_command
 from lategrad.replay import replay as replay_trace
 from lategrad.trace import Axis, Trace
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="A training's folder, or its trace.safetensors.")],
-    rule: Annotated[list[str] | None, typer.Option(help="Other rules; by default the run's own.")] = None,
+    trace: Annotated[Path, typer.Argument(help="A run's folder, or its trace.safetensors.")],
+    rule: Annotated[list[str] | None, typer.Option(help="Rules to replay; by default the run's.")] = None,
     lr: Annotated[
-        list[float] | None, typer.Option(help="The step of rules that have an lr; by default the run's.")
+        list[float] | None, typer.Option(help="Learning rates of rules that have an lr; by default the run's.")
     ] = None,
-    domain: Annotated[str | None, typer.Option(help="Their set; by default the run's own.")] = None,
+    domain: Annotated[str | None, typer.Option(help="Constraint set of the rules; by default the run's.")] = None,
     record_every: RecordEvery = None,
     device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder for results.csv, a figure and traces.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are in OUT already.")] = False,
-    problem: Annotated[str | None, typer.Option(help="Only for a problem of your own: the same as it was.")] = None,
+    problem: Annotated[str | None, typer.Option(help="The run's problem, only if it is your own code.")] = None,
 ) -> None:
-    """What would another rule have done with the delays and samples of a recorded training?
+    """Simulate a rule on the delays and samples of a recorded run.
 
     Example:
 
         lategrad replay runs/night --rule sgd anytime-sgd --lr 0.01 0.1 1
     """
     recorded = Trace.load(trace / "trace.safetensors" if trace.is_dir() else trace)
-    command = command_of(recorded.config.get("settings", {}).get("notes", {}), trace)
+    command = saved_command(recorded.config.get("settings", {}).get("notes", {}), trace)
     confirm_own_code(command, problem=problem, **({} if rule else {"rule": None}))
     if out is not None:
         require_new(out, overwrite)
-    the_problem, the_set = problem_of(command), set_from(domain or command["domain"])
+    the_problem, the_set = build_problem(command), set_from(domain or command["domain"])
     own_lr = [] if rule or command["lr"] is None else [command["lr"]]
     rules = rules_from(rule or [command["rule"]], lr or own_lr)
     contenders = []
     for label, spec in rules.items():
         one = replay_trace(recorded, the_problem, spec.build(the_set), record_every=record_every, device=device)
         contenders.append(Contender(label, _with_axes(one), single_values(spec)))
-    typer.echo(f"recorded: {command['rule']}, {result_in_words(recorded)}", err=True)
+    typer.echo(f"recorded: {command['rule']}, {final_result(recorded)}", err=True)
     Console().print(table(contenders))
     if out is not None:
         for contender in contenders:
@@ -58,7 +57,7 @@ def replay(
 
 
 def _with_axes(trace: Trace) -> Trace:
-    """A single run on single delays as one of a seed and a delay, as the tables expect."""
+    """Add the axes of seeds and delays that the tables expect."""
     accuracy = None if trace.accuracy is None else trace.accuracy[:, None, None]
     axes = (Axis("seed", (0,)), Axis("delay", ("recorded",)), *trace.axes)
     test_loss = None if trace.test_loss is None else trace.test_loss[:, None, None]

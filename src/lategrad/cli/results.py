@@ -1,4 +1,4 @@
-"""Several rules side by side: a table on the terminal, a CSV file, one figure, and a trace of each."""
+"""The results of several rules: a table on the terminal, a CSV file, a figure, and a trace of each."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _PLACE = ("seed", "delay")
 
 @dataclass(frozen=True)
 class Contender:
-    """What a rule did: a trace with the axes seed and delay, and those of its sweep."""
+    """The result of a rule: a trace with the axes seed and delay, and those of its sweep."""
 
     label: str
     trace: Trace
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The options that it was given one value for."""
+    """Its options with one value."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows of its trace, with the rule and all options that it was given."""
+        """The rows of its trace, with the rule and its options."""
         for row in self.trace.rows():
             place = {name: row.pop(name) for name in _PLACE}
             options = {axis.name: row.pop(axis.name) for axis in self.trace.axes if axis.name not in _PLACE}
@@ -51,7 +51,7 @@ def require_new(out: Path, overwrite: bool) -> None:
 
 
 def write_results(contenders: list[Contender], out: Path) -> str:
-    """Write results.csv and results.png; returns a sentence that says so."""
+    """Write results.csv and results.png, and return a line that names the files."""
     rows = [row for contender in contenders for row in contender.rows()]
     last = ("step", "accuracy", "loss", "excess_loss")
     columns = [name for name in dict.fromkeys(key for row in rows for key in row) if name not in last]
@@ -67,8 +67,8 @@ def table(contenders: list[Contender]) -> Table:
     several = any(len(contender.trace.axis("seed").values) > 1 for contender in contenders)
     swept = any(len(contender.trace.axes) > len(_PLACE) for contender in contenders)
     judged = any(contender.trace.accuracy is not None for contender in contenders)
-    shown = {"setting": swept, "accuracy": judged, "spread": judged and several}
-    columns = [name for name in ("rule", "delay", "setting", "accuracy", "spread", "loss") if shown.get(name, True)]
+    optional = {"setting": swept, "accuracy": judged, "spread": judged and several}
+    columns = [name for name in ("rule", "delay", "setting", "accuracy", "spread", "loss") if optional.get(name, True)]
     result = Table(header_style="bold")
     for column in columns:
         result.add_column(column, justify="left" if column in ("rule", "delay") else "right")
@@ -80,7 +80,7 @@ def table(contenders: list[Contender]) -> Table:
             losses = trace.loss[-1, :, i].reshape(len(trace.loss[-1]), -1)  # (seeds, places)
             accuracies = None if trace.accuracy is None else trace.accuracy[-1, :, i].reshape(losses.shape)
             scores = (-losses if accuracies is None else accuracies).mean(0)
-            best = int(torch.nan_to_num(scores, nan=-math.inf).argmax())  # what diverged is not the best
+            best = int(torch.nan_to_num(scores, nan=-math.inf).argmax())  # a diverged run is not the best
             for k, at in enumerate(places):
                 cells = {
                     "rule": contender.label,

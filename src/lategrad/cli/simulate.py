@@ -8,55 +8,48 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from lategrad.cli.build import problem_from, rules_from, set_from, single_values
-from lategrad.cli.options import (
-    Batch,
-    Device,
-    Domain,
-    ModelName,
-    Penalty,
-    Preprocessing,
-    ProblemName,
-    RecordEvery,
-    RuleHelp,
-    Sampling,
-    Steps,
-)
+from lategrad.cli import options
+from lategrad.cli.build import problem_from, rules_from, set_from, single_values, with_local_steps
 from lategrad.cli.results import Contender, file_name, require_new, table, write_results
 from lategrad.cli.train_options import NORM_OPTIONS, with_options
-from lategrad.delays import specs as delay_specs
+from lategrad.delays import as_delay_model
 from lategrad.simulator import simulate as run_simulation
 
-_DEFAULTS: dict[str, list[Any]] = {"rule": ["anytime-sgd"], "delay": ["constant:0"]}
+_DEFAULT_RULES, _DEFAULT_DELAYS = ["anytime-sgd"], ["constant:0"]
 
 
 @with_options(NORM_OPTIONS)
 def simulate(
-    problem: ProblemName = "digits",
-    model: ModelName = "softmax",
-    preprocess: Preprocessing = None,
-    batch: Batch = 64,
-    sampling: Sampling = "iid",
-    l2: Penalty = 0.0,
-    rule: Annotated[list[str], typer.Option(help=f"Server rules, {RuleHelp} Several may follow.")] = _DEFAULTS["rule"],
+    problem: options.ProblemName = "digits",
+    model: options.ModelName = "softmax",
+    preprocess: options.Preprocessing = None,
+    batch: options.Batch = 64,
+    sampling: options.Sampling = "iid",
+    l2: options.Penalty = 0.0,
+    rule: Annotated[
+        list[str], typer.Option(help=f"Server rules, {options.RuleHelp} Several may follow.")
+    ] = _DEFAULT_RULES,
     lr: Annotated[
-        list[float] | None, typer.Option(help="The step of rules that have an lr; several may follow.")
+        list[float] | None, typer.Option(help="Learning rates of rules that have an lr; several may follow.")
     ] = None,
     delay: Annotated[
         list[str], typer.Option(help="Delays such as constant:500 or lognormal:7,0.4; several may follow.")
-    ] = _DEFAULTS["delay"],
-    domain: Domain = "whole",
-    steps: Steps = 2000,
-    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 1,
-    record_every: RecordEvery = None,
-    device: Device = "cpu",
+    ] = _DEFAULT_DELAYS,
+    domain: options.Domain = "whole",
+    local_steps: options.LocalStepCount = None,
+    inner: options.Inner = None,
+    scaled: options.Scaled = False,
+    steps: options.Steps = 2000,
+    seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, ...")] = 1,
+    record_every: options.RecordEvery = None,
+    device: options.Device = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="Folder for results.csv, a figure and a trace for each rule.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are in OUT already.")] = False,
     **long_gradients: Any,
 ) -> None:
-    """Simulate rules under delays: all combinations of steps, delays and seeds at once.
+    """Simulate rules under delays: all combinations of learning rates, delays and seeds at once.
 
     Example:
 
@@ -68,9 +61,11 @@ def simulate(
     """
     the_set = set_from(domain)
     the_problem = problem_from(problem, model, preprocess, batch, sampling, l2)
+    the_problem = with_local_steps(the_problem, local_steps, inner, scaled)
     rules = rules_from(rule, lr or [])
     built = {label: spec.build(the_set) for label, spec in rules.items()}
-    models = [delay_specs.parse(spec) and spec for spec in delay]  # all are checked before anything runs
+    for text in delay:
+        as_delay_model(text)  # all are checked before anything runs
     if seeds < 1:
         raise ValueError(f"--seeds must be an integer >= 1, got {seeds}")
     if out is not None:
@@ -78,7 +73,7 @@ def simulate(
     contenders = []
     for label, one in built.items():
         trace = run_simulation(
-            the_problem, one, models, steps, seed=list(range(seeds)), record_every=record_every, device=device,
+            the_problem, one, delay, steps, seed=list(range(seeds)), record_every=record_every, device=device,
             save_to=None if out is None else out / f"{file_name(label)}.safetensors", **long_gradients,
         )  # fmt: skip
         contenders.append(Contender(label, trace, single_values(rules[label])))

@@ -1,4 +1,4 @@
-"""``lategrad train`` and ``lategrad resume``: workers on this machine, or of a Ray cluster."""
+"""``lategrad train`` and ``lategrad resume``, and the command that a run's folder keeps for them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from lategrad.cli.options import (
-    Batch,
-    Domain,
-    ModelName,
-    Penalty,
-    Preprocessing,
-    ProblemName,
-    RuleHelp,
-    Sampling,
-)
-from lategrad.cli.saved_command import INNER, command_of, confirm_own_code, from_anywhere, problem_of, rule_of
+from lategrad.cli.build import PROBLEMS, problem_from, rules_from, set_from
+from lategrad.cli.options import Batch, Domain, ModelName, Penalty, Preprocessing, ProblemName, RuleHelp, Sampling
 from lategrad.cli.train_options import RESUME_OPTIONS, TRAIN_OPTIONS, with_options
-from lategrad.problems import Problem
+from lategrad.problems import LocalSteps, Problem
+from lategrad.registry import RULES
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.signals import STOPPED
+from lategrad.serve.signals import STOP_REASONS
 from lategrad.serve.training import resume_from
 from lategrad.serve.training import train as run_training
+from lategrad.support.options import own_target
+from lategrad.support.validation import did_you_mean
 from lategrad.trace import Trace
+
+INNER = "adamw:lr=0.001"
+"""The optimizer of local steps."""
+_TEMPORARY_FAILURE = 75
+"""EX_TEMPFAIL: a batch system stopped the run; `lategrad resume` continues it."""
 
 
 @with_options(TRAIN_OPTIONS)
@@ -37,79 +36,130 @@ def train(
     sampling: Sampling = "iid",
     l2: Penalty = 0.0,
     rule: Annotated[str, typer.Option(help=f"Server rule, {RuleHelp}")] = "anytime-sgd",
-    lr: Annotated[float | None, typer.Option(help="The step of a rule that has an lr.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of a rule that has an lr.")] = None,
     domain: Domain = "whole",
     local_steps: Annotated[
-        int | None,
-        typer.Option(help="Steps of its own that a worker takes before it sends where they led, such as 50."),
+        int | None, typer.Option(help="Local steps of a worker in each job, such as 50; it sends the change they made.")
     ] = None,
     inner: Annotated[
-        str | None, typer.Option(help=f"The optimizer of these steps, a rule of `lategrad list`; by default {INNER}.")
+        str | None, typer.Option(help=f"Optimizer of the local steps, a rule of `lategrad list`; by default {INNER}.")
     ] = None,
-    scaled: Annotated[bool, typer.Option("--scaled", help="Divide where they led by steps x the inner lr.")] = False,
+    scaled: Annotated[
+        bool, typer.Option("--scaled", help="Divide that change by the number of local steps and the inner lr.")
+    ] = False,
     local_seconds: Annotated[
-        float | None, typer.Option(help="Only as many of these steps for a job as fit into so many seconds.")
+        float | None, typer.Option(help="Take only as many local steps in a job as fit into this number of seconds.")
     ] = None,
     **settings: Any,
 ) -> None:
-    """Train for real: worker processes on this machine, whose gradients are late because computing takes time.
+    """Train with asynchronous worker processes on this machine.
 
     Example:
 
         lategrad train --problem fashion-mnist --rule steady --lr 1 --workers 4 --steps 20000
         --slow 0=constant:100 --out runs/night
 
-    Ctrl-C or SIGTERM leaves a checkpoint; `lategrad resume runs/night` goes on from it. `lategrad replay
+    Ctrl-C or SIGTERM leaves a checkpoint; `lategrad resume runs/night` continues from it. `lategrad replay
     runs/night --rule sgd --lr 0.1` shows what another rule would have done with the same delays and samples.
 
-    With --local-steps the rule is the outer optimizer of workers that take steps of their own:
+    With --local-steps the rule is the outer optimizer of workers that take local steps:
 
         lategrad train --problem fashion-mnist --local-steps 50 --inner adamw:lr=0.001 --rule nesterov --workers 4
     """
     command = {
-        "problem": from_anywhere(problem),
+        "problem": absolute(problem),
         "model": model, "preprocess": preprocess, "batch": batch, "sampling": sampling, "l2": l2,
-        "rule": from_anywhere(rule), "lr": lr, "domain": domain,
-        "local": {"steps": local_steps, "inner": inner, "scaled": scaled, "seconds": local_seconds},
+        "rule": absolute(rule), "lr": lr, "domain": domain,
+        "local": {"local_steps": local_steps, "inner": inner, "scaled": scaled, "seconds": local_seconds},
     }  # fmt: skip
-    the_problem, the_rule = problem_of(command), rule_of(command)
-    trace = run_training(the_problem, the_rule, **settings, notes={"command": command})
-    _finish_training(trace, settings["out"])
+    trace = run_training(build_problem(command), _build_rule(command), **settings, notes={"command": command})
+    _print_summary(trace, settings["out"])
 
 
 @with_options(RESUME_OPTIONS)
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder that was given to train as --out.")],
-    rule: Annotated[str | None, typer.Option(help="Only for a rule of your own: the same as it was.")] = None,
-    problem: Annotated[str | None, typer.Option(help="Only for a problem of your own: the same as it was.")] = None,
+    folder: Annotated[Path, typer.Argument(help="The run's folder: --out of train.")],
+    rule: Annotated[str | None, typer.Option(help="The run's rule, only if it is your own code.")] = None,
+    problem: Annotated[str | None, typer.Option(help="The run's problem, only if it is your own code.")] = None,
     **settings: Any,
 ) -> None:
-    """Go on with an interrupted training from its last checkpoint; options that are not given stay as they were."""
+    """Continue an interrupted run from its last checkpoint; options that are not given stay as they were."""
 
-    def recall(saved: dict[str, Any]) -> tuple[Problem, AnyRule[Any]]:
-        command = command_of(saved["notes"], folder)
+    def build(saved: dict[str, Any]) -> tuple[Problem, AnyRule[Any]]:
+        command = saved_command(saved["notes"], folder)
         confirm_own_code(command, rule=rule, problem=problem)
-        return problem_of(command), rule_of(command)
+        return build_problem(command), _build_rule(command)
 
-    trace = resume_from(folder, recall, {name: value for name, value in settings.items() if value is not None})
-    _finish_training(trace, folder)
-
-
-_QUEUE_AGAIN = 75
-"""EX_TEMPFAIL: a batch system took the machine away; `lategrad resume` goes on from the checkpoint."""
+    trace = resume_from(folder, build, {name: value for name, value in settings.items() if value is not None})
+    _print_summary(trace, folder)
 
 
-def _finish_training(trace: Trace, out: Path | None) -> None:
+# ---- The command that a run was started with, which its folder keeps
+
+
+def saved_command(notes: dict[str, Any], folder: Path) -> dict[str, Any]:
+    if "command" not in notes:
+        raise ValueError(f"{str(folder)!r} was not made by `lategrad train`: use lategrad.resume or lategrad.replay "
+                         "in Python, with its problem and rule")  # fmt: skip
+    command: dict[str, Any] = notes["command"]
+    return command
+
+
+def build_problem(command: dict[str, Any]) -> Problem:
+    problem = problem_from(*(command[name] for name in ("problem", "model", "preprocess", "batch", "sampling", "l2")))
+    return _with_local_steps(problem, **command["local"]) if "local" in command else problem
+
+
+def _with_local_steps(
+    problem: Problem, local_steps: int | None, inner: str | None, scaled: bool, seconds: float | None
+) -> Problem:
+    if local_steps is None:
+        if (inner, scaled, seconds) != (None, False, None):
+            raise ValueError("--inner, --scaled and --local-seconds need --local-steps, such as 50")
+        return problem
+    name = (inner or INNER).partition(":")[0]
+    if name not in RULES:  # it is saved in the run's folder, which must not name code
+        raise ValueError(f"--inner must be a rule of `lategrad list`, got {name!r}{did_you_mean(name, RULES)}; in "
+                         "Python any rule can be used")  # fmt: skip
+    return LocalSteps(problem, local_steps, inner or INNER, scaled, seconds)
+
+
+def _build_rule(command: dict[str, Any]) -> AnyRule[Any]:
+    (spec,) = rules_from([command["rule"]], [] if command["lr"] is None else [command["lr"]]).values()
+    if spec.swept:
+        raise ValueError(f"--rule {command['rule']}: a training has one value of {spec.swept[0]}; simulate sweeps")
+    return spec.build(set_from(command["domain"]))
+
+
+def absolute(text: str) -> str:
+    """A data file or a file of code by its absolute path, so that a run can be resumed from another folder."""
+    if Path(text).is_file():
+        return str(Path(text).resolve())
+    module, colon, rest = text.partition(":")
+    return f"{Path(module).resolve()}{colon}{rest}" if module.endswith(".py") else text
+
+
+def confirm_own_code(command: dict[str, Any], **names: str | None) -> None:
+    """Execute the user's own code that a run's folder names only if the user names it again."""
+    builtin = {"rule": tuple(RULES), "problem": tuple(PROBLEMS)}
+    for option, name in names.items():
+        saved = command[option]
+        is_own = saved.partition(":")[0] not in builtin[option] and not Path(saved).is_file() and own_target(saved)
+        if is_own and absolute(name or "") != saved:
+            raise ValueError(f"the run used code of your own: name it again, --{option} {saved}")
+
+
+def _print_summary(trace: Trace, out: Path | None) -> None:
     delays = ""
     if len(trace.delays):
         summary = trace.delay_summary()
         delays = f", delay mean {summary.mean:.1f} max {summary.max}"
-    typer.echo(f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {result_in_words(trace)}{delays}")
+    typer.echo(f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {final_result(trace)}{delays}")
     if returns := trace.config.get("returns"):
-        typer.echo(f"went back to a checkpoint {returns} times, because the state was not finite")
+        typer.echo(f"returned to a checkpoint {returns} times because the state was not finite")
     if trace.config["settings"].get("compression", "none") != "none":
         up, down = (f"{trace.config['bytes'][way] / 1e6:,.1f} MB" for way in ("up", "down"))
-        typer.echo(f"on the wire: {up} of gradients, {down} of queries")
+        typer.echo(f"sent: {up} of gradients, {down} of queries")
     for what in ("refusals", "too_late", "replaced", "memories_lost"):
         if counts := trace.config.get(what):
             typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
@@ -117,11 +167,10 @@ def _finish_training(trace: Trace, out: Path | None) -> None:
         trace.plot(out / "training.png")
         typer.echo(f"written to {out}: trace.safetensors, records.csv, training.png, checkpoints")
     if not trace.complete:
-        sent_away = out is not None and trace.config.get("stopped") in (STOPPED[SIGTERM], STOPPED[SIGHUP])
-        raise typer.Exit(_QUEUE_AGAIN if sent_away else 130)
+        terminated = trace.config.get("stopped") in (STOP_REASONS[SIGTERM], STOP_REASONS[SIGHUP])
+        raise typer.Exit(_TEMPORARY_FAILURE if terminated and out is not None else 130)
 
 
-def result_in_words(trace: Trace) -> str:
-    """The last loss and accuracy."""
+def final_result(trace: Trace) -> str:
     accuracy = "" if trace.accuracy is None else f", accuracy {trace.accuracy[-1]:.4f}"
     return f"loss {trace.loss[-1]:.5g}{accuracy}"

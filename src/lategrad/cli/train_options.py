@@ -1,66 +1,75 @@
-"""The options of :class:`~lategrad.serve.Settings` as those of a command: names, types, defaults and help."""
+"""The arguments of :func:`lategrad.train` as options of a command: names, types, defaults and help texts."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING
 from functools import wraps
-from typing import Annotated, Any, Optional, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Optional
 
 import typer
 
-from lategrad.serve.settings import KEPT, Settings, options
+from lategrad.serve.training import resume, train
 
-_ELSEWHERE = ("notes", "on_record")  # which the command line writes itself, or cannot
-_STEPS = 2000  # in Python there is no default: nobody should get another number of updates than he thinks
+_PYTHON_ONLY = ("problem", "rule", "notes", "on_record")
+_TYPES = {"workers": str, "slow": list[str], "schedule": str, "device": str, "server_device": str, "out": Path}
+"""Types on the command line, where they differ from those in Python."""
+_STEPS = 2000  # the default on the command line; in Python there is none
 
 Options = dict[str, inspect.Parameter]
 
 
-def _parameter(name: str, default: Any, help: str, kind: Any) -> inspect.Parameter:
-    option = typer.Option(help=help[0].upper() + help[1:])
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+def argument_help(function: Callable[..., Any]) -> dict[str, str]:
+    """The text of each argument in the ``Args`` section of a docstring."""
+    section = (inspect.getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    entries = (entry.partition(": ") for entry in re.split(r"^    (?=\w+: )", section, flags=re.MULTILINE)[1:])
+    return {name: " ".join(text.split()) for name, _, text in entries}
 
 
-def _parameters(left_out: Sequence[str], *, only_changes: bool) -> Options:
-    types = get_type_hints(Settings)
-    made = {}
-    for option in options():
-        if option.name in (*_ELSEWHERE, *left_out):
+def _options(*, only_changes: bool) -> Options:
+    """Those of ``train``, or those that ``resume`` can change, with None for what stays as it was."""
+    texts, options = argument_help(train), {}
+    left_out = {*_PYTHON_ONLY, "out"} if only_changes else {*_PYTHON_ONLY}
+    available = inspect.signature(resume if only_changes else train).parameters
+    for name, parameter in inspect.signature(train, eval_str=True).parameters.items():
+        if name in left_out or name not in available:
             continue
-        kind = option.metadata["command_line"] or types[option.name]
-        default = _STEPS if option.default is MISSING else option.default
+        kind, default = _TYPES.get(name, parameter.annotation), parameter.default
         if only_changes:
             default = None
+        elif default is parameter.empty:
+            default = _STEPS
         elif kind is str and default is not None:
             default = str(default)
         if default is None:
             kind = Optional[kind]  # noqa: UP045 - of a type that is a value
-        made[option.name] = _parameter(option.name, default, option.metadata["help"], kind)
-    return made
+        text = texts.get(name, "")
+        option = typer.Option(help=text[:1].upper() + text[1:])
+        options[name] = parameter.replace(default=default, annotation=Annotated[kind, option])
+    return options
 
 
-TRAIN_OPTIONS = _parameters((), only_changes=False)
-RESUME_OPTIONS = _parameters(KEPT, only_changes=True)
-"""What may be changed when a run goes on."""
+TRAIN_OPTIONS = _options(only_changes=False)
+RESUME_OPTIONS = _options(only_changes=True)
 NORM_OPTIONS = {name: TRAIN_OPTIONS[name] for name in ("clip", "max_norm_ratio")}
-"""What a simulation can do with long gradients, by the same code."""
+"""What a simulation does with long gradients, by the same code."""
 
 
-def with_options(made: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that takes these options as its keywords, ready for :class:`~lategrad.serve.Settings`."""
+def with_options(options: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options; it receives them as keyword arguments for ``train`` or ``resume``."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
 
         @wraps(command)
-        def run(**given: Any) -> None:
-            if given.get("slow") is not None:
-                given["slow"] = pauses(given["slow"])
-            command(**given)
+        def run(**arguments: Any) -> None:
+            if arguments.get("slow") is not None:
+                arguments["slow"] = parse_slow(arguments["slow"])
+            command(**arguments)
 
-        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *made.values())]
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *options.values())]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
@@ -68,14 +77,15 @@ def with_options(made: Options) -> Callable[[Callable[..., None]], Callable[...,
     return decorate
 
 
-def pauses(specs: Sequence[str]) -> str | dict[int, str] | None:
-    """``constant:5`` for everyone, or ``2=constant:100`` for single workers."""
+def parse_slow(specs: Sequence[str]) -> str | dict[int, str] | None:
+    """``constant:5`` for all workers, or ``2=constant:100`` for single ones."""
     if not specs:
         return None
     pairs = [spec.partition("=") for spec in specs]
-    named = [worker.isdecimal() for worker, _, _ in pairs]
-    if len(specs) == 1 and not named[0]:
+    numbered = [worker.isdecimal() for worker, _, _ in pairs]
+    if len(specs) == 1 and not numbered[0]:
         return specs[0]
-    if not all(named):
-        raise ValueError(f"--slow takes one law for all workers, or WORKER=LAW for each of some, got {' '.join(specs)}")
-    return {int(worker): law for worker, _, law in pairs}
+    if not all(numbered):
+        raise ValueError("--slow takes one distribution for all workers, or WORKER=DISTRIBUTION for each of some, got "
+                         f"{' '.join(specs)}")  # fmt: skip
+    return {int(worker): distribution for worker, _, distribution in pairs}

@@ -1,8 +1,8 @@
-r"""What a delay model is: how late each gradient is when the server applies it.
+r"""The contract of a delay model: the delay of each gradient when the server applies it.
 
 At update t = 1..T the server receives the gradient of the past query :math:`x_{t - \tau_t}`. A model's
 ``draw(steps, seed, labels)`` gives :math:`\tau_1, \dots, \tau_T`, never more than t - 1 (:func:`cap`), and
-depends on nothing but its arguments. A longer draw starts with the shorter one, unless a model says not.
+depends on its arguments only. A longer draw starts with the shorter one, unless a model says otherwise.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from lategrad.support.validation import require
 
 
 class Arrivals(NamedTuple):
-    """What the server receives, one entry for every update t = 1..T."""
+    """The gradients that the server receives, one entry for every update t = 1..T."""
 
     delays: Tensor
     r"""int64 ``(T,)``: :math:`\tau_t \le t - 1`."""
     time: Tensor | None = None
     """float64 ``(T,)``: virtual seconds at which update t was applied."""
     worker: Tensor | None = None
-    """int64 ``(T,)``: who sent the gradient."""
+    """int64 ``(T,)``: the worker that sent the gradient."""
     local_steps: Tensor | None = None
-    """int64 ``(T,)``: how many steps of its own the sender took, where that is for the arrivals to say."""
+    """int64 ``(T,)``: the number of local steps of the sender, where arrivals decide it."""
     fresh: Tensor | None = None
-    """bool ``(T,)``: whether the sender had lost its memory before the job; None where nobody has."""
+    """bool ``(T,)``: whether the sender lost its state before the job; None where no worker did."""
 
 
 @runtime_checkable
 class DelayModel(Protocol):
-    """Where delays come from."""
+    """A source of delays."""
 
     @property
     def needs_labels(self) -> bool:
-        """Whether ``draw`` must be given the class labels of every update's samples."""
+        """Whether ``draw`` needs the class labels of every update's samples."""
         ...
 
     @property
     def largest(self) -> int | None:
-        """The largest delay that it can give; None when there is no bound, or it does not know one."""
+        """The largest possible delay; None if there is no bound, or none is known."""
         ...
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
@@ -56,16 +56,12 @@ _MEMBERS = ("needs_labels", "largest", "draw")
 
 
 def as_delay_model(value: DelayModel | int | str, name: str = "delays") -> DelayModel:
-    """A delay model from what users write: a model, an integer for a constant delay, or a text.
+    """A delay model from a model, an integer for a constant delay, or a text; ``name`` is for messages.
 
     >>> as_delay_model(500), as_delay_model("lognormal:7,0.4")
     (Constant(delay=500), LogNormal(mu=7.0, sigma=0.4))
-
-    Args:
-        value: what was written.
-        name: how messages call it.
     """
-    from lategrad.delays.distributions import Constant  # here: both are made of what this module defines
+    from lategrad.delays.distributions import Constant  # here: both import this module
     from lategrad.delays.specs import parse
 
     if isinstance(value, str):
@@ -89,25 +85,22 @@ def cap(raw: NDArray[Any]) -> Tensor:
 
 
 def require_count(name: str, value: int, low: int = 0) -> None:
-    """Require an integer >= ``low``."""
     is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
     require(name, value, is_int and value >= low, f"an integer >= {low}")
 
 
 def check_draw(steps: int, seed: int) -> None:
-    """Require a number of updates and a seed."""
     require_count("steps", steps, low=1)
     require_count("seed", seed)
 
 
-class Law(ABC):
-    """A delay model whose values depend on nothing but their position: also a law for pauses, uncapped."""
+class Distribution(ABC):
+    """A delay model whose values depend on their position only; uncapped, also a distribution of pauses."""
 
     needs_labels: ClassVar[bool] = False
 
     @property
     def largest(self) -> int | None:
-        """None: a law without a bound."""
         return None
 
     @abstractmethod
@@ -115,13 +108,11 @@ class Law(ABC):
         """``steps`` values >= 0, before they are capped at t - 1 and rounded down."""
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """The values as delays: rounded down, and at most t - 1."""
         check_draw(steps, seed)
         return Arrivals(cap(self.raw(steps, seed)))
 
 
 def require_integers(name: str, value: Tensor) -> None:
-    """Require a tensor of integers."""
     require(name, value, isinstance(value, Tensor), "a tensor of integers")
     no_integers = value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
     require(name, value.dtype, not no_integers, "a tensor of integers")

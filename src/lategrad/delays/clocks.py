@@ -1,10 +1,10 @@
-r"""Cluster clocks: delays that come out of workers with speeds of their own, in virtual time.
+r"""Cluster clocks: delays that result from the speeds of workers, in virtual time.
 
-A worker fetches the current query (the server has made v updates), computes for a while, and returns the
-gradient, which the server applies as update t with :math:`\tau_t = (t - 1) - v`; the worker fetches again
-at once. Events at the same time happen in the order of the workers' positions in the cluster.
+A worker fetches the current query (the server has made v updates), computes, and returns the gradient, which the server
+applies as update t with :math:`\tau_t = (t - 1) - v`; the worker fetches again at once. Events at the same time happen
+in the order of the workers' positions in the cluster.
 
-Where a worker takes local steps (:class:`~lategrad.problems.LocalSteps`), a job is as many gradients one after another.
+Where workers take local steps (:class:`~lategrad.problems.LocalSteps`), a job is that number of successive gradients.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from lategrad.support.validation import require, require_number
 __all__ = ["Barrier", "Cluster", "ComputeTime", "ConstantTime", "ExponentialTime", "LinearDrift", "LogNormalTime",
            "ParetoTime", "SineDrift", "Worker"]  # fmt: skip
 
-_BLOCK = 32  # random numbers drawn at a time: 10,000 workers of which most return a few times
-_PATIENCE = 100_000  # fetches in a row without any arrival before a cluster is said to be stuck
+_BLOCK = 32  # random numbers drawn at a time: most of 10,000 workers return a few times only
+_MAX_FETCHES = 100_000  # in a row without any arrival, before a cluster is considered stuck
 
 
 @runtime_checkable
@@ -50,16 +50,14 @@ class ConstantTime:
     """
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """Ones."""
         return np.ones(size)
 
 
 @dataclass(frozen=True, eq=False)
 class ExponentialTime:
-    """Exponential times: a gradient is as likely to be finished in the next instant as ever."""
+    """Exponential times: memoryless."""
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """Standard exponentials."""
         return rng.standard_exponential(size)
 
 
@@ -73,7 +71,6 @@ class LogNormalTime:
         require_number("spread", self.spread, low=0)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """Exponentials of normals."""
         return np.exp(self.spread * rng.standard_normal(size) - self.spread**2 / 2)
 
 
@@ -90,7 +87,6 @@ class ParetoTime:
         require_number("shape", self.shape, low=1, strict=True)
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """Powers of uniform numbers in (0, 1]."""
         return (self.shape - 1) / self.shape * (1 - rng.random(size)) ** (-1 / self.shape)
 
 
@@ -108,7 +104,6 @@ class LinearDrift:
         require_number("rate", self.rate, low=0)
 
     def __call__(self, now: float) -> float:
-        """The factor at virtual second ``now``."""
         return 1 + self.rate * now
 
 
@@ -129,7 +124,6 @@ class SineDrift:
         require_number("period", self.period, low=0, strict=True)
 
     def __call__(self, now: float) -> float:
-        """The factor at virtual second ``now``."""
         return 1 + self.amplitude * math.sin(2 * math.pi * (now % self.period) / self.period)
 
 
@@ -139,17 +133,17 @@ class Worker:
 
     Args:
         mean: mean time for a gradient, before any drift.
-        law: how the time varies about its mean.
+        distribution: of the time, relative to its mean.
         start: when the worker joins and fetches for the first time.
-        up: mean time, exponentially distributed, from joining or returning to the next preemption, which
-            loses the gradient in flight; ``inf`` for a worker that is never preempted.
-        down: mean time, exponentially distributed, away after a preemption, at the end of which the worker
-            fetches anew; ``inf`` for a worker that never returns.
+        up: mean time, exponentially distributed, from joining or returning to the next preemption, which loses the
+            gradient in flight; ``inf`` for a worker that is never preempted.
+        down: mean downtime, exponentially distributed, after a preemption, before the worker fetches again; ``inf`` for
+            a worker that never returns.
         drift: factor on the computing times, a function of the virtual second at which computing starts.
     """
 
     mean: float = 1.0
-    law: ComputeTime = ConstantTime()
+    distribution: ComputeTime = ConstantTime()
     start: float = 0.0
     up: float = math.inf
     down: float = 0.0
@@ -157,8 +151,8 @@ class Worker:
 
     def __post_init__(self) -> None:
         require_number("mean", self.mean, low=0, strict=True)
-        is_law = isinstance(self.law, ComputeTime)
-        require("law", self.law, is_law, "a distribution such as ExponentialTime()")
+        is_valid = isinstance(self.distribution, ComputeTime)
+        require("distribution", self.distribution, is_valid, "a distribution of times, such as ExponentialTime()")
         require_number("start", self.start, low=0)
         if self.up != math.inf:
             require_number("up", self.up, low=0, strict=True)
@@ -168,47 +162,38 @@ class Worker:
         require("drift", self.drift, is_function, "a function of the time such as LinearDrift(0.1), or None")
 
 
-def _numbers(law: ComputeTime, *key: int) -> Iterator[float]:
+def random_times(distribution: ComputeTime, *key: int) -> Iterator[float]:
     """An endless stream of random times."""
     rng = generator(*key)
     while True:
-        block = law.sample(rng, _BLOCK)
-        require("times of the law", law, bool((np.isfinite(block) & (block >= 0)).all()), "finite and >= 0")
+        block = distribution.sample(rng, _BLOCK)
+        is_valid = bool((np.isfinite(block) & (block >= 0)).all())
+        require("times of the distribution", distribution, is_valid, "finite and >= 0")
         yield from block.tolist()
 
 
-def _factor(worker: Worker, now: float) -> float:
-    if worker.drift is None:
-        return 1.0
-    factor = worker.drift(now)
+def _job_end(worker: Worker, times: Iterator[float], gradients: int, now: float) -> float:
+    factor = 1.0 if worker.drift is None else worker.drift(now)
     if not factor > 0:
         raise ValueError(f"drift must be > 0, got {factor!r} at virtual second {now!r}")
-    return factor
+    return now + worker.mean * sum(islice(times, gradients)) * factor
 
 
-def _job(worker: Worker, units: Iterator[float], gradients: int, now: float) -> float:
-    """When a job that starts now is finished."""
-    return now + worker.mean * sum(islice(units, gradients)) * _factor(worker, now)
-
-
-def _life(worker: Worker, seed: int, position: int, gradients: int) -> Iterator[tuple[float, bool]]:
-    """After the first fetch: every (time, whether a job arrives) at which the worker fetches again.
-
-    It does not depend on the other workers, and ends when the worker is gone for good.
-    """
-    units = _numbers(worker.law, seed, Stream.COMPUTING, position)
-    spells = _numbers(ExponentialTime(), seed, Stream.PREEMPTION, position)
-    preemptible = worker.up < math.inf
+def _fetches(worker: Worker, seed: int, position: int, gradients: int) -> Iterator[tuple[float, bool]]:
+    """Every (time, whether a job arrives) at which the worker fetches again, until it leaves for good."""
+    times = random_times(worker.distribution, seed, Stream.COMPUTING, position)
+    periods = random_times(ExponentialTime(), seed, Stream.PREEMPTION, position)
+    is_preemptible = worker.up < math.inf
     now = worker.start
-    preempted = now + worker.up * next(spells) if preemptible else math.inf
+    preemption = now + worker.up * next(periods) if is_preemptible else math.inf
     while True:
-        finished = _job(worker, units, gradients, now)
-        if finished < preempted:
-            now = finished
+        end = _job_end(worker, times, gradients, now)
+        if end < preemption:
+            now = end
             yield now, True
-        elif preemptible and worker.down < math.inf:
-            now = preempted + worker.down * next(spells)
-            preempted = now + worker.up * next(spells)
+        elif is_preemptible and worker.down < math.inf:
+            now = preemption + worker.down * next(periods)
+            preemption = now + worker.up * next(periods)
             yield now, False
         else:
             return
@@ -218,24 +203,24 @@ def _life(worker: Worker, seed: int, position: int, gradients: int) -> Iterator[
 class Cluster:
     r"""Workers around one server; a delay model whose arrivals carry their time and worker.
 
-    A worker's successive updates t' < t have :math:`\tau_t = t - 1 - t'` (unless it was preempted in
-    between), so the delays add up: if all W workers are there from second 0 and never preempted,
+    A worker's successive updates t' < t have :math:`\tau_t = t - 1 - t'` (unless it was preempted in between), so the
+    delays add up: if all W workers join at second 0 and are never preempted,
 
     .. math:: \frac1T \sum_{t=1}^T \tau_t = W - 1 - \frac1T \sum_{w=1}^W (T - T_w),
 
-    where :math:`T_w` is worker w's last update (0 if none): W - 1 whatever the speeds, less the updates that
-    the gradients in flight at the end have missed so far. With late joiners and preemption it is at most
-    that. Equal workers of constant speed have :math:`\tau_t = \min(W - 1, t - 1)`.
+    where :math:`T_w` is worker w's last update (0 if none): W - 1 whatever the speeds, less the updates that the
+    gradients in flight at the end have missed so far. With late joiners and preemption it is at most that. Equal
+    workers of constant speed have :math:`\tau_t = \min(W - 1, t - 1)`.
 
-    The k-th computing time of a worker depends on the seed, its position and k only, so more workers at the
-    end change nothing for those before them. A worker that is preempted has lost its memory (``fresh``).
+    The k-th computing time of a worker depends on the seed, its position and k only, so appending workers changes
+    nothing for those before them. A worker that is preempted loses its state (``fresh``).
 
     Args:
-        workers: who is there.
-        local_steps: H, the gradients that a worker takes before it sends what they led to; by default the problem's
-            in a simulation, else 1. Drift is that of the second at which the first of them starts.
-        adapt: slower workers take fewer: as many of the H as they do in the time that the fastest takes for all, at
-            least 1 (dynamic local updates). Arrivals then say how many.
+        workers: the workers.
+        local_steps: H, the gradients of a job; by default the problem's in a simulation, else 1. Drift is that of the
+            second at which the first of them starts.
+        adapt: slower workers take fewer: as many of the H as they finish in the time that the fastest takes for all,
+            at least 1 (dynamic local updates). Arrivals then carry the numbers.
 
     >>> fast, slow = Worker(mean=1.0), Worker(mean=3.5)
     >>> arrivals = Cluster((fast, fast, slow)).draw(steps=8, seed=0)
@@ -260,12 +245,12 @@ class Cluster:
         require("adapt", self.adapt, isinstance(self.adapt, bool), "True or False")
 
     def with_local_steps(self, steps: int) -> Cluster:
-        """The same with jobs of so many gradients; if it has a number of its own, that must be it."""
+        """The same with jobs of ``steps`` gradients, which must agree with its own number, if it has one."""
         require("local_steps", self.local_steps, self.local_steps in (None, steps), f"the problem's {steps}, or None")
         return replace(self, local_steps=steps)
 
     def steps_of_workers(self) -> list[int]:
-        """How many gradients each worker takes for a job.
+        """The number of gradients in a job of each worker.
 
         >>> workers = Worker(mean=1.0), Worker(mean=2.0), Worker(mean=6.0)
         >>> Cluster(workers, local_steps=20, adapt=True).steps_of_workers()
@@ -278,17 +263,17 @@ class Cluster:
         """Run the clock until ``steps`` gradients have arrived; O(log W) for each and for each preemption."""
         check_draw(steps, seed)
         counts = self.steps_of_workers()
-        lives = [_life(worker, seed, position, counts[position]) for position, worker in enumerate(self.workers)]
+        fetches = [_fetches(worker, seed, position, counts[position]) for position, worker in enumerate(self.workers)]
         events = [(worker.start, position, False) for position, worker in enumerate(self.workers)]
         heapq.heapify(events)
-        version = [0] * len(lives)  # of the query that each worker computes on
+        version = [0] * len(fetches)  # of the query that each worker computes on
         delays: list[int] = []
         times: list[float] = []
         senders: list[int] = []
         fresh: list[bool] = []
-        knows = [True] * len(lives)  # False for who was preempted since its last arrival
-        joined = [False] * len(lives)
-        fruitless = -len(lives)  # the first fetch of each worker is no sign of being stuck
+        lost_state = [False] * len(fetches)  # whether it was preempted since its last arrival
+        joined = [False] * len(fetches)
+        fruitless = -len(fetches)  # the first fetch of each worker is no sign of being stuck
         while len(delays) < steps:
             _require_alive(events, fruitless, len(delays), steps)
             time, position, arrives = events[0]
@@ -297,14 +282,14 @@ class Cluster:
                 delays.append(len(delays) - version[position])
                 times.append(time)
                 senders.append(position)
-                fresh.append(not knows[position])
-            knows[position], joined[position] = arrives or not joined[position], True
+                fresh.append(lost_state[position])
+            lost_state[position], joined[position] = joined[position] and not arrives, True
             version[position] = len(delays)
-            following = next(lives[position], None)
-            if following is None:
+            event = next(fetches[position], None)
+            if event is None:
                 heapq.heappop(events)
             else:
-                heapq.heapreplace(events, (following[0], position, following[1]))
+                heapq.heapreplace(events, (event[0], position, event[1]))
         worker = torch.tensor(senders)
         return Arrivals(
             delays=torch.tensor(delays),
@@ -317,14 +302,13 @@ class Cluster:
 
 @dataclass(frozen=True, eq=False)
 class Barrier:
-    """Workers who wait for each other: a round ends when the slowest has finished, and nothing is late.
+    """Synchronous workers: a round ends when the slowest has finished, and there is no delay.
 
-    An arrival stands for a round: for what all workers have computed from one query
-    (:class:`~lategrad.problems.Synchronous`).
+    An arrival is a round: the work of all workers from one query (:class:`~lategrad.problems.Synchronous`).
 
     Args:
-        workers: who is there, from the start and always.
-        local_steps: the gradients that each takes for a round, as in a :class:`Cluster`.
+        workers: the workers, none of which joins late or is preempted.
+        local_steps: the gradients of each worker in a round, as in a :class:`Cluster`.
 
     >>> arrivals = Barrier((Worker(mean=1.0), Worker(mean=3.5))).draw(steps=3, seed=0)
     >>> arrivals.delays, arrivals.time
@@ -337,29 +321,28 @@ class Barrier:
     largest: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        Cluster(self.workers, self.local_steps)  # which checks them
+        Cluster(self.workers, self.local_steps)  # checks them
         for worker in self.workers:
-            always = worker.start == 0 and worker.up == math.inf
-            require("each of workers", worker, always, "there from second 0 and never preempted")
+            is_permanent = worker.start == 0 and worker.up == math.inf
+            require("each of workers", worker, is_permanent, "present from second 0 and never preempted")
 
     def with_local_steps(self, steps: int) -> Barrier:
-        """As of a cluster."""
         return replace(self, local_steps=Cluster(self.workers, self.local_steps).with_local_steps(steps).local_steps)
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """The ends of rounds."""
         check_draw(steps, seed)
-        units = [_numbers(worker.law, seed, Stream.COMPUTING, i) for i, worker in enumerate(self.workers)]
+        keys = ((seed, Stream.COMPUTING, i) for i in range(len(self.workers)))
+        streams = [random_times(worker.distribution, *key) for worker, key in zip(self.workers, keys, strict=True)]
         now, times = 0.0, []
         for _ in range(steps):
-            pairs = zip(self.workers, units, strict=True)
-            now = max(_job(worker, own, self.local_steps or 1, now) for worker, own in pairs)
+            pairs = zip(self.workers, streams, strict=True)
+            now = max(_job_end(worker, stream, self.local_steps or 1, now) for worker, stream in pairs)
             times.append(now)
         return Arrivals(torch.zeros(steps, dtype=torch.int64), torch.tensor(times, dtype=torch.float64))
 
 
 def _require_alive(events: list[tuple[float, int, bool]], fruitless: int, updates: int, steps: int) -> None:
-    if events and fruitless <= _PATIENCE:
+    if events and fruitless <= _MAX_FETCHES:
         return
-    lost = f"{_PATIENCE} fetches in a row were preempted" if events else "every worker is gone for good"
-    raise ValueError(f"steps must be at most {updates} for this cluster and seed ({lost}), got {steps}")
+    reason = f"{_MAX_FETCHES} fetches in a row were preempted" if events else "every worker has left for good"
+    raise ValueError(f"steps must be at most {updates} for this cluster and seed ({reason}), got {steps}")

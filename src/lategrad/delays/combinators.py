@@ -1,4 +1,4 @@
-"""Delay models made from something else: a function, a record, other models in turn or by class."""
+"""Delay models made of a function, of a record, or of other models: in turn, by class, or in a queue."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from lategrad.delays.base import (
     Arrivals,
     DelayModel,
+    Distribution,
     as_delay_model,
     cap,
     check_draw,
@@ -23,16 +24,13 @@ from lategrad.support.seeds import Stream, generator
 from lategrad.support.validation import require, require_choice
 
 
-def _own_seed(seed: int, part: int) -> int:
-    """The seed of one of the models inside a model."""
+def _part_seed(seed: int, part: int) -> int:
     return int(generator(seed, Stream.PARTS, part).integers(2**63))
 
 
 def _largest(models: Iterable[DelayModel]) -> int | None:
-    """The largest delay of several models, if all of them have one."""
     largest = [model.largest for model in models]
-    known = [delay for delay in largest if delay is not None]
-    return max(known) if len(known) == len(largest) else None
+    return None if None in largest else max(delay for delay in largest if delay is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +52,6 @@ class FromFunction:
         require("function", self.function, callable(self.function), "a function of t that gives a delay")
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """Ask the function once for each update."""
         check_draw(steps, seed)
         delays = [self.function(t) for t in range(1, steps + 1)]
         for t, delay in enumerate(delays, start=1):
@@ -62,18 +59,22 @@ class FromFunction:
         return Arrivals(cap(np.array([min(delay, steps) for delay in delays])))
 
 
+_DTYPES = {"delays": torch.int64, "time": torch.float64, "worker": torch.int64, "local_steps": torch.int64,
+           "fresh": torch.bool}  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A trace that was recorded somewhere; ``Recorded(*arrivals)`` replays a draw of another model.
+    """A recorded trace; ``Recorded(*arrivals)`` replays a draw of another model.
 
     Nothing is capped: a delay above t - 1 means that the trace does not start at update 1, and raises.
 
     Args:
         delays: integers ``(T,)``.
         time: when each update was applied, finite and never decreasing, ``(T,)``.
-        worker: who sent each gradient, integers ``(T,)``.
-        local_steps: how many steps of its own each sender took, integers >= 1, ``(T,)``.
-        fresh: whether each sender had lost its memory before the job, ``(T,)``.
+        worker: the sender of each gradient, integers ``(T,)``.
+        local_steps: number of local steps of each sender, integers >= 1, ``(T,)``.
+        fresh: whether each sender lost its state before the job, ``(T,)``.
 
     >>> Recorded(torch.tensor([0, 0, 2, 1])).draw(steps=3, seed=0).delays
     tensor([0, 0, 2])
@@ -93,15 +94,13 @@ class Recorded:
         for i in _first((self.delays < 0) | (self.delays > most)):
             valid = f"in 0..{i}: update t = {i + 1} has t - 1 = {i}"
             require(f"delays[{i}]", int(self.delays[i]), False, valid)
-        for name in ("time", "worker", "local_steps", "fresh"):
-            value = getattr(self, name)
-            if value is not None:
-                same = value.shape == self.delays.shape
-                require(name, tuple(value.shape), same, f"as long as delays, {tuple(self.delays.shape)}")
+        for name, value in self._columns().items():
+            is_valid = value.shape == self.delays.shape
+            require(name, tuple(value.shape), is_valid, f"as long as delays, {tuple(self.delays.shape)}")
         if self.time is not None:
-            steady = torch.isfinite(self.time)
-            steady[1:] &= self.time[1:] >= self.time[:-1]
-            for i in _first(~steady):
+            in_order = torch.isfinite(self.time)
+            in_order[1:] &= self.time[1:] >= self.time[:-1]
+            for i in _first(~in_order):
                 require(f"time[{i}]", float(self.time[i]), False, "finite and no earlier than the one before")
         if self.worker is not None:
             require_integers("worker", self.worker)
@@ -110,45 +109,36 @@ class Recorded:
             for i in _first(self.local_steps < 1):
                 require(f"local_steps[{i}]", int(self.local_steps[i]), False, ">= 1")
 
+    def _columns(self) -> dict[str, Tensor]:
+        return {name: value for name in _DTYPES if (value := getattr(self, name)) is not None}
+
     @property
     def largest(self) -> int:
-        """The largest of the trace."""
         return int(self.delays.max()) if len(self.delays) else 0
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """The first ``steps`` updates of the trace."""
         check_draw(steps, seed)
         require("steps", steps, steps <= len(self.delays), f"<= {len(self.delays)}, the length of the trace")
-        return Arrivals(
-            delays=_copy(self.delays, steps, torch.int64),
-            time=None if self.time is None else _copy(self.time, steps, torch.float64),
-            worker=None if self.worker is None else _copy(self.worker, steps, torch.int64),
-            local_steps=None if self.local_steps is None else _copy(self.local_steps, steps, torch.int64),
-            fresh=None if self.fresh is None else _copy(self.fresh, steps, torch.bool),
-        )
+        columns = {name: value[:steps].to("cpu", _DTYPES[name], copy=True) for name, value in self._columns().items()}
+        return Arrivals(**columns)
 
 
 def _first(mask: Tensor) -> list[int]:
-    """The first position where the mask holds, if any."""
     return [int(i) for i in mask.nonzero()[:1]]
-
-
-def _copy(x: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    return x[:steps].to(device="cpu", dtype=dtype, copy=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Regimes:
-    r"""Delays that change their nature in mid-run: one model after another.
+    r"""Delays that change in mid-run: one model after another.
 
-    At update t the delay is what the part in force gives at update t of the whole run, so a part that
-    starts late is not capped anew.
+    At update t the delay is that of the current part at update t of the whole run, so a part that starts late is not
+    capped again.
 
     Args:
-        parts: pairs ``(length, model)``. A float length in (0, 1] is a fraction of the run, and the part
-            ends at the rounded sum of the fractions so far; an integer length is a number of updates. The
-            last part lasts to the end whatever its length, which may be None. A model may be an integer,
-            for a constant delay, or a text. Only with integer lengths does a longer draw start with the shorter one.
+        parts: pairs ``(length, model)``. A float length in (0, 1] is a fraction of the run, and the part ends at the
+            rounded sum of the fractions so far; an integer length is a number of updates. The last part lasts to the
+            end; its length may be None. A model may be an integer, for a constant delay, or a text. Only with integer
+            lengths does a longer draw start with the shorter one.
 
     >>> from lategrad.delays import Cyclic
     >>> Regimes(((4, 0), (0.2, 3), (None, Cyclic((1, 2))))).draw(steps=10, seed=0).delays
@@ -164,31 +154,29 @@ class Regimes:
             length, model = part
             valid = "an integer >= 1 (updates) or a float in (0, 1] (fraction of the run)"
             if isinstance(length, int) and not isinstance(length, bool):
-                require(f"the length of part {i + 1}", length, length >= 1, valid)
+                is_valid = length >= 1
             elif isinstance(length, float):
-                require(f"the length of part {i + 1}", length, 0 < length <= 1, valid)
+                is_valid = 0 < length <= 1
             else:
-                is_last = i == len(self.parts) - 1
-                require(f"the length of part {i + 1}", length, length is None and is_last, valid)
+                is_valid = length is None and i == len(self.parts) - 1
+            require(f"the length of part {i + 1}", length, is_valid, valid)
             as_delay_model(model, f"the model of part {i + 1}")
         fractions = [length for length, _ in self.parts if isinstance(length, float)]
         require("the fractions of parts", fractions, sum(fractions) <= 1 + 1e-9, "at most 1 together")
 
     @property
     def needs_labels(self) -> bool:
-        """Whether any part does."""
         return any(model.needs_labels for model in self._models())
 
     @property
     def largest(self) -> int | None:
-        """The largest of all parts."""
         return _largest(self._models())
 
     def _models(self) -> list[DelayModel]:
         return [as_delay_model(model) for _, model in self.parts]
 
     def _ends(self, steps: int) -> list[int]:
-        """How many updates have been made when each part ends."""
+        """The number of updates at the end of each part."""
         ends, updates, fraction = [], 0, 0.0
         for length, _ in self.parts[:-1]:
             if isinstance(length, float):
@@ -199,30 +187,30 @@ class Regimes:
         return [*ends, steps]
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """Each part is drawn from update 1 to its own end, and in force after the end of the one before."""
+        """Each part is drawn from update 1 to its own end, and used after the end of the one before."""
         check_draw(steps, seed)
         pieces, start = [], 0
         for i, (model, end) in enumerate(zip(self._models(), self._ends(steps), strict=True)):
             if end > start:
-                seen = None if labels is None else labels[:end]
-                pieces.append(model.draw(end, _own_seed(seed, i), seen).delays[start:])
+                part_labels = None if labels is None else labels[:end]
+                pieces.append(model.draw(end, _part_seed(seed, i), part_labels).delays[start:])
             start = end
         return Arrivals(torch.cat(pieces))
 
 
 @dataclass(frozen=True, eq=False)
 class ByClass:
-    r"""Delays that depend on the samples: some classes are late, such as those a slow site collects.
+    r"""Delays that depend on the samples: some classes are late, such as those that a slow site collects.
 
-    Every class has a delay at every update, drawn from its own model with its own random numbers; the
-    delay of an update is the largest over its batch (the batch waits for its latest sample).
+    Every class has a delay at every update, drawn from its own model with its own random numbers; the delay of an
+    update is the largest over its batch (the batch waits for its latest sample).
 
-    This breaks the paper's assumption that the delays are independent of the data: stale gradients then
-    come from other classes than fresh ones, and no theorem applies.
+    This breaks the paper's assumption that the delays are independent of the data: gradients with long delays come from
+    other classes than those with short ones, and no theorem applies.
 
     Args:
-        by_class: a model for each class, or an integer for a constant delay; a mapping from class to
-            model, or a sequence with the model of class k at position k.
+        by_class: a model for each class, or an integer for a constant delay; a mapping from class to model, or a
+            sequence with the model of class k at position k.
         reduce: "max", or "mean" for the average over the batch, rounded down.
 
     >>> slow_ones = ByClass((0, 3))
@@ -242,7 +230,6 @@ class ByClass:
 
     @property
     def largest(self) -> int | None:
-        """The largest of all classes."""
         return _largest(self._models().values())
 
     def _models(self) -> dict[int, DelayModel]:
@@ -251,7 +238,6 @@ class ByClass:
         return {k: as_delay_model(model, f"by_class[{k!r}]") for k, model in pairs}
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        """Look every sample's class up; classes that are in no batch cost nothing."""
         check_draw(steps, seed)
         valid = f"integers of shape (steps = {steps}, batch), the class of every sample of every update"
         if labels is None:
@@ -263,8 +249,54 @@ class ByClass:
         classes = np.unique(labels.numpy()).tolist()
         unknown = sorted(set(classes) - set(models))
         require("labels", unknown, not unknown, f"among the classes of by_class, {sorted(models)}")
-        late = torch.zeros(shape, dtype=torch.int64)
-        for k in classes:
-            of_class = models[k].draw(steps, _own_seed(seed, k), labels).delays
-            late = torch.where(labels == k, of_class[:, None], late)
-        return Arrivals(late.amax(1) if self.reduce == "max" else late.sum(1) // shape[1])
+        delays = torch.zeros(shape, dtype=torch.int64)
+        for k in classes:  # classes that are in no batch cost nothing
+            class_delays = models[k].draw(steps, _part_seed(seed, k), labels).delays
+            delays = torch.where(labels == k, class_delays[:, None], delays)
+        return Arrivals(delays.amax(1) if self.reduce == "max" else delays.sum(1) // shape[1])
+
+
+_NEVER = 2**62
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateQueue:
+    r"""At every tick a query is handed out with its own delay d, and its gradient is applied d ticks later.
+
+    The other models look back: update t draws :math:`\tau_t` and takes the gradient at :math:`x_{t-\tau_t}`, so that
+    one query may serve several updates and another none. Here each query serves exactly one update. Several gradients
+    may arrive in one tick, and none in another: a delay of d ticks is one of about d updates. At the start nothing
+    arrives for a while, and many queries are :math:`x_1`.
+
+    Args:
+        distribution: of the delays, in ticks, each drawn when its query is handed out.
+
+    >>> from lategrad.delays import Constant, Cyclic
+    >>> UpdateQueue(Constant(2)).draw(steps=5, seed=0).delays  # the same as looking back
+    tensor([0, 1, 2, 2, 2])
+    >>> UpdateQueue(Cyclic((0, 3))).draw(steps=6, seed=0).delays  # queries 1, 3, 2, 5, 4, 7, each of them once
+    tensor([0, 0, 1, 1, 2, 1])
+    """
+
+    distribution: Distribution
+    needs_labels: ClassVar[bool] = False
+    largest: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        is_valid = isinstance(self.distribution, Distribution)
+        require("distribution", self.distribution, is_valid, "a distribution of delays, such as LogNormal(7, 0.4)")
+
+    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
+        check_draw(steps, seed)
+        ticks = 2 * steps
+        while True:
+            handed_out = np.arange(1, ticks + 1)
+            due = handed_out + np.minimum(self.distribution.raw(ticks, seed), _NEVER).astype(np.int64)
+            order = np.argsort(due, kind="stable")[:steps]
+            if due[order[-1]] <= ticks:  # no query that is handed out later can arrive before
+                break
+            ticks *= 2
+            require("distribution", self.distribution, ticks < _NEVER // 2, "delays that end")
+        arrived = due[order]
+        updates_before = np.searchsorted(arrived, handed_out[order], side="left")
+        return Arrivals(torch.from_numpy(np.arange(steps) - updates_before))

@@ -1,4 +1,4 @@
-"""Laws of delays: one value after another, constant, periodic or random."""
+"""Distributions of delays: constant, periodic or random values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lategrad.delays.base import Law, require_count
+from lategrad.delays.base import Distribution, require_count
 from lategrad.support.seeds import Stream, generator
 from lategrad.support.validation import require, require_number
 
 
 @dataclass(frozen=True, eq=False)
-class Constant(Law):
+class Constant(Distribution):
     r"""The same delay at every update, :math:`\tau_t = \min(\mathrm{delay}, t - 1)`.
 
     >>> Constant(2).draw(steps=5, seed=0).delays
@@ -30,16 +30,14 @@ class Constant(Law):
 
     @property
     def largest(self) -> int:
-        """The delay itself."""
         return self.delay
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """Nothing is random."""
         return np.full(steps, self.delay)
 
 
 @dataclass(frozen=True, eq=False)
-class Uniform(Law):
+class Uniform(Distribution):
     r"""Independent delays, uniform on the integers low, ..., high (both included).
 
     >>> Uniform(2, 3).draw(steps=1000, seed=0).delays[3:].unique()
@@ -56,16 +54,14 @@ class Uniform(Law):
 
     @property
     def largest(self) -> int:
-        """The upper end."""
         return self.high
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """One integer for each update."""
         return generator(seed, Stream.DELAYS).integers(self.low, self.high, steps, endpoint=True)
 
 
 @dataclass(frozen=True, eq=False)
-class Geometric(Law):
+class Geometric(Distribution):
     r"""Independent geometric delays, :math:`P(\tau = k) = p(1-p)^k` for k = 0, 1, ..., with mean m = 1/p - 1.
 
     The standard deviation is :math:`\sqrt{m(m+1)}`, a little more than the mean.
@@ -80,12 +76,11 @@ class Geometric(Law):
         require_number("mean", self.mean, low=0)
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """Failures before the first success, one count for each update."""
         return generator(seed, Stream.DELAYS).geometric(1 / (1 + self.mean), steps) - 1
 
 
 @dataclass(frozen=True, eq=False)
-class LogNormal(Law):
+class LogNormal(Distribution):
     r"""Independent delays :math:`\lfloor e^z \rfloor` with :math:`z \sim N(\mu, \sigma^2)`.
 
     Up to the floor and the cap, the median is :math:`e^\mu` and the mean :math:`e^{\mu + \sigma^2/2}`:
@@ -104,14 +99,13 @@ class LogNormal(Law):
         require_number("sigma", self.sigma, low=0)
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """One exponential of a normal for each update."""
         z = generator(seed, Stream.DELAYS).standard_normal(steps)
-        with np.errstate(over="ignore"):  # inf is a delay like any other: it is capped
+        with np.errstate(over="ignore"):  # inf is capped like any other delay
             return np.exp(self.mu + self.sigma * z)
 
 
 @dataclass(frozen=True, eq=False)
-class Pareto(Law):
+class Pareto(Distribution):
     r"""Independent heavy-tailed delays :math:`\lfloor \mathrm{scale} \cdot U^{-1/\mathrm{shape}} \rfloor`.
 
     :math:`P(\tau \ge k) = (k / \mathrm{scale})^{-\mathrm{shape}}` for integers k >= scale. Before the cap
@@ -129,15 +123,14 @@ class Pareto(Law):
         require_number("scale", self.scale, low=0, strict=True)
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """One power of a uniform number for each update."""
         u = 1 - generator(seed, Stream.DELAYS).random(steps)  # in (0, 1]
         with np.errstate(over="ignore"):
             return self.scale * u ** (-1 / self.shape)
 
 
 @dataclass(frozen=True, eq=False)
-class Cyclic(Law):
-    r"""A sequence repeated for ever: :math:`\tau_t` = sequence[(t - 1) mod its length].
+class Cyclic(Distribution):
+    r"""A sequence repeated forever: :math:`\tau_t` = sequence[(t - 1) mod its length].
 
     >>> Cyclic((0, 1, 4)).draw(steps=7, seed=0).delays
     tensor([0, 1, 2, 0, 1, 4, 0])
@@ -152,9 +145,7 @@ class Cyclic(Law):
 
     @property
     def largest(self) -> int:
-        """The largest of the sequence."""
         return max(self.sequence)
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
-        """Nothing is random."""
         return np.resize(self.sequence, steps)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, Literal
 
-from lategrad.delays.base import DelayModel, Law
+from lategrad.delays.base import DelayModel
 from lategrad.delays.clocks import (
     Cluster,
     ComputeTime,
@@ -18,126 +20,95 @@ from lategrad.delays.clocks import (
     SineDrift,
     Worker,
 )
-from lategrad.delays.combinators import Regimes
+from lategrad.delays.combinators import Regimes, UpdateQueue
 from lategrad.delays.distributions import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
-from lategrad.delays.update_queue import UpdateQueue
-from lategrad.support.validation import require, require_choice
+from lategrad.support.options import Entry, Option, entry_of, parse_spec
+from lategrad.support.validation import require
 
-__all__ = ["FORMS", "parse"]
-
-Number = TypeVar("Number", int, float)
-
-FORMS: dict[str, str] = {
-    "constant": "constant:500 - every gradient is 500 updates late; 500 alone says the same",
-    "uniform": "uniform:0,100 - integers from 0 to 100, both included",
-    "geometric": "geometric:50 - geometric on 0, 1, 2, ... with mean 50",
-    "lognormal": "lognormal:7,0.4 - exp of a normal with mean 7 and standard deviation 0.4, rounded down",
-    "pareto": "pareto:1.5,100 - heavy tail: P(delay >= k) = (k / 100)^-1.5 from 100 on",
-    "cyclic": "cyclic:0,10,100 - 0, 10, 100, 0, 10, 100, ...",
-    "regimes": "regimes:0.33*10;500*lognormal:7,0.4;10 - a third at 10, 500 updates, the rest",
-    "queue": "queue:lognormal:7,0.4 - an update queue: each query's gradient arrives once, so much later",
-    "cluster": "cluster:workers=50,speed=lognormal,spread=0.4,slow=1x100 - 50 workers, one 100 times slower",
-}
-"""Every kind of spec: an example (no spaces), a dash, and what the example means."""
+__all__ = ["DELAYS", "parse"]
 
 
-def _values(text: str, number: Callable[[str], Number], count: int) -> list[Number]:
-    values = [number(part) for part in text.split(",")]
-    require("the number of values", len(values), len(values) == count, str(count))
-    return values
+def _number(name: str, text: str, *types: type) -> int | float:
+    return Option(name, types).parse(text, "a delay")[0]  # type: ignore[no-any-return]
 
 
-def _part(text: str) -> tuple[float | int | None, DelayModel]:
-    *length, spec = text.split("*", 1)
-    require("a part of regimes", spec, not spec.strip().startswith("regimes"), "a spec of another kind")
-    if not length:
-        return None, _parse(spec)
-    return int(length[0]) if length[0].strip().isdecimal() else float(length[0]), _parse(spec)
+def _integers(text: str) -> list[int | float]:
+    return [_number("sequence", part, int) for part in text.split(",")]
 
 
-def _queue(text: str) -> UpdateQueue:
-    law = _parse(text)
-    require("the law of a queue", text, isinstance(law, Law), "one value after another, such as lognormal:7,0.4")
-    return UpdateQueue(law)  # type: ignore[arg-type]
+def _regimes(text: str) -> list[tuple[int | float | None, DelayModel]]:
+    """``0.33*10;500*uniform:0,9;10``: lengths and models."""
+    parts: list[tuple[int | float | None, DelayModel]] = []
+    for part in text.split(";"):
+        *length, model = part.split("*", 1)
+        require("each part of regimes", model, not model.strip().startswith("regimes"), "a delay of another kind")
+        parts.append((_number("length", length[0], int, float) if length else None, parse(model)))
+    return parts
 
 
-def _times(text: str) -> tuple[int, float]:
-    """``1x100``: one worker, 100."""
-    count, _, amount = text.partition("x")
-    return int(count), float(amount)
+def _pair(name: str, text: str) -> tuple[float, float]:
+    """``1x100``: two numbers."""
+    first, _, second = text.partition("x")
+    return _number(f"{name} (such as 1x100)", first, float), _number(f"{name} (such as 1x100)", second, float)
 
 
-_OPTIONS = ("workers", "speed", "spread", "shape", "slow", "late", "up", "down", "drift", "swing")
-_SPEEDS = ("constant", "exponential", "lognormal", "pareto")
+def _cluster(
+    workers: int,
+    speed: Literal["constant", "exponential", "lognormal", "pareto"] = "constant",
+    spread: float | None = None,
+    shape: float | None = None,
+    slow: str = "0x1",
+    late: str = "0x0",
+    up: float | None = None,
+    down: float | None = None,
+    drift: float | None = None,
+    swing: str | None = None,
+) -> Cluster:
+    for name, value, owner in (("spread", spread, "lognormal"), ("shape", shape, "pareto")):
+        require(name, value, (value is not None) == (speed == owner), f"given with speed={owner}, and only then")
+    require("down", down, down is None or up is not None, "given along with up")
+    require("drift and swing", (drift, swing), drift is None or swing is None, "one of the two, not both")
+    law: ComputeTime = ExponentialTime() if speed == "exponential" else ConstantTime()
+    law = law if spread is None else LogNormalTime(spread)
+    law = law if shape is None else ParetoTime(shape)
+    factor: LinearDrift | SineDrift | None = None if drift is None else LinearDrift(drift)
+    factor = factor if swing is None else SineDrift(*_pair("swing", swing))
+    everyone = [Worker(distribution=law, up=math.inf if up is None else up, down=down or 0.0, drift=factor)] * workers
+    (slow_count, slower), (late_count, start) = _pair("slow", slow), _pair("late", late)
+    for name, count in (("slow", slow_count), ("late", late_count)):
+        require(f"the workers of {name}", count, count in range(workers + 1), f"an integer in 0..{workers}")
+    for i in range(workers - int(slow_count), workers):
+        everyone[i] = replace(everyone[i], mean=slower)
+    for i in range(int(late_count)):
+        everyone[i] = replace(everyone[i], start=start)
+    return Cluster(everyone)
 
 
-def _law(options: dict[str, str]) -> ComputeTime:
-    speed = options.get("speed", "constant")
-    require_choice("speed", speed, _SPEEDS)
-    for name, owner in (("spread", "lognormal"), ("shape", "pareto")):
-        goes_with = (name in options) == (speed == owner)
-        require(name, options.get(name), goes_with, f"given with speed={owner}, and only then")
-    if speed == "lognormal":
-        return LogNormalTime(float(options["spread"]))
-    if speed == "pareto":
-        return ParetoTime(float(options["shape"]))
-    return ExponentialTime() if speed == "exponential" else ConstantTime()
+def _whole(summary: str, make: type[DelayModel], convert: Callable[[str], Any], form: str) -> Entry[DelayModel]:
+    """An entry whose one argument is all of the text."""
+    name = next(iter(inspect.signature(make).parameters))
+    return Entry(summary, make, {name: Option(name, convert=convert)}, form, whole=True)
 
 
-def _drift(options: dict[str, str]) -> LinearDrift | SineDrift | None:
-    require("drift and swing", options, not {"drift", "swing"} <= set(options), "one of the two, not both")
-    if "drift" in options:
-        return LinearDrift(float(options["drift"]))
-    if "swing" in options:
-        amplitude, _, period = options["swing"].partition("x")
-        return SineDrift(float(amplitude), float(period))
-    return None
+DELAYS: dict[str, Entry[DelayModel]] = {
+    "constant": entry_of("500 updates for every gradient; 500 alone says the same", Constant, "constant:500"),
+    "uniform": entry_of("integers from 0 to 100, both included", Uniform, "uniform:0,100"),
+    "geometric": entry_of("geometric on 0, 1, 2, ... with mean 50", Geometric, "geometric:50"),
+    "lognormal": entry_of("exp of a normal with mean 7 and standard deviation 0.4, rounded down", LogNormal,
+                          "lognormal:7,0.4"),
+    "pareto": entry_of("heavy tail: P(delay >= k) = (k / 100)^-1.5 from 100 on", Pareto, "pareto:1.5,100"),
+    "cyclic": _whole("0, 10, 100, 0, 10, 100, ...", Cyclic, _integers, "cyclic:0,10,100"),
+    "regimes": _whole("a third of the run at 10, then 500 updates, then the rest", Regimes, _regimes,
+                      "regimes:0.33*10;500*lognormal:7,0.4;10"),
+    "queue": _whole("an update queue: each query's gradient arrives once, after such a delay", UpdateQueue,
+                    lambda text: parse(text), "queue:lognormal:7,0.4"),
+    "cluster": entry_of("50 workers, one of them 100 times slower", _cluster,
+                        "cluster:workers=50,speed=lognormal,spread=0.4,slow=1x100"),
+}  # fmt: skip
+"""Every kind of delay that has a name; its form is an example, which the summary explains."""
 
 
-def _cluster(text: str) -> Cluster:
-    pairs = [part.partition("=") for part in text.split(",")]
-    options = {name.strip(): value.strip() for name, _, value in pairs}
-    for name in options:
-        require_choice("each option of cluster", name, _OPTIONS)
-    once = len(options) == len(pairs) and "workers" in options
-    require("the options of cluster", text, once, "given once each, workers=... among them")
-    require("down", options.get("down"), "up" in options or "down" not in options, "given along with up")
-    up, down = float(options.get("up", "inf")), float(options.get("down", "0"))
-    worker = Worker(law=_law(options), up=up, down=down, drift=_drift(options))
-    workers = [worker] * int(options["workers"])
-    slow, slower = _times(options.get("slow", "0x1"))
-    late, start = _times(options.get("late", "0x0"))
-    for name, count in (("slow", slow), ("late", late)):
-        require(f"the workers of {name}", count, 0 <= count <= len(workers), f"in 0..{len(workers)}")
-    for i in range(len(workers) - slow, len(workers)):
-        workers[i] = replace(workers[i], mean=slower)
-    for i in range(late):
-        workers[i] = replace(workers[i], start=start)
-    return Cluster(workers)
-
-
-_BUILDERS: dict[str, Callable[[str], DelayModel]] = {
-    "constant": lambda text: Constant(int(text)),
-    "uniform": lambda text: Uniform(*_values(text, int, 2)),
-    "geometric": lambda text: Geometric(*_values(text, float, 1)),
-    "lognormal": lambda text: LogNormal(*_values(text, float, 2)),
-    "pareto": lambda text: Pareto(*_values(text, float, 2)),
-    "cyclic": lambda text: Cyclic([int(part) for part in text.split(",")]),
-    "regimes": lambda text: Regimes([_part(part) for part in text.split(";")]),
-    "queue": _queue,
-    "cluster": _cluster,
-}
-
-
-def _parse(spec: str) -> DelayModel:
-    if spec.strip().isdecimal():
-        return Constant(int(spec))
-    name, _, text = spec.strip().partition(":")
-    require_choice("the kind of delay", name, tuple(FORMS))
-    return _BUILDERS[name](text)
-
-
-def parse(spec: str) -> DelayModel:
+def parse(text: str) -> DelayModel:
     """The delay model that a text describes.
 
     ===========================================  ========================================================
@@ -148,7 +119,7 @@ def parse(spec: str) -> DelayModel:
     ``pareto:1.5,100``                           :class:`~lategrad.delays.Pareto` (shape, scale)
     ``cyclic:0,10,100``                          :class:`~lategrad.delays.Cyclic`
     ``regimes:0.33*10;500*uniform:0,9;10``       :class:`~lategrad.delays.Regimes`: length * any other
-                                                 spec, a fraction of the run where the length has a point
+                                                 text, a fraction of the run where the length has a point
     ``queue:lognormal:7,0.4``                    :class:`~lategrad.delays.UpdateQueue` of any law above
     ``cluster:workers=50,option=value,...``      :class:`~lategrad.delays.clocks.Cluster`
     ===========================================  ========================================================
@@ -170,8 +141,6 @@ def parse(spec: str) -> DelayModel:
     >>> parse("regimes:2*0;0.5*3;1").draw(steps=8, seed=0).delays
     tensor([0, 0, 2, 3, 3, 3, 1, 1])
     """
-    try:
-        return _parse(spec)
-    except ValueError as error:
-        examples = ", ".join(form.split()[0] for form in FORMS.values())
-        raise ValueError(f"delay spec {spec!r} does not parse ({error}); valid forms: 500, {examples}") from None
+    if text.strip().isdecimal():
+        return Constant(int(text))
+    return parse_spec(text, "delay", DELAYS)

@@ -1,4 +1,4 @@
-"""Delays by stage: in a pipeline each stage of a model is late by its own number of updates."""
+"""Delays by stage: in a pipeline each stage of a model has its own delay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import groupby
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,40 +16,31 @@ from lategrad.rules.blocks import Blocks
 from lategrad.support.validation import require
 
 
-class HasBlocks(Protocol):
-    """A problem that knows the tensors of its vector."""
-
-    @property
-    def blocks(self) -> Blocks:
-        """Where each of them lies."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class StageDelays:
     r"""A constant delay for every tensor of a model; :func:`by_stage` makes one.
 
-    Update t gets one gradient, of all tensors together, at a point whose tensors have different ages: tensor b is
+    Update t gets one gradient, of all tensors together, at a point whose tensors have different delays: tensor b is
     that of :math:`x_{\max(1, t - \tau_b)}`. That is an asynchronous pipeline with one update for each microbatch and
-    stashed weights: a microbatch meets each stage at the version that the stage had when it came by, and goes back
-    through the same versions.
+    stashed weights: the forward pass of a microbatch uses the version that each stage had at the time, and its
+    backward pass uses the same versions.
     """
 
     blocks: Blocks
     delays: tuple[int, ...]
     r""":math:`\tau_b` of each tensor, in the order of ``blocks``."""
     stashing: bool = True
-    """False: the way back sees the newest version of each stage, not the one that the way there has seen."""
+    """False: the backward pass uses the newest version of each stage, not that of the forward pass."""
     model: nn.Module | None = field(default=None, repr=False)
 
     @property
     def largest(self) -> int:
-        """The delay of the latest tensor; what rules that want to know the delay are told."""
+        """The longest delay, which rules that use one delay receive."""
         return max(self.delays)
 
     @property
     def distinct(self) -> tuple[int, ...]:
-        """The delays that there are, longest first."""
+        """The different delays, longest first."""
         return tuple(sorted(set(self.delays), reverse=True))
 
     def of_entries(self) -> Tensor:
@@ -74,7 +65,7 @@ class StageDelays:
 
 
 def by_stage(
-    parts: nn.Module | Blocks | HasBlocks,
+    parts: Any,
     stages: int | Mapping[str, int],
     *,
     delay: int | None = None,
@@ -82,17 +73,16 @@ def by_stage(
 ) -> StageDelays:
     r"""The delays of an asynchronous pipeline, for :class:`~lategrad.optim.Delayed` and :func:`~lategrad.simulate`.
 
-    Stage k = 0, ..., P-1 of P is late by :math:`P - 1 - k` updates: the first one waits for its microbatch to go
+    Stage k = 0, ..., P-1 of P has a delay of :math:`P - 1 - k` updates: the first one waits for its microbatch to go
     through all others and back, the last one for nothing.
 
     Args:
-        parts: the model, whose parameters belong to the stages in their own order (or its blocks, or a problem that
-            has them).
-        stages: P: layers in a row, so that the largest stage is as small as can be; a layer stays whole. Or delays by
-            hand: a mapping from patterns of parameters' names, such as ``{"embed.*": 7, "*": 0}``; the first pattern
+        parts: the model, whose parameters are assigned to stages in order (or its blocks, or a problem that has them).
+        stages: P, of consecutive layers, so that the largest stage is as small as possible; layers are not split. Or a
+            mapping from patterns of parameter names to delays, such as ``{"embed.*": 7, "*": 0}``; the first pattern
             that matches counts, and every parameter and every pattern must match.
         delay: of the first stage; the others' fall evenly to 0. By default P - 1.
-        stashing: False models pipelines that keep no old weights: forward and backward then see different versions.
+        stashing: False models pipelines without stashed weights: forward and backward then use different versions.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
     >>> by_stage(model, stages=3).delays  # weight and bias of three layers
@@ -112,19 +102,17 @@ def by_stage(
         first = stages - 1 if delay is None else delay
         require_count("delay", first)
         require("delay", first, stages > 1 or first == 0, "0 with one stage: a mapping {'*': delay} delays all alike")
-        of_stage = [round(first * (stages - 1 - k) / max(1, stages - 1)) for k in range(stages)]
-        delays = [of_stage[k] for k in _in_stages(blocks, stages)]
+        by_number = [round(first * (stages - 1 - k) / max(1, stages - 1)) for k in range(stages)]
+        delays = [by_number[k] for k in _assign_stages(blocks, stages)]
     return StageDelays(blocks, tuple(delays), stashing, model)
 
 
 def _blocks_of(parts: object) -> Blocks:
-    if isinstance(parts, nn.Module):  # first: a model may well have an attribute "blocks" of its own
-        blocks = Blocks.of_module(parts)
-    else:
-        found = parts if isinstance(parts, Blocks) else getattr(parts, "blocks", None)
-        if not isinstance(found, Blocks):
-            raise ValueError(f"parts must be a module, blocks, or a problem that has blocks, got {parts!r}")
-        blocks = found
+    if isinstance(parts, nn.Module):  # first: a model may have its own attribute "blocks"
+        parts = Blocks.of_module(parts)
+    blocks = parts if isinstance(parts, Blocks) else getattr(parts, "blocks", None)
+    if not isinstance(blocks, Blocks):
+        raise ValueError(f"parts must be a module, blocks, or a problem that has blocks, got {parts!r}")
     require("parts", parts, len(blocks.parts) > 0, "something with parameters that are trained")
     return blocks
 
@@ -132,8 +120,8 @@ def _blocks_of(parts: object) -> Blocks:
 def _by_pattern(names: Sequence[str], patterns: Mapping[str, int]) -> list[int]:
     for pattern, delay in patterns.items():
         require_count(f"stages[{pattern!r}]", delay)
-        known = any(fnmatchcase(name, pattern) for name in names)
-        require("each pattern of stages", pattern, known, f"one that matches a parameter: {', '.join(names)}")
+        is_used = any(fnmatchcase(name, pattern) for name in names)
+        require("each pattern of stages", pattern, is_used, f"one that matches a parameter: {', '.join(names)}")
     delays = []
     for name in names:
         matching = [delay for pattern, delay in patterns.items() if fnmatchcase(name, pattern)]
@@ -142,29 +130,27 @@ def _by_pattern(names: Sequence[str], patterns: Mapping[str, int]) -> list[int]:
     return delays
 
 
-def _in_stages(blocks: Blocks, stages: int) -> list[int]:
-    """The stage of each tensor: layers in a row, the largest stage as small as can be."""
+def _assign_stages(blocks: Blocks, stages: int) -> list[int]:
+    """The stage of each tensor: consecutive layers, the largest stage as small as possible."""
     layers = [list(tensors) for _, tensors in groupby(blocks.parts, key=lambda block: block.name.rpartition(".")[0])]
     require("stages", stages, stages <= len(layers), f"<= {len(layers)}, the layers that have parameters")
     sizes = [sum(tensor.size for tensor in layer) for layer in layers]
     low, high = max(sizes), sum(sizes)
-    while low < high:  # the smallest capacity with which so many stages are enough
+    while low < high:  # the smallest capacity for which ``stages`` suffice
         middle = (low + high) // 2
         if _fill(sizes, stages, middle)[-1] < stages:
             high = middle
         else:
             low = middle + 1
-    of_layer = _fill(sizes, stages, low)
-    return [stage for layer, stage in zip(layers, of_layer, strict=True) for _ in layer]
+    return [stage for layer, stage in zip(layers, _fill(sizes, stages, low), strict=True) for _ in layer]
 
 
 def _fill(sizes: Sequence[int], stages: int, capacity: int) -> list[int]:
-    """The stage of each layer when each takes what it can, but leaves a layer for each stage behind it."""
-    stage, filled, chosen = 0, 0, []
+    """Fill one stage after another up to a capacity, leaving at least one layer for each later stage."""
+    stage, filled, assigned = 0, 0, []
     for i, size in enumerate(sizes):
-        needed_behind = stages - 1 - stage
-        if filled and (filled + size > capacity or len(sizes) - i <= needed_behind):
+        if filled and (filled + size > capacity or len(sizes) - i <= stages - 1 - stage):
             stage, filled = stage + 1, 0
         filled += size
-        chosen.append(stage)
-    return chosen
+        assigned.append(stage)
+    return assigned

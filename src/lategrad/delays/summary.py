@@ -15,7 +15,7 @@ _HISTOGRAM_BINS = 50
 
 
 class Histogram(NamedTuple):
-    """How many delays are in each bin [edges[i], edges[i + 1])."""
+    """The number of delays in each bin [edges[i], edges[i + 1])."""
 
     counts: Tensor
     """int64 ``(bins,)``."""
@@ -24,7 +24,7 @@ class Histogram(NamedTuple):
 
 
 class DelaySummary(NamedTuple):
-    """What :func:`summarise` says of a run's delays."""
+    """The result of :func:`summarise`."""
 
     mean: float
     std: float
@@ -39,7 +39,7 @@ class DelaySummary(NamedTuple):
 def summarise(delays: Tensor) -> DelaySummary:
     r"""The moments, percentiles (interpolated between neighbours) and histogram of the delays of a run.
 
-    The theory sees the mean :math:`\mu_\tau` and the standard deviation :math:`\sigma_\tau` only.
+    The theory uses the mean :math:`\mu_\tau` and the standard deviation :math:`\sigma_\tau` only.
 
     >>> summarise(torch.tensor([0, 1, 2, 5]))[:3]
     (2.0, 1.8708286933869707, 1.5)
@@ -54,12 +54,5 @@ def summarise(delays: Tensor) -> DelaySummary:
     largest = int(values.max())
     width = largest // _HISTOGRAM_BINS + 1
     counts = np.bincount(values // width)
-    return DelaySummary(
-        mean=float(values.mean()),
-        std=float(values.std()),
-        median=median,
-        p95=p95,
-        p99=p99,
-        max=largest,
-        histogram=Histogram(torch.from_numpy(counts), torch.arange(len(counts) + 1) * width),
-    )
+    histogram = Histogram(torch.from_numpy(counts), torch.arange(len(counts) + 1) * width)
+    return DelaySummary(float(values.mean()), float(values.std()), median, p95, p99, largest, histogram)

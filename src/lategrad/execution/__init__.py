@@ -1,17 +1,15 @@
-"""A pure rule as an in-place step: one door, and few backends behind it."""
+"""A pure rule as an in-place step: :func:`in_place`, and the few backends behind it."""
 
-from lategrad.execution.backend import BACKENDS, OneCall
-from lategrad.execution.in_place import StateStep, WithGradient, in_place
-from lategrad.execution.parameter_state import StateBeside, TensorsStep
-from lategrad.execution.unsupported import UnsupportedError
+from lategrad.execution.backend import BACKENDS, UnsupportedError, compiling_pays
+from lategrad.execution.in_place import StateStep, in_place
+from lategrad.execution.parameter_state import ParameterState, ParameterStep
 
 __all__ = [
     "BACKENDS",
-    "OneCall",
-    "StateBeside",
+    "ParameterState",
+    "ParameterStep",
     "StateStep",
-    "TensorsStep",
     "UnsupportedError",
-    "WithGradient",
+    "compiling_pays",
     "in_place",
 ]

@@ -1,1 +1,1 @@
-"""Callbacks for other people's trainers. Each module needs its library: ``pip install 'lategrad[integrations]'``."""
+"""Callbacks for other trainers. Each module needs its library: ``pip install 'lategrad[integrations]'``."""

@@ -25,22 +25,22 @@ __all__ = ["OutputCallback"]
 
 
 class OutputCallback(Callback):  # type: ignore[misc]
-    """Whatever looks at the weights sees the output; only training steps see the query.
+    """Evaluate and save the output; only training steps use the query.
 
     - Validation, test and prediction loops run on the output.
-    - Every checkpoint, from ``ModelCheckpoint`` or ``trainer.save_checkpoint``, with the weights alone or with all, has
-      the output as its weights. The query is in its optimizer state, so that ``trainer.fit(ckpt_path=...)`` goes on
-      exactly where it was.
-    - After ``fit`` the module holds the output, also when it was interrupted.
+    - Every checkpoint, from ``ModelCheckpoint`` or ``trainer.save_checkpoint``, weights only or complete, has the
+      output as its weights. The query is in its optimizer state, so that ``trainer.fit(ckpt_path=...)`` continues
+      exactly.
+    - After ``fit`` the module holds the output, also after an interruption.
 
-    Optimizers that are not ours, and those whose output is the query, are left alone.
+    Other optimizers, and those whose output is the query, are not changed.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """From here on, checkpoints are made in eval mode.
+        """Make checkpoints in eval mode.
 
-        Callbacks are told of checkpoints only after the weights have been collected, and of those without an
-        optimizer not at all; so the method that makes them is wrapped.
+        Lightning calls callbacks only after the weights of a checkpoint have been collected, and not at all for
+        checkpoints without optimizers; so the method that makes them is wrapped.
         """
         if stage != TrainerFn.FITTING:
             return
@@ -54,34 +54,19 @@ class OutputCallback(Callback):  # type: ignore[misc]
         trainer.save_checkpoint = save_output
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """The trainer's own method again: from here on the modes stay as they are."""
         trainer.__dict__.pop("save_checkpoint", None)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The query, where an optimizer has been through a fit before."""
         show_query(trainer.optimizers)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The output."""
         show_output(trainer.optimizers)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The query, where training goes on."""
         if trainer.state.fn == TrainerFn.FITTING:
             show_query(trainer.optimizers)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The output."""
-        show_output(trainer.optimizers)
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The output."""
-        show_output(trainer.optimizers)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The output stays."""
-        show_output(trainer.optimizers)
+    on_test_start = on_predict_start = on_train_end = on_validation_start
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The output stays."""
         show_output(trainer.optimizers)

@@ -10,7 +10,7 @@ from lategrad.optim.output_mode import OutputMode
 
 
 def with_output(optimizers: Iterable[Any]) -> list[OutputMode]:
-    """Those of the optimizers that are ours, without their wrappers; others have nothing to show.
+    """The optimizers of :mod:`lategrad.optim` among these, without their wrappers.
 
     >>> import torch, lategrad as lg
     >>> x = [torch.nn.Parameter(torch.zeros(1))]
@@ -18,30 +18,28 @@ def with_output(optimizers: Iterable[Any]) -> list[OutputMode]:
     >>> [type(optimizer).__name__ for optimizer in with_output([ours, torch.optim.SGD(x, lr=1.0)])]
     ['AnytimeSGD']
     """
-    found = []
+    unwrapped = []
     for optimizer in optimizers:
         while not isinstance(optimizer, OutputMode) and hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer
         if isinstance(optimizer, OutputMode):
-            found.append(optimizer)
-    return found
+            unwrapped.append(optimizer)
+    return unwrapped
 
 
 def show_output(optimizers: Iterable[Any]) -> None:
-    """Put the output into the parameters of all."""
     for optimizer in with_output(optimizers):
         optimizer.eval()
 
 
 def show_query(optimizers: Iterable[Any]) -> None:
-    """Put the query back into the parameters of all."""
     for optimizer in with_output(optimizers):
         optimizer.train()
 
 
 @contextmanager
 def showing_output(optimizers: Iterable[Any]) -> Iterator[None]:
-    """Within this context all are in eval mode; afterwards each is in the mode in which it was."""
+    """A context in which all are in eval mode; afterwards each is in its previous mode."""
     training = [optimizer for optimizer in with_output(optimizers) if not optimizer.evaluating]
     show_output(training)
     try:

@@ -4,8 +4,8 @@
 
     trainer = transformers.Trainer(..., optimizers=(optimizer, None), callbacks=[OutputCallback()])
 
-The Trainer calls ``optimizer.train()`` before a training step and ``optimizer.eval()`` before an evaluation by itself;
-what it lacks is the same before it saves.
+The Trainer calls ``optimizer.train()`` before a training step and ``optimizer.eval()`` before an evaluation by itself,
+but not before it saves.
 """
 
 from __future__ import annotations
@@ -27,28 +27,23 @@ __all__ = ["OutputCallback"]
 
 
 class OutputCallback(TrainerCallback):  # type: ignore[misc]
-    """What the Trainer saves, and what it leaves in the model at the end, is the output.
+    """Save the output, and leave it in the model at the end.
 
-    The query is in the optimizer's part of a checkpoint, so that ``trainer.train(resume_from_checkpoint=...)`` goes on
-    exactly where it was. Give it after callbacks of your own that ask for a checkpoint (``control.should_save``). A
-    ``model.save_pretrained`` of your own in the midst of training belongs into ``with optimizer.output():``.
+    The query is in the optimizer part of a checkpoint, so that ``trainer.train(resume_from_checkpoint=...)`` continues
+    exactly. Put this callback after your own callbacks that request a checkpoint (``control.should_save``). Your own
+    calls of ``model.save_pretrained`` during training belong in ``with optimizer.output():``.
 
-    Optimizers that are not ours, and those whose output is the query, are left alone.
+    Other optimizers, and those whose output is the query, are not changed.
     """
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The output, where a checkpoint follows, or the end, at which the best model may be loaded."""
+        """Show the output before a checkpoint, or before the end, where the best model may be loaded."""
         if control.should_save or control.should_training_stop:
             show_output([kwargs["optimizer"]])
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """The same."""
-        self.on_step_end(args, state, control, **kwargs)
+    on_epoch_end = on_step_end
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The output stays."""
         show_output([kwargs["optimizer"]])

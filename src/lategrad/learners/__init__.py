@@ -1,29 +1,12 @@
-r"""Online learners, the paper's :math:`\mathcal{A}`: anything that plays against weighted linear losses."""
+r"""Online learners, the paper's :math:`\mathcal{A}`: algorithms that play against weighted linear losses."""
 
-from lategrad.domains import take_texts
 from lategrad.learners.adagrad import AdaGrad
 from lategrad.learners.adagrad_norm import AdaGradNorm
-from lategrad.learners.dog import DoG
-from lategrad.learners.dowg import DoWG
 from lategrad.learners.ftrl import FTRL
-from lategrad.learners.kt import KT
 from lategrad.learners.learner import Learner, Linear
 from lategrad.learners.ogd import OGD
 from lategrad.learners.optimistic_ftrl import OptimisticFTRL
 from lategrad.learners.optimistic_ogd import OptimisticOGD
 
-__all__ = [
-    "FTRL",
-    "KT",
-    "OGD",
-    "AdaGrad",
-    "AdaGradNorm",
-    "DoG",
-    "DoWG",
-    "Learner",
-    "Linear",
-    "OptimisticFTRL",
-    "OptimisticOGD",
-]
-
-take_texts(vars())
+__all__ = ["FTRL", "OGD", "AdaGrad", "AdaGradNorm", "Learner", "Linear", "OptimisticFTRL",
+           "OptimisticOGD"]  # fmt: skip

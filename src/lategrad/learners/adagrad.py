@@ -1,4 +1,4 @@
-"""AdaGrad with a step for every coordinate (Duchi, Hazan & Singer 2011)."""
+"""AdaGrad with a learning rate for every coordinate (Duchi, Hazan & Singer 2011)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
@@ -17,8 +17,7 @@ class AdaGradState(NamedTuple):
     """State of :class:`AdaGrad`."""
 
     w: Tensor
-    squares: Tensor
-    """:math:`\\sum_i \\alpha_i^2 g_i^2` for every coordinate, float64."""
+    squares: Tensor  # the sum over i of alpha_i^2 g_i^2 for every coordinate, float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +39,7 @@ class AdaGrad:
     >>> learner = lg.AdaGrad(diameter=2.0)
     >>> state = learner.init(torch.zeros(2))
     >>> state = learner.update(state, Linear(torch.ones(1), torch.tensor([3.0, -0.1])))
-    >>> learner.predict(state)  # every coordinate moves as far, whatever its scale
+    >>> learner.predict(state)  # every coordinate moves by the same amount, whatever its scale
     tensor([-1.4142,  1.4142])
 
     Reference: J. Duchi, E. Hazan and Y. Singer, Adaptive subgradient methods, 2011.
@@ -51,19 +50,18 @@ class AdaGrad:
     optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("diameter", self.diameter, low=0)
 
     def init(self, w1: Tensor) -> AdaGradState:
-        """Start at the projection of ``w1``."""
         w = first_play(self, w1)
         return AdaGradState(w=w, squares=wide_zeros(w))
 
     def predict(self, state: AdaGradState) -> Tensor:
-        """The iterate itself."""
         return state.w
 
     def update(self, state: AdaGradState, loss: Linear, hint: Linear | None = None) -> AdaGradState:
-        """One projected step; coordinates whose gradients were all zero stay."""
+        """One projected step; coordinates whose gradients were all zero do not move."""
         weighted_grad = loss.weight * loss.grad
         squares = state.squares + weighted_grad**2
         move = safe_ratio(self.diameter * weighted_grad, (2 * squares).sqrt())

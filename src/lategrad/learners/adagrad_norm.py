@@ -1,4 +1,4 @@
-"""AdaGrad with one step for the whole vector: OGD that needs to know D but not G."""
+"""AdaGrad with one learning rate for the whole vector: OGD that needs to know D but not G."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio, squared_norm
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -17,13 +17,12 @@ class AdaGradNormState(NamedTuple):
     """State of :class:`AdaGradNorm`."""
 
     w: Tensor
-    squares: Tensor
-    """:math:`\\sum_i \\alpha_i^2 \\|g_i\\|^2`."""
+    squares: Tensor  # the sum over i of alpha_i^2 |g_i|^2
 
 
 @dataclass(frozen=True, eq=False)
 class AdaGradNorm:
-    r"""AdaGrad-norm, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)` with a step from past gradients.
+    r"""AdaGrad-norm, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)` with a learning rate from past gradients.
 
     .. math:: \eta_t = D / \sqrt{2 \textstyle\sum_{i \le t} \alpha_i^2 \|g_i\|^2}
 
@@ -49,19 +48,18 @@ class AdaGradNorm:
     optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("diameter", self.diameter, low=0)
 
     def init(self, w1: Tensor) -> AdaGradNormState:
-        """Start at the projection of ``w1``."""
         w = first_play(self, w1)
         return AdaGradNormState(w=w, squares=per_run(w, 0))
 
     def predict(self, state: AdaGradNormState) -> Tensor:
-        """The iterate itself."""
         return state.w
 
     def update(self, state: AdaGradNormState, loss: Linear, hint: Linear | None = None) -> AdaGradNormState:
-        """One projected step; no step while all gradients were zero."""
+        """One projected step; none while all gradients were zero."""
         squares = state.squares + loss.weight**2 * squared_norm(loss.grad)
-        step = safe_ratio(self.diameter * loss.weight, (2 * squares).sqrt())
-        return AdaGradNormState(w=self.domain.project(state.w - step.to(state.w.dtype) * loss.grad), squares=squares)
+        lr = safe_ratio(self.diameter * loss.weight, (2 * squares).sqrt())
+        return AdaGradNormState(w=self.domain.project(state.w - lr.to(state.w.dtype) * loss.grad), squares=squares)

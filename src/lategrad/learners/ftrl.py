@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, safe_ratio
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
@@ -17,12 +17,9 @@ class FTRLState(NamedTuple):
     """State of :class:`FTRL`."""
 
     w: Tensor
-    start: Tensor
-    """:math:`w_1`, the centre of the regulariser."""
-    grad_sum: Tensor
-    """:math:`\\sum_i \\alpha_i g_i`, float64: it grows without bound."""
-    squared_weights: Tensor
-    """:math:`\\sum_i \\alpha_i^2`."""
+    start: Tensor  # w_1, the centre of the regulariser
+    grad_sum: Tensor  # the sum over i of alpha_i g_i, float64: it grows without bound
+    squared_weights: Tensor  # the sum over i of alpha_i^2
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +29,11 @@ class FTRL:
     This is the minimiser over K of
     :math:`\langle \sum_i \alpha_i g_i, w \rangle + \|w - w_1\|^2 / (2 \eta_t)` with
     :math:`\eta_t = \mathrm{lr} / \sqrt{\sum_{i \le t} \alpha_i^2}`; at unit weights
-    :math:`\eta_t = \mathrm{lr}/\sqrt{t}`, as for OGD. It forgets no gradient: what a projection cuts
-    off is still in the sum.
+    :math:`\eta_t = \mathrm{lr}/\sqrt{t}`, as for OGD. No gradient is forgotten: the part that a projection
+    cuts off is still in the sum.
 
     Args:
-        lr: the step at t = 1; D/G minimises the order of the regret bound (:func:`lategrad.theory.ftrl_regret`).
+        lr: learning rate at t = 1; D/G minimises the order of the regret bound (:func:`lategrad.theory.ftrl_regret`).
         domain: K.
 
     >>> import torch, lategrad as lg
@@ -54,19 +51,17 @@ class FTRL:
     optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
 
     def init(self, w1: Tensor) -> FTRLState:
-        """Start at the projection of ``w1``."""
         w = first_play(self, w1)
         return FTRLState(w=w, start=w.clone(), grad_sum=wide_zeros(w), squared_weights=per_run(w, 0))
 
     def predict(self, state: FTRLState) -> Tensor:
-        """The leader."""
         return state.w
 
     def update(self, state: FTRLState, loss: Linear, hint: Linear | None = None) -> FTRLState:
-        """Add the loss to the sum and solve again."""
         grad_sum = state.grad_sum + loss.weight * loss.grad
         squared_weights = state.squared_weights + loss.weight**2
         eta = safe_ratio(self.lr, squared_weights.sqrt())

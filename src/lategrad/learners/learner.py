@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lategrad.sets import ConvexSet, norm
 from lategrad.support.runs import per_run, spread
+from lategrad.support.validation import Scalar
 
 State = TypeVar("State")
 
@@ -28,27 +29,23 @@ class Linear(NamedTuple):
 
 
 class Learner(Protocol[State]):
-    """An online learner: hyper-parameters in a frozen dataclass, all that changes in its state."""
+    """An online learner: a frozen dataclass of hyper-parameters, whose state is a separate object."""
 
     @property
     def domain(self) -> ConvexSet:
-        """The set K that every play is in."""
-        ...
+        """The constraint set K, which contains every play."""
 
     optimistic: ClassVar[bool]
     """Whether the hint is used."""
 
     def init(self, w1: Tensor) -> State:
         """The state before round 1; the first play is the projection of ``w1``."""
-        ...
 
     def predict(self, state: State) -> Tensor:
         """The play :math:`w_t` of the coming round."""
-        ...
 
     def update(self, state: State, loss: Linear, hint: Linear | None = None) -> State:
         """Round t's loss, and the hint for round t + 1 (no hint: zero); the new state plays w_{t+1}."""
-        ...
 
 
 def first_play(learner: Learner[State], w1: Tensor) -> Tensor:
@@ -74,6 +71,18 @@ def squared_norm(v: Tensor) -> Tensor:
 
 
 def safe_ratio(numerator: float | Tensor, denominator: Tensor) -> Tensor:
-    """``numerator / denominator``, and 0 where the denominator is 0 (nothing has been seen yet)."""
+    """``numerator / denominator``, and 0 where the denominator is 0 (before any gradient)."""
     positive = denominator > 0
     return torch.where(positive, numerator / torch.where(positive, denominator, 1.0), 0.0)
+
+
+def decayed(point: Tensor, lr: Scalar, weight_decay: Scalar) -> Tensor:
+    """Decoupled weight decay: max(0, 1 - lr * weight_decay) times the point; without decay, the point itself.
+
+    >>> decayed(torch.tensor([2.0, 4.0]), lr=0.5, weight_decay=0.5)
+    tensor([1.5000, 3.0000])
+    """
+    if not isinstance(weight_decay, Tensor) and weight_decay == 0:
+        return point
+    share = 1 - lr * weight_decay
+    return (share.clamp_min(0).to(point.dtype) if isinstance(share, Tensor) else max(share, 0.0)) * point

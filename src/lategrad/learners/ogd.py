@@ -7,9 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
-from lategrad.learners.learner import Linear, first_play
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.learners.learner import Linear, decayed, first_play
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number
 
@@ -18,24 +17,23 @@ class OGDState(NamedTuple):
     """State of :class:`OGD`."""
 
     w: Tensor
-    t: Tensor
-    """Rounds played."""
+    t: Tensor  # rounds played
 
 
 @dataclass(frozen=True, eq=False)
 class OGD:
     r"""Online gradient descent, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)`.
 
-    The step is stated as the effective one, :math:`\eta_t \alpha_t = \mathrm{lr}/\sqrt{t}`, so it does
-    not change with the weights. With :math:`\mathrm{lr} = D/G` and :math:`\|g_t\| \le G` the weighted
+    ``lr`` is the effective learning rate, :math:`\eta_t \alpha_t = \mathrm{lr}/\sqrt{t}`, which does not
+    depend on the weights. With :math:`\mathrm{lr} = D/G` and :math:`\|g_t\| \le G` the weighted
     regret is at most :math:`D G\, T^{3/2}` for :math:`\alpha_t = t` and :math:`\tfrac32 D G \sqrt{T}`
     for :math:`\alpha_t = 1` (the paper's lemma on SGD, with :math:`G^2` for :math:`2G^2 + 2\sigma^2`).
 
     Args:
-        lr: the effective step at t = 1.
+        lr: the effective learning rate at t = 1.
         domain: K.
         schedule: "sqrt" for :math:`\mathrm{lr}/\sqrt{t}`, "constant" for lr.
-        weight_decay: decoupled: w is first multiplied by 1 - step * weight_decay (never below 0).
+        weight_decay: decoupled: w is first multiplied by 1 - lr_t * weight_decay (never below 0).
 
     >>> import torch, lategrad as lg
     >>> learner = lg.OGD(lr=1.0, domain=lg.Ball(1.0))
@@ -54,22 +52,20 @@ class OGD:
     optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_choice("schedule", self.schedule, ("sqrt", "constant"))
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, w1: Tensor) -> OGDState:
-        """Start at the projection of ``w1``."""
         w = first_play(self, w1)
         return OGDState(w=w, t=per_run(w, 0))
 
     def predict(self, state: OGDState) -> Tensor:
-        """The iterate itself."""
         return state.w
 
     def update(self, state: OGDState, loss: Linear, hint: Linear | None = None) -> OGDState:
-        """One projected gradient step."""
         t = state.t + 1
-        step = self.lr / (t.sqrt() if self.schedule == "sqrt" else t**0)
-        w = decayed(state.w, step, self.weight_decay)
-        return OGDState(w=self.domain.project(w - step.to(w.dtype) * loss.grad), t=t)
+        lr = self.lr / (t.sqrt() if self.schedule == "sqrt" else t**0)
+        w = decayed(state.w, lr, self.weight_decay)
+        return OGDState(w=self.domain.project(w - lr.to(w.dtype) * loss.grad), t=t)

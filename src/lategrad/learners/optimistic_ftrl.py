@@ -1,4 +1,4 @@
-"""Optimistic follow the regularised leader with an adaptive step (Mohri & Yang 2016)."""
+"""Optimistic follow the regularised leader with an adaptive learning rate (Mohri & Yang 2016)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, first_play, owned_hint, squared_norm, weighted
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
 
@@ -17,14 +17,10 @@ class OptimisticFTRLState(NamedTuple):
     """State of :class:`OptimisticFTRL`."""
 
     w: Tensor
-    start: Tensor
-    """:math:`w_1`, the centre of the regulariser."""
-    grad_sum: Tensor
-    """:math:`\\sum_{i<t} \\alpha_i g_i`, float64: it grows without bound."""
-    hint: Linear
-    """:math:`\\alpha_t M_t`, the hint given for the coming round."""
-    surprise: Tensor
-    """:math:`\\sum_{i<t} \\alpha_i^2 \\|g_i - M_i\\|^2`."""
+    start: Tensor  # w_1, the centre of the regulariser
+    grad_sum: Tensor  # the sum over i < t of alpha_i g_i, float64: it grows without bound
+    hint: Linear  # alpha_t M_t, the hint given for the coming round
+    surprise: Tensor  # the sum over i < t of alpha_i^2 |g_i - M_i|^2
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,21 +54,16 @@ class OptimisticFTRL:
     optimistic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("diameter", self.diameter, low=0)
 
     def init(self, w1: Tensor) -> OptimisticFTRLState:
-        """Start at the projection of ``w1``, with no hint for round 1."""
         w = first_play(self, w1)
         return OptimisticFTRLState(
-            w=w,
-            start=w.clone(),
-            grad_sum=wide_zeros(w),
-            hint=owned_hint(None, w),
-            surprise=per_run(w, 0),
+            w=w, start=w.clone(), grad_sum=wide_zeros(w), hint=owned_hint(None, w), surprise=per_run(w, 0)
         )
 
     def predict(self, state: OptimisticFTRLState) -> Tensor:
-        """The leader, with the hint counted in."""
         return state.w
 
     def update(self, state: OptimisticFTRLState, loss: Linear, hint: Linear | None = None) -> OptimisticFTRLState:

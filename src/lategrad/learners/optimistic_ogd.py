@@ -1,4 +1,4 @@
-"""Optimistic OGD with an adaptive step (Rakhlin & Sridharan 2013), the learner of Algorithm 2."""
+"""Optimistic OGD with an adaptive learning rate (Rakhlin & Sridharan 2013), the learner of Algorithm 2."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
-from lategrad.learners.learner import Linear, first_play, owned_hint, squared_norm, weighted
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.learners.learner import Linear, decayed, first_play, owned_hint, squared_norm, weighted
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -18,12 +17,9 @@ class OptimisticState(NamedTuple):
     """State of :class:`OptimisticOGD`."""
 
     w: Tensor
-    y: Tensor
-    """:math:`y_{t-1}`, the point that the true losses have led to."""
-    hint: Linear
-    """:math:`\\alpha_t M_t`, the hint given for the coming round."""
-    surprise: Tensor
-    """:math:`\\sum_{i<t} \\alpha_i^2 \\|g_i - M_i\\|^2`."""
+    y: Tensor  # y_{t-1}, the point that the true losses have led to
+    hint: Linear  # alpha_t M_t, the hint given for the coming round
+    surprise: Tensor  # the sum over i < t of alpha_i^2 |g_i - M_i|^2
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +39,7 @@ class OptimisticOGD:
     Args:
         diameter: D; without a bounded set, the distance one expects to travel.
         domain: K.
-        weight_decay: decoupled: before each step y is multiplied by 1 - step * weight_decay (never below 0).
+        weight_decay: decoupled: before each step y is multiplied by 1 - eta * weight_decay (never below 0).
 
     >>> import torch, lategrad as lg
     >>> learner = lg.OptimisticOGD(diameter=1.0)
@@ -63,22 +59,20 @@ class OptimisticOGD:
     optimistic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("diameter", self.diameter, low=0)
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, w1: Tensor) -> OptimisticState:
-        """Start at the projection of ``w1``, with no hint for round 1."""
         w = first_play(self, w1)
         return OptimisticState(w=w, y=w.clone(), hint=owned_hint(None, w), surprise=per_run(w, 0))
 
     def predict(self, state: OptimisticState) -> Tensor:
-        """The play, one hinted step away from y."""
         return state.w
 
     def _step(self, y: Tensor, loss: Linear, surprise: Tensor) -> Tensor:
-        """One projected step of size eta_t from y."""
-        step = self.diameter / (1 + surprise).sqrt() * loss.weight
-        return self.domain.project(decayed(y, step, self.weight_decay) - step.to(y.dtype) * loss.grad)
+        lr = self.diameter / (1 + surprise).sqrt() * loss.weight
+        return self.domain.project(decayed(y, lr, self.weight_decay) - lr.to(y.dtype) * loss.grad)
 
     def update(self, state: OptimisticState, loss: Linear, hint: Linear | None = None) -> OptimisticState:
         """Move y with the true loss, then play one step ahead with the hint for the next round."""

@@ -1,4 +1,4 @@
-"""What users hand to an optimizer by mistake, and the sentence that says so."""
+"""Checks of what users pass to an optimizer by mistake."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 LABELS = ("params", "param_names", "name", "initial_lr")
-"""What any parameter group may have beside hyper-parameters: its tensors, names, and the start of an LR schedule."""
+"""Entries of any parameter group beside hyper-parameters: tensors, names, and the start of an LR schedule."""
 
 
 def require_params(optimizer: str, params: Any) -> None:
-    """Raise for what is often given in the place of ``model.parameters()``."""
+    """Raise for what is often passed instead of ``model.parameters()``."""
     remedy = f"{optimizer} needs parameters, such as model.parameters()"
     if isinstance(params, torch.nn.Module):
         raise TypeError(f"{remedy}; params is a module, {type(params).__name__}: call its parameters()")
@@ -28,7 +28,7 @@ def require_params(optimizer: str, params: Any) -> None:
 
 
 def require_object(name: str, value: object) -> None:
-    """Raise for a class where one of its objects is needed: it has the same methods, but no numbers."""
+    """Raise for a class where an instance is needed."""
     if isinstance(value, type):
         raise TypeError(f"{name} must be an object, got the class {value.__name__}: write {value.__name__}(...)")
 
@@ -45,7 +45,7 @@ def require_known_keys(optimizer: str, group: Mapping[str, Any], valid: Iterable
 
 
 def require_state_of(optimizer: str, saved: Any, needed: Iterable[str]) -> None:
-    """Raise for a state dict of something else: of a model, of a whole checkpoint, of another kind of optimizer."""
+    """Raise for a state dict of a model, a whole checkpoint or another kind of optimizer."""
     if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= set(saved):
         what = f"keys {sorted(map(str, saved))[:5]}" if isinstance(saved, Mapping) else type(saved).__name__
         raise ValueError(f"{optimizer} loads what its state_dict() gave, with 'state' and 'param_groups'; got {what}")

@@ -1,35 +1,20 @@
-"""Our rules for deep models as optimizers."""
+"""The rules for deep models as optimizers."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from lategrad.optim.rule_optimizer import RuleOptimizer, check_lr, invalid
+from lategrad.optim.rule_optimizer import RuleOptimizer, invalid
 from lategrad.rules import SteadyAdam as SteadyAdamRule
 from lategrad.rules import SteadyMuon as SteadyMuonRule
 from lategrad.rules.blocks import KINDS, Blocks, kind_of
 from lategrad.rules.rule import AnyRule
-from lategrad.support.validation import Scalar
 
 
-class _DeepOptimizer(RuleOptimizer):
-    """What the two have in common: a learning rate that is read at every step, and decoupled weight decay."""
-
-    structure: ClassVar[tuple[str, ...]] = ("weight_decay",)
-
-    def _check(self, group: dict[str, Any]) -> None:
-        super()._check(group)
-        check_lr(group)
-
-    def _number(self, group: dict[str, Any]) -> Scalar:
-        lr: Scalar = group["lr"]
-        return lr
-
-
-class SteadyAdam(_DeepOptimizer):
+class SteadyAdam(RuleOptimizer):
     """:class:`lategrad.SteadyAdam` as an optimizer: Adam's steps, averaged and braked, for late gradients.
 
     The parameters are the query, mostly the average of the iterates; what you ship is the average itself: see
@@ -37,7 +22,7 @@ class SteadyAdam(_DeepOptimizer):
 
     Args:
         params: as for any optimizer; every other argument can be set for each group.
-        lr: as for Adam; the best one without delay is meant to stay under delay. LR schedulers work.
+        lr: as for Adam; the best one without delay is meant to stay the best under delay. LR schedulers work.
         weight_decay: decoupled.
         maximize: ascend instead of descend.
         compile: compile the step (takes a second, once), or run it operation by operation; None decides by size.
@@ -48,11 +33,13 @@ class SteadyAdam(_DeepOptimizer):
     >>> for t in range(500):
     ...     optimizer.zero_grad()
     ...     (x - torch.tensor([3.0, 4.0])).square().sum().backward()
-    ...     optimizer.step(delay=0)  # how many steps ago the gradient was computed
+    ...     optimizer.step(delay=0)  # the number of steps since the gradient was computed
     >>> with optimizer.output():
     ...     print(x.data.round(decimals=1))
     tensor([3., 4.])
     """
+
+    recompile_keys = ("weight_decay",)
 
     def __init__(
         self,
@@ -66,11 +53,11 @@ class SteadyAdam(_DeepOptimizer):
         defaults = {"lr": lr, "weight_decay": weight_decay}
         super().__init__(params, defaults, maximize=maximize, per_parameter=False, compile=compile)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        return SteadyAdamRule(number, weight_decay=group["weight_decay"])
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        return SteadyAdamRule(lr, weight_decay=group["weight_decay"])
 
 
-class SteadyMuon(_DeepOptimizer):
+class SteadyMuon(RuleOptimizer):
     """:class:`lategrad.SteadyMuon` as an optimizer: orthogonalised steps that look a delay ahead.
 
     The parameters are the query; what you ship is the average: see :meth:`output`, :meth:`output_state_dict`. Three
@@ -81,11 +68,11 @@ class SteadyMuon(_DeepOptimizer):
             with two dimensions and more is a matrix, unless its group says ``kinds``: one of "matrix", "embedding" and
             "other" for all its parameters, or a list with one for each. The last layer is a matrix here, as in all our
             measurements; most users of Muon give it to Adam: ``{"params": head.parameters(), "kinds": "other"}``.
-        lr: as for Muon with its steps scaled to Adam's; the best one without delay is meant to stay under delay. LR
-            schedulers work.
+        lr: as for Muon with its updates scaled to Adam's; the best one without delay is meant to stay the best under
+            delay. LR schedulers work.
         weight_decay: decoupled.
         maximize: ascend instead of descend.
-        compile: compile the step, which takes long here, or run it operation by operation, the default.
+        compile: compile the step, which takes long for this rule, or run it operation by operation (the default).
 
     >>> import torch, lategrad as lg
     >>> model = torch.nn.Linear(3, 2)
@@ -94,13 +81,13 @@ class SteadyMuon(_DeepOptimizer):
     >>> for t in range(300):
     ...     optimizer.zero_grad()
     ...     (model(x) - x[:, :2]).square().sum().backward()
-    ...     optimizer.step(delay=0)  # how many steps ago the gradient was computed
+    ...     optimizer.step(delay=0)  # the number of steps since the gradient was computed
     >>> with optimizer.output():
     ...     print(bool((model(x) - x[:, :2]).abs().max() < 0.1))
     True
     """
 
-    structure = ("weight_decay", "kinds")
+    recompile_keys = ("weight_decay", "kinds")
 
     def __init__(
         self,
@@ -130,5 +117,5 @@ class SteadyMuon(_DeepOptimizer):
             invalid("kinds", f"'matrix' for a parameter of shape {tuple(p.shape)}", kind == "matrix" and p.dim() < 2)
         group["kinds"] = list(kinds)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        return SteadyMuonRule(number, weight_decay=group["weight_decay"])
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        return SteadyMuonRule(lr, weight_decay=group["weight_decay"])

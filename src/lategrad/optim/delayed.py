@@ -1,4 +1,4 @@
-"""Late gradients in any PyTorch loop: a wrapper that makes an optimizer see its gradients too late."""
+"""Late gradients in any PyTorch loop: a wrapper that delays the gradients of an optimizer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from lategrad.rules.rule import needs_ticket
 from lategrad.support.validation import require
 
 _FIRST_DRAW = 1024
+_STATE = ("optimizer", "delays", "delay_cap", "seed", "steps", "updates", "_pending", "_versions")
 
 
-class Late(NamedTuple):
-    """A gradient on its way."""
+class PendingGradient(NamedTuple):
+    """A gradient that waits for its update."""
 
     grads: list[Tensor | None]
     """One for each parameter of all groups."""
@@ -55,49 +56,49 @@ class Delayed(Optimizer):
     is what the delay model draws for update t. That is the paper's delayed oracle, and what
     :func:`lategrad.simulate` simulates. To get there a step may apply no gradient, one, or several:
 
-    - as long as later updates still need gradients of the present parameters, a step only puts its gradient
-      away. With a constant delay :math:`\tau` those are the first :math:`\tau` steps: the first
+    - as long as later updates still need gradients of the present parameters, a step only stores its gradient.
+      With a constant delay :math:`\tau` those are the first :math:`\tau` steps: the first
       :math:`\tau + 1` gradients all come from the start, from :math:`\tau + 1` different batches;
     - then the next update is made, and at once the ones after it up to the first parameters that some update
       needs a gradient of. With a constant delay it is always one.
 
     So with a constant delay step s makes update :math:`s - \tau` with the gradient of pass :math:`s - \tau`,
-    and at the end the last :math:`\tau` gradients are still on their way. Zero delay is the plain optimizer.
+    and at the end the last :math:`\tau` gradients are still pending. Zero delay is the plain optimizer.
 
-    At most ``max_delay + 1`` gradients are kept, each as large as the parameters.
+    At most ``delay_cap + 1`` gradients are stored, each as large as the parameters.
 
-    **Delays by stage**, from :func:`lategrad.delays.by_stage`, are another matter, because the gradient of a pipeline
-    belongs to parameters of several ages: update t gets the gradient at the point whose tensor b is that of
-    :math:`x_{\max(1, t - \tau_b)}`. Instead of gradients the old versions of late parameters are kept, as many as each
-    is late. The model's forward puts them in place, in training mode and where gradients are recorded, and ``step``
-    takes them away, so that validation sees the newest parameters. Each pass makes one update. Rules that use the
-    delays are told the longest one; rules that carry tickets are refused.
+    **Delays by stage**, from :func:`lategrad.delays.by_stage`, work differently, because the gradient of a pipeline
+    belongs to parameters of several versions: update t gets the gradient at the point whose tensor b is that of
+    :math:`x_{\max(1, t - \tau_b)}`. Instead of gradients, past versions of the delayed parameters are stored, as many
+    as each one's delay. The model's forward puts them in place, in training mode and where gradients are recorded, and
+    ``step`` puts the newest back, so that validation sees the newest parameters. Each pass makes one update. Rules
+    that use the delays get the longest one; rules with tickets are refused.
 
     It is a ``torch.optim.Optimizer`` that shares ``param_groups`` and ``state`` with the wrapped one, so LR
     schedulers and ``GradScaler`` take it; other attributes, such as ``train()`` and ``eval()`` of a
     schedule-free optimizer, are those of the wrapped one. ``with optimizer.output():`` puts what the wrapped one ships
-    into the parameters, whichever it is. ``state_dict`` has the gradients on their way, too. Rules that use the delays
-    (:class:`~lategrad.optim.FromRule`) are told them.
+    into the parameters. ``state_dict`` has the pending gradients, too. Rules that use the delays
+    (:class:`~lategrad.optim.FromRule`) get them.
 
     Args:
         optimizer: any optimizer that takes one gradient for each step (not LBFGS).
         delays: an integer, a delay model, a text such as ``"uniform:0,16"`` (see ``lategrad.delays.specs``), or delays
             by stage.
-        max_delay: longer delays are cut to it. Needed when the model has no bound of its own.
+        delay_cap: longer delays are cut to it. Required when the delay model has no bound of its own.
         seed: of the delays.
-        steps: how many updates there will be at most; needed only for models that depend on the length of
-            the run (fractions in ``Regimes``).
+        steps: the largest number of updates; required only for models that depend on the length of the run
+            (fractions in ``Regimes``).
     """
 
     optimizer: Optimizer
     delays: DelayModel | StageDelays
-    max_delay: int
+    delay_cap: int
     seed: int
     steps: int | None
     updates: int
-    """How many updates the wrapped optimizer has made."""
-    _pending: dict[int, Late]
-    """The gradients on their way, each under the number of its update."""
+    """The number of updates that the wrapped optimizer has made."""
+    _pending: dict[int, PendingGradient]
+    """The pending gradients, each under the number of its update."""
     _taus: Tensor
     """The delays of the first updates, as far as they have been needed."""
     _updates_for: dict[int, list[int]]
@@ -110,7 +111,7 @@ class Delayed(Optimizer):
         optimizer: Optimizer,
         delays: DelayModel | StageDelays | int | str,
         *,
-        max_delay: int | None = None,
+        delay_cap: int | None = None,
         seed: int = 0,
         steps: int | None = None,
     ) -> None:
@@ -123,11 +124,11 @@ class Delayed(Optimizer):
         delays = delays if isinstance(delays, StageDelays) else as_delay_model(delays)
         labelled = not isinstance(delays, StageDelays) and delays.needs_labels
         require("delays", delays, not labelled, "a model that does not need labels")
-        if max_delay is None:
-            max_delay = delays.largest
-        if max_delay is None:
-            raise ValueError(f"max_delay must be given, to bound the memory: {delays!r} has no largest delay")
-        require_count("max_delay", max_delay)
+        if delay_cap is None:
+            delay_cap = delays.largest
+        if delay_cap is None:
+            raise ValueError(f"delay_cap must be given, to bound the memory: {delays!r} has no largest delay")
+        require_count("delay_cap", delay_cap)
         require_count("seed", seed)
         if isinstance(delays, Recorded):
             steps = len(delays.delays) if steps is None else min(steps, len(delays.delays))
@@ -139,35 +140,22 @@ class Delayed(Optimizer):
             carrying = [g["rule"] for g in optimizer.param_groups if "rule" in g and needs_ticket(g["rule"])]
             require("optimizer", carrying, not carrying, "one whose rule carries no ticket, with delays by stage")
             params = [p for group in optimizer.param_groups for p in group["params"]]
-            versions = StageVersions(delays, params, max_delay)
-        self.__setstate__(
-            {
-                "optimizer": optimizer,
-                "delays": delays,
-                "max_delay": max_delay,
-                "seed": seed,
-                "steps": steps,
-                "updates": 0,
-                "_pending": {},
-                "_versions": versions,
-            }
-        )
+            versions = StageVersions(delays, params, delay_cap)
+        values: tuple[Any, ...] = (optimizer, delays, delay_cap, seed, steps, 0, {}, versions)
+        self.__setstate__(dict(zip(_STATE, values, strict=True)))
 
     # ---- Shared with the wrapped optimizer
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of the wrapped optimizer."""
         return self.optimizer.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """That of the wrapped optimizer."""
         return self.optimizer.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Those of the wrapped optimizer."""
         return self.optimizer.defaults
 
     def __getattr__(self, name: str) -> Any:
@@ -176,19 +164,15 @@ class Delayed(Optimizer):
         return getattr(self.optimizer, name)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the wrapped optimizer; gradients on their way have none for it."""
+        """Add a group to the wrapped optimizer; pending gradients are zero for it."""
         self.optimizer.add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients; those on their way are copies."""
+        """Reset the gradients; pending ones are copies."""
         self.optimizer.zero_grad(set_to_none)
 
     def output(self) -> AbstractContextManager[None]:
-        """Within this context the parameters hold what the wrapped optimizer ships.
-
-        That is its output, if it is one of ours; what its ``eval()`` shows, if it is schedule-free; and the very
-        parameters that are trained for all others, as for those of torch.
-        """
+        """Within this context the parameters hold what the wrapped optimizer ships (its output, if it has one)."""
         return output_of(self.optimizer)
 
     def output_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
@@ -199,27 +183,27 @@ class Delayed(Optimizer):
 
     @property
     def pending(self) -> int:
-        """How many gradients are on their way."""
+        """The number of pending gradients."""
         return len(self._pending)
 
-    def _wanted(self, s: int) -> list[int]:
+    def _updates_from(self, s: int) -> list[int]:
         """The updates that need a gradient of :math:`x_s`: all t with t - tau_t = s."""
-        last = s + self.max_delay if self.steps is None else min(s + self.max_delay, self.steps)
+        last = s + self.delay_cap if self.steps is None else min(s + self.delay_cap, self.steps)
         if last > len(self._taus):
             self._draw(last)
         return self._updates_for.get(s, [])
 
     def _draw(self, until: int) -> None:
-        """Draw the delays of at least ``until`` updates, and file each update under what it needs."""
+        """Draw the delays of at least ``until`` updates, and list each update under the parameters that it needs."""
         assert isinstance(self.delays, DelayModel)
-        known = len(self._taus)
-        count = max(until, 2 * known, _FIRST_DRAW) if self.steps is None else self.steps
+        drawn_before = len(self._taus)
+        count = max(until, 2 * drawn_before, _FIRST_DRAW) if self.steps is None else self.steps
         drawn = self.delays.draw(count, self.seed).delays
-        if not torch.equal(drawn[:known], self._taus):
+        if not torch.equal(drawn[:drawn_before], self._taus):
             raise ValueError(f"steps must be given: the delays of {self.delays!r} depend on the length of the run")
-        for t, tau in enumerate(drawn[known:].tolist(), start=known + 1):
-            source = t - min(tau, self.max_delay)
-            if source > self.updates:  # the gradients of earlier parameters are on their way already
+        for t, tau in enumerate(drawn[drawn_before:].tolist(), start=drawn_before + 1):
+            source = t - min(tau, self.delay_cap)
+            if source > self.updates:  # those of earlier parameters are pending already
                 self._updates_for.setdefault(source, []).append(t)
         self._taus = drawn
 
@@ -227,7 +211,7 @@ class Delayed(Optimizer):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Put the present gradient away, and make the updates whose gradients are all there."""
+        """Store the present gradient, and make the updates that are ready."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -236,39 +220,43 @@ class Delayed(Optimizer):
             self.optimizer.require_query("step()")
         if self._versions is not None:
             self._versions.to_newest()
-            self._apply(Late([p.grad for p in self._params()], None), delay=min(self.max_delay, self.updates))
+            self._apply(
+                PendingGradient([p.grad for p in self._params()], None), delay=min(self.delay_cap, self.updates)
+            )
             return loss
         s = self.updates + 1  # the parameters are x_s
-        missing = [t for t in self._wanted(s) if t not in self._pending]
+        missing = [t for t in self._updates_from(s) if t not in self._pending]
         if not missing:
-            raise RuntimeError(f"all {self.steps} updates have been made, with all the delays that there are")
+            raise RuntimeError(f"all {self.steps} updates have been made: there are no delays for more")
         tickets = self.optimizer.issue_tickets() if isinstance(self.optimizer, RuleOptimizer) else None
         now = [p.grad for p in self._params()]
         if missing == [s]:
-            self._apply(Late(now, tickets), delay=0)
+            self._apply(PendingGradient(now, tickets), delay=0)
         else:
-            self._pending[missing[0]] = Late([None if g is None else g.detach().clone() for g in now], tickets)
+            self._pending[missing[0]] = PendingGradient(
+                [None if g is None else g.detach().clone() for g in now], tickets
+            )
         if len(missing) == 1:
-            while self.updates + 1 in self._pending and (self.updates < s or not self._wanted(self.updates + 1)):
+            while self.updates + 1 in self._pending and (self.updates < s or not self._updates_from(self.updates + 1)):
                 t = self.updates + 1
                 self._apply(self._pending.pop(t), delay=self._delay_of(t))
         return loss
 
     def _delay_of(self, t: int) -> int:
-        return min(int(self._taus[t - 1]), self.max_delay)
+        return min(int(self._taus[t - 1]), self.delay_cap)
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _apply(self, late: Late, delay: int) -> None:
+    def _apply(self, gradient: PendingGradient, delay: int) -> None:
         """One update of the wrapped optimizer; afterwards ``.grad`` is what it was before."""
         params = self._params()
         present = [p.grad for p in params]
         try:
-            for p, grad in zip_longest(params, late.grads):
+            for p, grad in zip_longest(params, gradient.grads):
                 p.grad = grad
             if isinstance(self.optimizer, RuleOptimizer):
-                self.optimizer.step(delay=delay, tickets=late.tickets)
+                self.optimizer.step(delay=delay, tickets=gradient.tickets)
             else:
                 self.optimizer.step()
         finally:
@@ -280,20 +268,20 @@ class Delayed(Optimizer):
     # ---- Saving
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, and under ``"delayed"`` the gradients on their way."""
-        pending = {t: {"grads": late.grads, "tickets": late.tickets} for t, late in self._pending.items()}
-        own = {"updates": self.updates, "seed": self.seed, "max_delay": self.max_delay, "pending": pending}
+        """The wrapped optimizer's, and under ``"delayed"`` the pending gradients."""
+        pending = {t: {"grads": one.grads, "tickets": one.tickets} for t, one in self._pending.items()}
+        own = {"updates": self.updates, "seed": self.seed, "delay_cap": self.delay_cap, "pending": pending}
         if self._versions is not None:
             own["versions"] = self._versions.state()
         return {**self.optimizer.state_dict(), "delayed": own}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state of the same optimizer with the same delays."""
+        """Continue from a saved state of the same optimizer with the same delays."""
         inner = dict(state_dict)
         if "delayed" not in inner:
-            raise ValueError("the state is not of a Delayed optimizer: it has no gradients on their way")
+            raise ValueError("the state is not of a Delayed optimizer: it has no pending gradients")
         own = inner.pop("delayed")
-        for name in ("seed", "max_delay"):
+        for name in ("seed", "delay_cap"):
             if own[name] != getattr(self, name):
                 raise ValueError(f"the state is of another sequence of delays: {name} {own[name]}, "
                                  f"not {getattr(self, name)}")  # fmt: skip
@@ -305,26 +293,25 @@ class Delayed(Optimizer):
         self.updates, self._pending = own["updates"], {}
         self._reset_draws()
         devices = [p.device for p in self._params()]
-        of_groups = [group["params"][0].device if group["params"] else None for group in self.param_groups]
-        for t, late in own["pending"].items():
+        group_devices = [group["params"][0].device if group["params"] else None for group in self.param_groups]
+        for t, saved in own["pending"].items():
             grads = [None if g is None else g.to(device, copy=True)
-                     for g, device in zip(late["grads"], devices, strict=False)]  # fmt: skip
-            tickets = late["tickets"] and [
+                     for g, device in zip(saved["grads"], devices, strict=False)]  # fmt: skip
+            tickets = saved["tickets"] and [
                 of_group and [ticket.to(device, copy=True) for ticket in of_group]
-                for of_group, device in zip(late["tickets"], of_groups, strict=False)
+                for of_group, device in zip(saved["tickets"], group_devices, strict=False)
             ]
-            self._pending[t] = Late(grads, tickets)
+            self._pending[t] = PendingGradient(grads, tickets)
 
     def _reset_draws(self) -> None:
         self._taus, self._updates_for = torch.zeros(0, dtype=torch.int64), {}
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("optimizer", "delays", "max_delay", "seed", "steps", "updates", "_pending", "_versions")
-        return {name: self.__dict__[name] for name in names}
+        return {name: self.__dict__[name] for name in _STATE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._reset_draws()
         super().__setstate__(state)
 
     def __repr__(self) -> str:
-        return f"Delayed({self.optimizer!r}, {self.delays!r}, max_delay={self.max_delay})"
+        return f"Delayed({self.optimizer!r}, {self.delays!r}, delay_cap={self.delay_cap})"

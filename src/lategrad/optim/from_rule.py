@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lategrad.optim.arguments import require_object
-from lategrad.optim.rule_optimizer import RuleOptimizer, check_lr, invalid
+from lategrad.optim.rule_optimizer import RuleOptimizer, invalid
 from lategrad.registry import as_rule, parse_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.support.validation import Scalar
@@ -28,8 +28,8 @@ class FromRule(RuleOptimizer):
         maximize: ascend instead of descend.
         per_parameter: each parameter is a vector of its own, with its own projection and its own norms,
             instead of the whole group.
-        compile: compile the step (takes seconds, once), or run it operation by operation. None compiles for
-            groups of some 190,000 entries and more.
+        compile: compile the step (takes seconds, once), or run it operation by operation. None compiles groups of
+            about 190,000 entries and more.
 
     >>> import torch, lategrad as lg
     >>> x = torch.nn.Parameter(torch.zeros(2))
@@ -42,9 +42,8 @@ class FromRule(RuleOptimizer):
     tensor([0.6000, 0.8000])
     """
 
-    structure = ("rule", "weight_decay")
+    recompile_keys = ("rule", "weight_decay")
     optional = ("lr", "weight_decay")
-    not_saved = ("rule", "compile")
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class FromRule(RuleOptimizer):
         super().__init__(params, {"rule": rule}, maximize=maximize, per_parameter=per_parameter, compile=compile)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its ``lr`` and ``weight_decay`` are those of its rule unless they are given."""
+        """Add a group; its ``lr`` and ``weight_decay`` default to those of its rule."""
         rule = param_group.get("rule", self.defaults["rule"])
         require_object("rule", rule)
         lr = _find("lr", rule)
@@ -72,21 +71,15 @@ class FromRule(RuleOptimizer):
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
         as_rule(group["rule"])  # or raises
-        if "lr" in group:
-            invalid("learning rate", group["lr"], _find("lr", group["rule"]) is None)
-            check_lr(group)
+        invalid("learning rate", group.get("lr"), "lr" in group and _find("lr", group["rule"]) is None)
         has_none = _find("weight_decay", group["rule"]) is None
         refused = f"{group['weight_decay']}: {group['rule']!r} has none; put the penalty into the loss"
         invalid("weight_decay value", refused, has_none and group["weight_decay"] > 0)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        rule: AnyRule[Any] = _replace("lr", group["rule"], number) if "lr" in group else group["rule"]
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        rule: AnyRule[Any] = _replace("lr", group["rule"], lr) if "lr" in group else group["rule"]
         has_decay = _find("weight_decay", rule) is not None
         return _replace("weight_decay", rule, group["weight_decay"]) if has_decay else rule
-
-    def _number(self, group: dict[str, Any]) -> Scalar:
-        lr: Scalar = group.get("lr", 1.0)
-        return lr
 
 
 def _find(name: str, part: Any) -> Any:

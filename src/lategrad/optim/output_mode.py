@@ -1,8 +1,8 @@
-"""Query and output: what the parameters hold, for how long, and what is saved meanwhile.
+"""Query and output: which of the two the parameters hold, and what is saved meanwhile.
 
-Training needs the query in the parameters; evaluating and shipping need the output. ``with optimizer.output():`` is the
-safe way to the second. ``optimizer.eval()`` and ``optimizer.train()`` are the same without a block, for loops and
-trainers that speak of modes.
+Training needs the query in the parameters; evaluating and shipping need the output. ``with optimizer.output():``
+switches for the length of a block. ``optimizer.eval()`` and ``optimizer.train()`` do the same for loops and trainers
+with modes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ Values = dict[Tensor, Tensor]
 """A value for some parameters."""
 
 
+@torch.no_grad()
+def write_values(values: Values) -> None:
+    """Copy values into their parameters."""
+    for p, value in values.items():
+        p.copy_(value)
+
+
 @contextmanager
 def output_of(optimizer: Any) -> Iterator[None]:
-    """Within this context the parameters hold what the optimizer ships, whoever wrote it.
+    """Within this context the parameters hold what any optimizer ships.
 
-    Ours have ``output()``. Schedule-free ones have modes, and say in their groups in which they are; afterwards they
-    are in it again. All others ship the very parameters that they train.
+    Those of this library have ``output()``. Schedule-free ones have modes, which their groups name; they are restored
+    afterwards. All others ship the parameters that they train.
     """
     if hasattr(optimizer, "output"):
         with optimizer.output():
@@ -81,7 +88,7 @@ class OutputMode(Optimizer):
             self._show_query()
 
     def eval(self) -> None:
-        """Put the output into the parameters, until :meth:`train` puts the query back; twice is once.
+        """Put the output into the parameters, until :meth:`train` puts the query back; idempotent.
 
         In eval mode ``step`` and ``load_state_dict`` raise, and ``state_dict`` holds the query, too.
 
@@ -105,7 +112,6 @@ class OutputMode(Optimizer):
 
     @property
     def evaluating(self) -> bool:
-        """Whether it is in eval mode."""
         return self._evaluating
 
     def train(self) -> None:
@@ -132,49 +138,34 @@ class OutputMode(Optimizer):
     def _show_output(self) -> None:
         self._queries = self._write_output() or None
 
-    @torch.no_grad()
     def _show_query(self) -> None:
-        for p, query in (self._queries or {}).items():
-            p.copy_(query)
+        write_values(self._queries or {})
         self._queries = None
 
     # ---- Saving while the parameters hold the output
 
-    def _numbers(self) -> dict[Tensor, int]:
-        """The number under which ``state_dict`` keeps each parameter."""
-        params = (p for group in self.param_groups for p in group["params"])
-        return {p: number for number, p in enumerate(params)}
+    def _all_params(self) -> list[Tensor]:
+        """In the order in which ``state_dict`` numbers them."""
+        return [p for group in self.param_groups for p in group["params"]]
 
     def _with_queries(self, saved: dict[str, Any]) -> dict[str, Any]:
         """The state dict, with the queries that the model's state dict does not hold now."""
         if self._queries is None:
             return saved
-        numbers = self._numbers()
-        return {**saved, "query": {numbers[p]: query.clone() for p, query in self._queries.items()}}
+        queries = {i: self._queries[p].clone() for i, p in enumerate(self._all_params()) if p in self._queries}
+        return {**saved, "query": queries}
 
-    @contextmanager
-    def _loading_queries(self, saved: Mapping[str, Any]) -> Iterator[None]:
-        """Put the queries of a state saved in eval mode into the parameters; undone when the rest fails."""
+    def _saved_queries(self, saved: Mapping[str, Any]) -> Values:
+        """The queries of a state saved in eval mode."""
         queries = saved.get("query", {})
-        held = [(p, queries[number]) for p, number in self._numbers().items() if number in queries]
-        for p, query in held:
+        values = {p: queries[i] for i, p in enumerate(self._all_params()) if i in queries}
+        for p, query in values.items():
             if query.shape != p.shape:
                 raise ValueError(f"the state has a query of shape {tuple(query.shape)} for {tuple(p.shape)} parameters")
-        before = {p: p.detach().clone() for p, _ in held}
-        try:
-            with torch.no_grad():
-                for p, query in held:
-                    p.copy_(query)
-            yield
-        except Exception:
-            with torch.no_grad():
-                for p, value in before.items():
-                    p.copy_(value)
-            raise
-        self._loaded = {p: p.detach().clone() for p in before}
+        return values
 
     def _check_loaded(self) -> None:
-        """Before the first step after loading: has someone loaded the model, the output, over the queries?"""
+        """Before the first step after loading: raise if the model, with its output, was loaded over the queries."""
         loaded, self._loaded = self._loaded, {}
         if any(not torch.equal(p, query.to(p.device, p.dtype)) for p, query in loaded.items()):
             raise RuntimeError(
@@ -183,7 +174,7 @@ class OutputMode(Optimizer):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        evaluating = self._evaluating or self._queries is not None  # a copy made inside output() has no end of it
+        evaluating = self._evaluating or self._queries is not None  # a copy made inside output() is in eval mode
         return {**super().__getstate__(), "_queries": self._queries, "_evaluating": evaluating}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -8,23 +8,13 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lategrad.learners import OGD, OptimisticOGD
-from lategrad.optim.arguments import require_object
-from lategrad.optim.rule_optimizer import RuleOptimizer, check_lr, invalid, is_number
-from lategrad.registry import parse_set
+from lategrad.optim.rule_optimizer import RuleOptimizer, invalid, is_number
 from lategrad.rules import Anytime, StronglyConvexOGD
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.validation import Scalar
 
 _NO_CONSTRAINT = WholeSpace()
-
-
-def _check_domain(group: dict[str, Any]) -> None:
-    require_object("domain", group["domain"])
-    if isinstance(group["domain"], str):
-        group["domain"] = parse_set(group["domain"])
-    # Not isinstance: that would ask for the diameter, which a box without a dimension does not know.
-    invalid("domain", group["domain"], not all(hasattr(group["domain"], name) for name in ("project", "contains")))
 
 
 def _check_averaging(group: dict[str, Any]) -> None:
@@ -34,7 +24,7 @@ def _check_averaging(group: dict[str, Any]) -> None:
 
 
 class AnytimeSGD(RuleOptimizer):
-    r"""Algorithm 1 of the paper with online gradient descent: SGD that does not mind late gradients.
+    r"""Algorithm 1 of the paper with online gradient descent: SGD for late gradients.
 
     .. math::
 
@@ -42,21 +32,21 @@ class AnytimeSGD(RuleOptimizer):
         x_{t+1} = x_t + \tfrac{\alpha_{t+1}}{\alpha_{1:t+1}} (w_{t+1} - x_t), \qquad \alpha_t = t^{\mathrm{power}}
 
     The parameters are :math:`x_t`, where the gradients are taken and which is also what you ship; w is the
-    one vector of state. ``lr`` is the step of w at t = 1, typically larger than for SGD, as x averages it.
+    one vector of state. ``lr`` is the learning rate of w at t = 1, typically larger than for SGD, as x averages it.
 
     Args:
         params: as for any optimizer; every other argument can be set for each group.
-        lr: read at every step, so that LR schedulers work; the decay by :math:`\sqrt t` comes on top.
+        lr: read at every step, so that LR schedulers work; the decay by :math:`\sqrt t` is applied in addition.
         power: the weights are :math:`t^{\mathrm{power}}`; the paper: 1.
         interpolation: gradients are taken at (1 - interpolation) w + interpolation x; the paper: 1. With
             less than 1 the output x is not what the parameters hold: see :meth:`output`.
-        domain: the set K, of the whole group or of each parameter; a set, or a text such as ``"ball:5"``.
+        domain: the constraint set K, of the whole group or of each parameter; a set, or a text such as ``"ball:5"``.
         schedule: "sqrt" for :math:`\mathrm{lr}/\sqrt{t}`, "constant" for lr.
-        weight_decay: decoupled: before each step w is multiplied by 1 - step * weight_decay, with the step of w.
+        weight_decay: decoupled: before each step w is multiplied by 1 - weight_decay times its learning rate.
         maximize: ascend instead of descend.
-        per_parameter: each parameter is a vector of its own, with its own projection.
-        compile: compile the step (takes seconds, once), or run it operation by operation. None compiles for
-            groups of some 190,000 entries and more.
+        per_parameter: each parameter is a vector of its own, with its own projection and norms.
+        compile: compile the step (takes seconds, once), or run it operation by operation. None compiles groups of
+            about 190,000 entries and more.
 
     >>> import torch, lategrad as lg
     >>> model = torch.nn.Linear(2, 1)
@@ -73,8 +63,7 @@ class AnytimeSGD(RuleOptimizer):
     adapting to gradient delays, 2021, Algorithm 1.
     """
 
-    structure = ("power", "interpolation", "domain", "schedule", "weight_decay")
-    not_saved = ("domain", "compile")
+    recompile_keys = ("power", "interpolation", "domain", "schedule", "weight_decay")
 
     def __init__(
         self,
@@ -96,22 +85,16 @@ class AnytimeSGD(RuleOptimizer):
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
-        check_lr(group)
         _check_averaging(group)
         invalid("schedule", group["schedule"], group["schedule"] not in ("sqrt", "constant"))
-        _check_domain(group)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        learner = OGD(number, group["domain"], group["schedule"], group["weight_decay"])
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        learner = OGD(lr, group["domain"], group["schedule"], group["weight_decay"])
         return Anytime(learner, group["power"], group["interpolation"])
-
-    def _number(self, group: dict[str, Any]) -> Scalar:
-        lr: Scalar = group["lr"]
-        return lr
 
 
 class OptimisticAnytime(RuleOptimizer):
-    r"""Algorithm 2 of the paper: anytime averaging of an optimistic learner that sets its own step.
+    r"""Algorithm 2 of the paper: anytime averaging of an optimistic learner that sets its own learning rate.
 
     .. math::
 
@@ -124,15 +107,11 @@ class OptimisticAnytime(RuleOptimizer):
 
     Args:
         params: as for any optimizer; every other argument can be set for each group.
-        diameter: D, that of the set; without a bounded set, the distance one expects to travel.
-        lr: a factor on the diameter for LR schedulers to move; the paper: 1.
+        diameter: D, that of the constraint set; without a bounded one, the expected distance to the solution.
+        lr: a factor on the diameter for LR schedulers to change; the paper: 1.
         power: the weights are :math:`\alpha_t = t^{\mathrm{power}}`; the paper: 1.
-        interpolation: as for :class:`AnytimeSGD`.
-        domain: the set K, of the whole group or of each parameter; a set, or a text such as ``"ball:5"``.
-        weight_decay: decoupled: before each step y is multiplied by 1 - step * weight_decay, with the step of y.
-        maximize: ascend instead of descend.
-        per_parameter: each parameter is a vector of its own, with its own norms and projection.
-        compile: as for :class:`AnytimeSGD`.
+        weight_decay: decoupled: before each step y is multiplied by 1 - weight_decay times its learning rate.
+        interpolation, domain, maximize, per_parameter, compile: as for :class:`AnytimeSGD`.
 
     >>> import torch, lategrad as lg
     >>> x = torch.nn.Parameter(torch.zeros(2))
@@ -144,12 +123,10 @@ class OptimisticAnytime(RuleOptimizer):
     >>> x.data
     tensor([0.6000, 0.8000])
 
-    Reference: R. Aviv, I. Hakimi, A. Schuster and K. Levy, Learning under delayed feedback: implicitly
-    adapting to gradient delays, 2021, Algorithm 2.
+    Reference: Aviv, Hakimi, Schuster and Levy 2021, Algorithm 2.
     """
 
-    structure = ("power", "interpolation", "domain", "weight_decay")
-    not_saved = ("domain", "compile")
+    recompile_keys = ("power", "interpolation", "domain", "weight_decay")
 
     def __init__(
         self,
@@ -171,18 +148,16 @@ class OptimisticAnytime(RuleOptimizer):
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
-        check_lr(group)
         invalid("diameter value", group["diameter"], not is_number(group["diameter"], low=0))
         _check_averaging(group)
-        _check_domain(group)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        learner = OptimisticOGD(number, group["domain"], group["weight_decay"])
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        learner = OptimisticOGD(lr, group["domain"], group["weight_decay"])
         return Anytime(learner, group["power"], group["interpolation"])
 
-    def _number(self, group: dict[str, Any]) -> Scalar:
-        number: Scalar = group["lr"] * group["diameter"]
-        return number
+    def _current_lr(self, group: dict[str, Any]) -> Scalar:
+        lr: Scalar = group["lr"] * group["diameter"]
+        return lr
 
 
 class StronglyConvexSGD(RuleOptimizer):
@@ -199,12 +174,9 @@ class StronglyConvexSGD(RuleOptimizer):
     Args:
         params: as for any optimizer; every other argument can be set for each group.
         strong_convexity: H > 0.
-        lr: a factor on the steps for LR schedulers to move; the paper: 1.
-        domain: the set K, of the whole group or of each parameter; a set, or a text such as ``"ball:5"``.
-        weight_decay: decoupled: before each step y is multiplied by 1 - step * weight_decay, with the step of y.
-        maximize: ascend instead of descend (the objective is then strongly concave).
-        per_parameter: each parameter is a vector of its own, with its own projection.
-        compile: as for :class:`AnytimeSGD`.
+        lr: a factor on the learning rates for LR schedulers to change; the paper: 1.
+        weight_decay: decoupled: before each step y is multiplied by 1 - weight_decay times its learning rate.
+        domain, maximize, per_parameter, compile: as for :class:`AnytimeSGD`.
 
     >>> import torch, lategrad as lg
     >>> x = torch.nn.Parameter(torch.zeros(2))
@@ -217,12 +189,10 @@ class StronglyConvexSGD(RuleOptimizer):
     ...     print(x.data)
     tensor([0.4987, 0.0000])
 
-    Reference: R. Aviv, I. Hakimi, A. Schuster and K. Levy, Learning under delayed feedback: implicitly
-    adapting to gradient delays, 2021, Algorithms 3 and 4.
+    Reference: Aviv, Hakimi, Schuster and Levy 2021, Algorithms 3 and 4.
     """
 
-    structure = ("domain", "weight_decay")
-    not_saved = ("domain", "compile")
+    recompile_keys = ("domain", "weight_decay")
 
     def __init__(
         self,
@@ -241,17 +211,15 @@ class StronglyConvexSGD(RuleOptimizer):
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
-        check_lr(group)
         H = group["strong_convexity"]
         invalid("strong_convexity value", H, not is_number(H, low=0, strict=True))
-        _check_domain(group)
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        return StronglyConvexOGD(number, group["domain"], group["weight_decay"])
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        return StronglyConvexOGD(lr, group["domain"], group["weight_decay"])
 
-    def _number(self, group: dict[str, Any]) -> Scalar:
+    def _current_lr(self, group: dict[str, Any]) -> Scalar:
         lr: Scalar = group["lr"]
         H: float = group["strong_convexity"]
         if isinstance(lr, Tensor):
             return H / lr
-        return H / lr if lr > 0 else float("inf")  # the step is lr / H
+        return H / lr if lr > 0 else float("inf")  # the learning rate is lr / H

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,19 +13,21 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lategrad.execution import StateBeside, TensorsStep, WithGradient, in_place
-from lategrad.execution.parameter_state import joined, same_objects, scatter, state_form
-from lategrad.execution.pays import STEPS_OF_AN_OPTIMIZER, compiling_pays
-from lategrad.optim.arguments import require_known_keys, require_params, require_state_of
-from lategrad.optim.output_mode import OutputMode, Values
+from lategrad.execution import ParameterState, ParameterStep, in_place
+from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
+from lategrad.execution.parameter_state import state_template
+from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
+from lategrad.optim.output_mode import OutputMode, Values, write_values
+from lategrad.registry import parse_set
 from lategrad.rules.blocks import Blocks, fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
+from lategrad.support.torch_private import gather, scatter
 from lategrad.support.validation import Scalar
 
 Tickets = list[list[Tensor] | None]
-"""What the queries of all groups carry, for rules that need it."""
+"""The tickets of the queries of all groups, for rules that need them."""
 
 
 def invalid(what: str, value: object, condition: bool) -> None:
@@ -33,41 +37,45 @@ def invalid(what: str, value: object, condition: bool) -> None:
 
 
 class RuleOptimizer(OutputMode):
-    """A ``torch.optim.Optimizer`` whose step is the update of a rule; which one, its subclasses say.
+    """A ``torch.optim.Optimizer`` whose step is the update of a rule, which subclasses choose.
 
     The parameters hold the query, before and after every step. A group is one vector (or each of its
     parameters is one), with its own rule and its own count of updates. Vectors of the rule's state are in
     ``state[p]`` and scalars in the group's ``"scalars"``, both complete from the first step on.
     """
 
-    structure: ClassVar[tuple[str, ...]] = ()
-    """The entries of a group that say what is computed; a change takes effect at the next step."""
+    recompile_keys: ClassVar[tuple[str, ...]] = ()
+    """The entries of a group that determine what is computed; a change takes effect at the next step."""
     optional: ClassVar[tuple[str, ...]] = ()
     """The entries that a group may have beside the optimizer's own arguments."""
-    not_saved: ClassVar[tuple[str, ...]] = ("compile",)
-    """The entries of a group that ``state_dict`` leaves out: those of the optimizer that loads it are kept."""
+    not_saved: ClassVar[tuple[str, ...]] = ("rule", "domain", "compile")
+    """The entries of a group that ``state_dict`` omits: loading keeps the present ones."""
 
     def __init__(
         self, params: ParamsT, defaults: dict[str, Any], *, maximize: bool, per_parameter: bool, compile: bool | None
     ) -> None:
-        self._made: dict[int, _Made] = {}
+        self._cache: dict[int, _CachedSteps] = {}
         self._reset_mode()
         require_params(type(self).__name__, params)
         defaults |= {"maximize": maximize, "per_parameter": per_parameter, "compile": compile}
         super().__init__(params, defaults)
 
-    # ---- What a kind of optimizer says about itself
+    # ---- What subclasses define
 
-    def _rule(self, group: dict[str, Any], number: Tensor) -> AnyRule[Any]:
-        """The group's rule, with ``number`` for the hyper-parameter that is read at every step."""
+    def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
+        """The group's rule, with ``lr`` for the hyper-parameter that :meth:`_current_lr` reads at every step."""
         raise NotImplementedError
 
-    def _number(self, group: dict[str, Any]) -> Scalar:
-        """That hyper-parameter now."""
-        raise NotImplementedError
+    def _current_lr(self, group: dict[str, Any]) -> Scalar:
+        lr: Scalar = group.get("lr", 1.0)
+        return lr
 
     def _check(self, group: dict[str, Any]) -> None:
         """Raise a ValueError for bad hyper-parameters."""
+        if "lr" in group:
+            _check_lr(group["lr"])
+        if "domain" in group:
+            _check_domain(group)
         for name in ("maximize", "per_parameter"):
             invalid(f"{name} value", group[name], not isinstance(group[name], bool))
         invalid("compile value", group["compile"], not isinstance(group["compile"], bool | None))
@@ -76,21 +84,19 @@ class RuleOptimizer(OutputMode):
     # ---- torch.optim's contract
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with hyper-parameters of its own, and move its parameters into its set."""
+        """Add a group with hyper-parameters of its own, and project its parameters onto its constraint set."""
         require_known_keys(type(self).__name__, param_group, [*self.defaults, "kinds", *self.optional])
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.param_groups.pop)
+            group = self.param_groups[-1]
             self._check(group)
             _check_params(type(self).__name__, group["params"])
             group["scalars"] = []
             self._project(group)
-        except Exception:
-            self.param_groups.pop()
-            raise
+            undo.pop_all()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # it is compiled already
-    @torch.no_grad()
     def step(
         self, closure: Callable[[], float] | None = None, *, delay: int = 0, tickets: Tickets | None = None
     ) -> float | None:
@@ -101,7 +107,7 @@ class RuleOptimizer(OutputMode):
 
         Args:
             closure: computes the gradients and returns the loss.
-            delay: how many updates ago the gradients were computed, for rules that want to know.
+            delay: number of updates since the gradients were computed, for rules that use it.
             tickets: what :meth:`issue_tickets` gave at that time; by default they are computed now.
         """
         loss = None
@@ -110,32 +116,35 @@ class RuleOptimizer(OutputMode):
                 loss = closure()
         self.require_query("step()")
         self._check_loaded()
-        grads = [[p.grad for p in group["params"]] for group in self.param_groups]
-        if {grad.layout for of_group in grads for grad in of_group if grad is not None} - {torch.strided}:
+        all_grads = [[p.grad for p in group["params"]] for group in self.param_groups]
+        if {grad.layout for grads in all_grads for grad in grads if grad is not None} - {torch.strided}:
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
-        for i, (group, of_group) in enumerate(zip(self.param_groups, grads, strict=True)):
-            if any(grad is not None for grad in of_group):
-                steps = self._ready(i)
-                if len(of_group) > sum(len(step.tensors) for step in steps):  # some have no entries, or are frozen
-                    pairs = zip(group["params"], of_group, strict=True)
-                    of_group = [grad for p, grad in pairs if p.numel() and p.requires_grad]
-                of_vectors = (tickets[i] if tickets else None) or itertools.repeat(None)
-                rest = iter(of_group)
-                for step, ticket in zip(steps, of_vectors, strict=False):
-                    step(list(itertools.islice(rest, len(step.tensors))), delay, ticket)
+        for i, grads in enumerate(all_grads):
+            if all(grad is None for grad in grads):
+                continue
+            steps = self._steps_with_current_lr(i)
+            if self._cache[i].skips_some:
+                pairs = zip(self.param_groups[i]["params"], grads, strict=True)
+                grads = [grad for p, grad in pairs if p.numel() and p.requires_grad]
+            group_tickets = (tickets[i] if tickets else None) or itertools.repeat(None)
+            begin = 0
+            for step, ticket in zip(steps, group_tickets, strict=False):
+                end = begin + len(step.tensors)
+                step(grads[begin:end], delay, ticket)
+                begin = end
         return loss
 
     @torch.no_grad()
     def issue_tickets(self) -> Tickets:
-        """What the present queries carry: for a gradient that is computed now and applied later."""
-        of_groups = [[step.ticket() for step in self._ready(i)] for i in range(len(self.param_groups))]
-        return [[t for t in tickets if t is not None] or None for tickets in of_groups]
+        """The tickets of the present queries: for a gradient that is computed now and applied later."""
+        by_group = [[step.ticket() for step in self._steps_with_current_lr(i)] for i in range(len(self.param_groups))]
+        return [[t for t in tickets if t is not None] or None for tickets in by_group]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all groups, as plain tensors and numbers; rules and sets are not in it.
+        """The state of all groups, as plain tensors and numbers, without rules and constraint sets.
 
-        Where the parameters hold the output (:meth:`eval`, :meth:`output`), it has the queries, too, as the model's
-        ``state_dict`` does not: the output is then in the model's, and training can go on from the two.
+        While the parameters hold the output (:meth:`eval`, :meth:`output`) it also has the queries, which the model's
+        ``state_dict`` then lacks, so that training can continue from the two.
         """
         saved = super().state_dict()
         for group in saved["param_groups"]:
@@ -144,42 +153,39 @@ class RuleOptimizer(OutputMode):
         return self._with_queries(saved)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a saved state; hyper-parameters are those saved, rules and sets the present ones.
+        """Continue from a saved state; its hyper-parameters are used, with the present rules and constraint sets.
 
         A state that was saved in eval mode puts its queries into the parameters: load the model before it.
         """
         self.require_query("load_state_dict()")
-        needed = {*self.structure, "maximize", "per_parameter", "scalars"} - {*self.not_saved, "weight_decay"}
+        needed = {*self.recompile_keys, "maximize", "per_parameter", "scalars"} - {*self.not_saved, "weight_decay"}
         require_state_of(type(self).__name__, state_dict, needed)
         before: dict[str, Any] = {"state": self.state, "param_groups": self.param_groups}
         super().load_state_dict(dict(state_dict))
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.__setstate__, before)
             for old, group in zip(before["param_groups"], self.param_groups, strict=True):
-                for name in self.not_saved:
-                    if name in old:
-                        group[name] = old[name]
-                group.setdefault("weight_decay", old["weight_decay"])  # from before there was any
-            with self._loading_queries(state_dict):
-                self._restore(state_dict)
-        except Exception:
-            self.__setstate__(before)
-            raise
+                group |= {name: old[name] for name in self.not_saved if name in old}
+                group.setdefault("weight_decay", old["weight_decay"])  # missing in old states
+            queries = self._saved_queries(state_dict)
+            undo.callback(write_values, {p: p.detach().clone() for p in queries})
+            write_values(queries)
+            self._restore(state_dict)
+            self._loaded = {p: p.detach().clone() for p in queries}
+            undo.pop_all()
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
-        """Copies of the saved tensors: torch has cast them to the parameters' dtype, or shares their memory."""
-        numbers = [number for group in saved["param_groups"] for number in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for number, p in zip(numbers, params, strict=True):
-            if number in saved["state"]:
-                values = saved["state"][number]
-                self.state[p] = {n: v.to(p.device, copy=True) for n, v in values.items()}
+        """Copy the saved tensors: torch has cast them to the parameters' dtype, or shares their memory."""
+        for index, p in zip((i for g in saved["param_groups"] for i in g["params"]), self._all_params(), strict=True):
+            if index in saved["state"]:
+                self.state[p] = {name: v.to(p.device, copy=True) for name, v in saved["state"][index].items()}
         for i, group in enumerate(self.param_groups):
             if group["scalars"]:
                 self.in_place_steps(i)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._made = {}
+        self._cache = {}
 
     # ---- The output, where it is not the query
 
@@ -194,101 +200,104 @@ class RuleOptimizer(OutputMode):
 
     # ---- From groups to steps
 
-    def _vectors(self, group: dict[str, Any], number: Tensor) -> list[tuple[Any, list[Tensor]]]:
-        """The vectors of a group: each a rule and its parameters; those without entries, or frozen, are in none."""
-        named = list(zip(group["params"], group.get("kinds") or itertools.repeat(None), strict=False))
+    def _vectors(self, group: dict[str, Any], lr: Tensor) -> list[tuple[Any, list[Tensor]]]:
+        """The vectors of a group: each a rule and its parameters, without frozen and empty ones."""
+        named = zip(group["params"], group.get("kinds") or itertools.repeat(None), strict=False)
         used = [(p, kind) for p, kind in named if p.numel() and p.requires_grad]
         if not used:
             return []
         device = used[0][0].device
-        rule = map_tensors(lambda t: t if t is number else t.to(device), self._rule(group, number))
+        rule = map_tensors(lambda t: t if t is lr else t.to(device), self._rule(group, lr))
         if runs_shape(rule):
             raise ValueError(f"Invalid rule: {rule}: an optimizer is one run, this is {tuple(runs_shape(rule))}")
         vectors = []
         for members in [[one] for one in used] if group["per_parameter"] else [used]:
             params, kinds = [p for p, _ in members], [kind for _, kind in members]
-            blocks = Blocks.of_tensors(params, kinds if group.get("kinds") else None)
-            shaped = fill_in(rule, blocks)
-            vectors.append((WithGradient(shaped, torch.neg) if group["maximize"] else shaped, params))
+            vectors.append((fill_in(rule, Blocks.of_tensors(params, kinds if group.get("kinds") else None)), params))
         return vectors
 
     @torch.no_grad()
     def _project(self, group: dict[str, Any]) -> None:
-        """Move the parameters to the nearest point of the set."""
+        """Move the parameters to the nearest point of the constraint set."""
         device = group["params"][0].device if group["params"] else None
         for rule, params in self._vectors(group, torch.ones(1, dtype=torch.float64, device=device)):
-            state_form(rule, params)  # raises for a state that cannot be kept
+            state_template(rule, params)  # raises for a state that cannot be saved
             if not isinstance(rule.domain, WholeSpace):
-                scatter(rule.domain.project(joined(params)), params)
+                scatter(rule.domain.project(gather(params)), params)
 
-    def in_place_steps(self, i: int) -> list[TensorsStep]:
-        """The step of each vector of group i, whose ``backend`` says what runs it.
+    def in_place_steps(self, i: int) -> list[ParameterStep]:
+        """The step of each vector of group i; ``backend`` says what runs it.
 
-        Made at the first update, and anew when what they depend on has changed.
+        They are built at the first update, and again when something that they depend on has changed.
         """
-        made, group = self._made.get(i), self.param_groups[i]
+        cache, group = self._cache.get(i), self.param_groups[i]
         params: list[Tensor] = group["params"]
-        if not params:
-            return []
-        entries = ("maximize", "per_parameter", "compile", "kinds", *self.structure)
-        options = tuple(group.get(name) for name in entries)
+        keys = ("maximize", "per_parameter", "compile", "kinds", *self.recompile_keys)
+        options = [group.get(key) for key in keys]
         trained = [p.requires_grad for p in params]
-        if made is not None and made.trained != trained and group["scalars"]:
-            raise RuntimeError(
-                "requires_grad of a parameter has changed since the first step, but its group is one vector: make "
-                "a new optimizer, or put what is thawed later into a group of its own"
-            )
-        kinds = ([p.dtype for p in params], [p.shape for p in params], [p.stride() for p in params], params[0].device)
-        same = made is not None and made.options == options and made.kinds == kinds
-        if made is not None and same and group["scalars"] and same_objects(made.params, params):
-            return made.steps
-        number = torch.ones(1, dtype=torch.float64, device=params[0].device)
-        vectors = self._vectors(group, number)
+        forms = (
+            [p.dtype for p in params],
+            [p.shape for p in params],
+            [p.stride() for p in params],
+            [p.device for p in params[:1]],
+        )
+        if cache is not None and group["scalars"]:
+            if cache.trained != trained:
+                raise RuntimeError(
+                    "requires_grad of a parameter has changed since the first step, but its group is one vector: make "
+                    "a new optimizer, or put what is thawed later into a group of its own"
+                )
+            if cache.options == options and cache.forms == forms and all(map(operator.is_, cache.params, params)):
+                return cache.steps
+        lr = torch.ones(1, dtype=torch.float64, device=params[0].device if params else None)
+        vectors = self._vectors(group, lr)
         compile = group["compile"]
         if compile is None:
             total = sum(p.numel() for p in params)
             shaped = any(getattr(rule, "blocks", None) is not None for rule, _ in vectors)  # slow to compile
-            compile = not shaped and compiling_pays(STEPS_OF_AN_OPTIMIZER, total, backend="loops")
+            compile = not shaped and compiling_pays(EXPECTED_STEPS, total, backend="loops")
         saved = group["scalars"] or [None] * len(vectors)
         if len(saved) != len(vectors):
             raise ValueError(f"the state is of {len(saved)} vectors, the group has {len(vectors)}")
         steps = []
-        for (rule, of_vector), numbers in zip(vectors, saved, strict=True):
-            state = None if numbers is None else StateBeside([self.state[p] for p in of_vector], numbers)
-            step = in_place(rule, state, tensors=of_vector, backend=None if compile else "eager")
-            self.state.update(zip(of_vector, step.state.long, strict=True))
+        for (rule, members), scalars in zip(vectors, saved, strict=True):
+            state = None if scalars is None else ParameterState([self.state[p] for p in members], scalars)
+            backend = None if compile else "eager"
+            step = in_place(rule, state, tensors=members, maximize=group["maximize"], backend=backend)
+            self.state.update(zip(members, step.state.vectors, strict=True))
             steps.append(step)
-        group["scalars"] = [step.state.numbers for step in steps]
-        self._made[i] = _Made(options, kinds, list(params), trained, steps, number)
+        group["scalars"] = [step.state.scalars for step in steps]
+        skips_some = sum(len(step.tensors) for step in steps) < len(params)
+        self._cache[i] = _CachedSteps(steps, lr, skips_some, options, forms, list(params), trained)
         return steps
 
-    def _ready(self, i: int) -> list[TensorsStep]:
-        """The steps of a group, with their hyper-parameter up to date."""
+    def _steps_with_current_lr(self, i: int) -> list[ParameterStep]:
         steps = self.in_place_steps(i)
-        if steps:
-            made, value = self._made[i], self._number(self.param_groups[i])
-            if isinstance(value, Tensor):
-                made.number.copy_(value.reshape(-1))
-            elif value != made.last_value:
-                made.number.fill_(value)
-                made.last_value = value
+        cache, value = self._cache[i], self._current_lr(self.param_groups[i])
+        if isinstance(value, Tensor):
+            cache.lr.copy_(value.detach().reshape(-1))
+        elif value != cache.last_lr:
+            cache.lr.fill_(value)
+            cache.last_lr = value
         return steps
 
 
 @dataclass
-class _Made:
-    """A group's steps, and what they were made for."""
+class _CachedSteps:
+    """A group's steps, and what they were built for."""
 
-    options: tuple[object, ...]
-    kinds: tuple[object, ...]
+    steps: list[ParameterStep]
+    lr: Tensor
+    """The learning rate that the rules of the steps read."""
+    skips_some: bool
+    """Whether some parameters are in no step: they have no entries, or are frozen."""
+    options: list[object]
+    forms: tuple[list[Any], ...]
     """Dtypes, shapes, strides and device of the parameters."""
     params: list[Tensor]
     trained: list[bool]
-    """Whether each of them requires a gradient."""
-    steps: list[TensorsStep]
-    number: Tensor
-    """The hyper-parameter that is read at every step, as the rule has it."""
-    last_value: float = 1.0
+    """Whether each parameter requires a gradient."""
+    last_lr: float = 1.0
 
 
 def _check_params(name: str, params: list[Tensor]) -> None:
@@ -302,14 +311,20 @@ def _check_params(name: str, params: list[Tensor]) -> None:
             raise ValueError(f"{name} needs dense parameters, got {p.layout}")
 
 
-def check_lr(group: dict[str, Any]) -> None:
-    """Raise for a bad learning rate, as torch's own optimizers do."""
-    lr = group["lr"]
+def _check_lr(lr: Any) -> None:
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
         lr = lr.item()
     invalid("learning rate", lr, not is_number(lr, low=0))
+
+
+def _check_domain(group: dict[str, Any]) -> None:
+    require_object("domain", group["domain"])
+    if isinstance(group["domain"], str):
+        group["domain"] = parse_set(group["domain"])
+    # Not isinstance: that would need the diameter, which a box without a dimension does not have.
+    invalid("domain", group["domain"], not all(hasattr(group["domain"], name) for name in ("project", "contains")))
 
 
 def is_number(value: object, *, low: float, strict: bool = False) -> bool:

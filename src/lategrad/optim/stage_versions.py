@@ -1,4 +1,4 @@
-"""Parameters of different ages: each stage of a model at the version that its delay asks for."""
+"""Delays by stage: each parameter of a model at the past version that its delay determines."""
 
 from __future__ import annotations
 
@@ -13,69 +13,67 @@ from lategrad.delays.stages import StageDelays
 
 
 class StageVersions:
-    """Shows a model's training passes the old versions of its parameters, and everything else the newest.
+    """Uses past versions of a model's parameters in training passes, and the newest everywhere else.
 
-    The model's forward, where it records gradients in training mode, first puts each late parameter's old version in
-    place; :meth:`to_newest` puts the newest one back for the update. So validation, checkpoints and the optimizer
-    see the newest parameters, without a change to the loop.
+    The model's forward, where it records gradients in training mode, first puts the past version of each delayed
+    parameter in place; :meth:`to_newest` puts the newest one back for the update. So validation, checkpoints and the
+    optimizer see the newest parameters, without a change to the loop.
 
     Args:
         profile: the delays.
         params: those of the optimizer.
-        most: longer delays are cut to it.
+        delay_cap: longer delays are cut to it.
     """
 
-    def __init__(self, profile: StageDelays, params: Sequence[Tensor], most: int) -> None:
+    def __init__(self, profile: StageDelays, params: Sequence[Tensor], delay_cap: int) -> None:
         model = profile.model
         if model is None:
-            raise ValueError(
-                "for an optimizer, delays by stage must be made from the model itself: by_stage(model, ...)"
-            )
+            raise ValueError("delays by stage of an optimizer must be made from the model itself: by_stage(model, ...)")
         named = dict(model.named_parameters())
         delays = {
-            id(named[block.name]): min(delay, most)
+            id(named[block.name]): min(delay, delay_cap)
             for block, delay in zip(profile.blocks.parts, profile.delays, strict=True)
         }
         for i, p in enumerate(params):
             if id(p) not in delays:
                 raise ValueError(f"delays by stage must name all parameters of the optimizer: the model has no "
                                  f"parameter number {i} of shape {tuple(p.shape)} that is trained")  # fmt: skip
-        self.late = [p for p in params if delays[id(p)] > 0]
-        self.past: list[deque[Tensor]] = [deque(maxlen=delays[id(p)]) for p in self.late]
+        self.delayed = [p for p in params if delays[id(p)] > 0]
+        self.past: list[deque[Tensor]] = [deque(maxlen=delays[id(p)]) for p in self.delayed]
         """The versions before the newest, oldest first."""
         self.newest: list[Tensor] | None = None
-        """The newest version, while the parameters show old ones."""
-        if self.late:
+        """The newest version, while the parameters hold past ones."""
+        if self.delayed:
             model.register_forward_pre_hook(self.before_forward)
             if not profile.stashing:
                 model.register_full_backward_pre_hook(self.before_backward)
 
     def before_forward(self, module: nn.Module, _: Any) -> None:
-        """A training pass begins: old versions in place, and the newest put away."""
+        """A training pass begins: put past versions in place, and store the newest."""
         if self.newest is None and module.training and torch.is_grad_enabled():
-            self.newest = [p.detach().clone() for p in self.late]
-            for p, past, newest in zip(self.late, self.past, self.newest, strict=True):
+            self.newest = [p.detach().clone() for p in self.delayed]
+            for p, past, newest in zip(self.delayed, self.past, self.newest, strict=True):
                 p.data.copy_(past[0] if past else newest)
 
     def before_backward(self, *_: Any) -> None:
-        """Without stashing the way back sees the newest versions: autograd keeps the parameters, not copies."""
+        """Without stashing the backward pass uses the newest versions: autograd saves parameters, not copies."""
         if self.newest is not None:
-            self._show_newest(self.newest)
+            self._write(self.newest)
 
-    def _show_newest(self, newest: list[Tensor]) -> None:
-        for p, version in zip(self.late, newest, strict=True):
-            p.data.copy_(version)  # through .data: the saved tensors of the pass are meant to change, or done with
+    def _write(self, versions: list[Tensor]) -> None:
+        for p, version in zip(self.delayed, versions, strict=True):
+            p.data.copy_(version)  # through .data: the saved tensors of the pass are meant to change, or unused
 
     def to_newest(self) -> None:
-        """The pass is over: the newest versions in place, and filed as past ones for what comes."""
-        if not self.late:
+        """The pass is over: put the newest versions back, and store them as past ones."""
+        if not self.delayed:
             return
         if self.newest is None:
             raise RuntimeError(
                 "delays by stage take effect in the model's forward, which has not been called since the last step "
-                "(in training mode, with gradients): call the module that by_stage was given"
+                "(in training mode, with gradients): call the module that was given to by_stage"
             )
-        self._show_newest(self.newest)
+        self._write(self.newest)
         for past, version in zip(self.past, self.newest, strict=True):
             past.append(version)
         self.newest = None
@@ -85,10 +83,10 @@ class StageVersions:
         return [list(past) for past in self.past]
 
     def load(self, state: list[list[Tensor]]) -> None:
-        """Go on from a checkpoint of the same delays."""
+        """Continue from a checkpoint of the same delays."""
         if len(state) != len(self.past):
-            raise ValueError(f"the state is of other delays: {len(state)} late parameters, not {len(self.past)}")
+            raise ValueError(f"the state is of other delays: {len(state)} delayed parameters, not {len(self.past)}")
         self.newest = None
-        for p, past, saved in zip(self.late, self.past, state, strict=True):
+        for p, past, saved in zip(self.delayed, self.past, state, strict=True):
             past.clear()
             past.extend(version.to(p.device, copy=True) for version in saved)

@@ -1,8 +1,7 @@
 """Data sets as tensors: Fashion-MNIST, scikit-learn's digits, or the user's own file.
 
-Fashion-MNIST is looked for in the folder ``$LATEGRAD_DATA``, in the user's cache, where Debian's package
-``dataset-fashion-mnist`` puts it, and at last on OpenML. Its four files are pinned by checksum, so all
-four ways give the same bytes or an error.
+Fashion-MNIST is searched for in the folder ``$LATEGRAD_DATA``, in the user's cache, in the folder of Debian's package
+``dataset-fashion-mnist``, and on OpenML. Its four files are pinned by checksum: all ways give the same bytes or raise.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import hashlib
 import logging
 import math
 import os
-import struct
-import tempfile
 import zipfile
 import zlib
 from array import array
@@ -28,17 +25,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lategrad.support.files import replacing
 from lategrad.support.validation import require, require_choice
-
-__all__ = [
-    "FASHION_MNIST_SHA256",
-    "PREPROCESSING",
-    "Dataset",
-    "cache_folder",
-    "find_fashion_mnist",
-    "load",
-    "read_idx",
-]
 
 Array = npt.NDArray[Any]
 
@@ -48,7 +36,7 @@ PREPROCESSING = {
     "centre": "each feature less its mean",
     "none": "as it is",
 }
-"""What can be done with the features, all with numbers of the training part alone."""
+"""Transformations of the features, with statistics of the training part alone."""
 
 FASHION_MNIST_SHA256 = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -58,7 +46,7 @@ FASHION_MNIST_SHA256 = {
 }
 """The four idx files and the SHA-256 of their unpacked contents (packing differs between mirrors)."""
 
-_DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 _OPENML_ID = 40996
 
 
@@ -75,7 +63,7 @@ class Dataset(NamedTuple):
     y_test: Tensor
     classes: int | None
     class_names: tuple[str, ...] | None = None
-    """What the file called the classes."""
+    """The labels of the classes in the file."""
 
 
 def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:
@@ -84,24 +72,23 @@ def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:
     Args:
         name: one of
 
-            - ``digits``: 8×8 images bundled with scikit-learn, scaled to [0, 1]; 1,437 to train and 360 to
-              test, split at random within each class, always the same way;
+            - ``digits``: 8×8 images bundled with scikit-learn, scaled to [0, 1]; 1,437 to train and 360 to test, split
+              at random within each class, always the same way;
             - ``fashion-mnist``: 28×28 images scaled to [0, 1]; 60,000 to train and 10,000 to test;
-            - a path ending in ``.npz``: arrays ``x_train``, ``y_train`` and, if there is a test part,
-              ``x_test``, ``y_test``; or ``x`` and ``y``. Further dimensions of x are flattened;
-            - a path ending in ``.csv``: commas between columns (or semicolons, tabs or bars, which are
-              recognised), the last one the target. A first row without any number is a header;
+            - a path ending in ``.npz``: arrays ``x_train``, ``y_train`` and, if there is a test part, ``x_test``,
+              ``y_test``; or ``x`` and ``y``. Further dimensions of x are flattened;
+            - a path ending in ``.csv``: columns separated by commas (or semicolons, tabs or bars, which are detected),
+              the last one the target. A first row without any number is a header;
             - a path ending in ``.libsvm``, ``.svm`` or ``.svmlight``: stored sparse, loaded dense.
 
-            A file without a test part is split at random 80/20, always the same way. Integer targets are
-            classes, numbered 0, 1, ... in increasing order of the values in the file; others are for
-            regression. The dtype of y says which in ``.npz``; in text, whole numbers are integers (to
-            regress on whole numbers, save them as floats in ``.npz``). Targets in ``.csv`` may also be words,
-            which are classes in alphabetical order.
-        preprocessing: ``none``; ``standardise``, subtract the mean and divide by the standard deviation of each
-            feature (one that never varies becomes zero); ``standardise-globally``, the same with two numbers
-            for all entries, so that the features keep their relative scale, as pixels should; or ``centre``,
-            subtract the mean of each feature. All numbers are of the training part. Targets are left alone.
+            A file without a test part is split at random 80/20, always the same way. Integer targets are classes,
+            numbered 0, 1, ... in increasing order of the values in the file; others are for regression. The dtype of y
+            decides in ``.npz``; in text, whole numbers are integers (to regress on whole numbers, save them as floats
+            in ``.npz``). Targets in ``.csv`` may also be words, which are classes in alphabetical order.
+        preprocessing: ``none``; ``standardise``, subtract the mean and divide by the standard deviation of each feature
+            (a constant feature becomes zero); ``standardise-globally``, the same with one mean and one deviation for
+            all entries, so that features keep their relative scale, as pixels should; or ``centre``, subtract the mean
+            of each feature. All statistics are of the training part. Targets are not changed.
 
     >>> digits = load("digits")
     >>> digits.x_train.shape, digits.x_test.shape, digits.classes
@@ -124,7 +111,7 @@ def preprocess(dataset: Dataset, preprocessing: str) -> Dataset:
 
 
 def _statistics(dataset: Dataset, preprocessing: str) -> tuple[Tensor, Tensor]:
-    """What to subtract and what to divide by, from the training part only; summed in float64."""
+    """Shift and scale, from the training part only; summed in float64."""
     x = dataset.x_train.double()
     if preprocessing == "centre":
         return x.mean(0).float(), torch.tensor(1.0)
@@ -157,15 +144,14 @@ def _digits() -> Dataset:
 
 def from_arrays(name: str, x: Array, y: Array, test_rows: int) -> Dataset:
     """A data set from rows and their classes, split at random within each class, always the same way."""
-    x_train, x_test, y_train, y_test = _split(x, y, test_size=test_rows, stratify=y)
-    return _dataset(name, x_train, y_train, x_test, y_test)
+    return _split(name, x, y, test_size=test_rows, stratify=y)
 
 
-def _split(x: Array, y: Array, **options: Any) -> tuple[Array, Array, Array, Array]:
+def _split(name: str, x: Array, y: Array, **options: Any) -> Dataset:
     from sklearn.model_selection import train_test_split
 
     x_train, x_test, y_train, y_test = train_test_split(x, y, random_state=0, **options)
-    return x_train, x_test, y_train, y_test
+    return _dataset(name, x_train, y_train, x_test, y_test)
 
 
 # ---- The user's own files
@@ -185,8 +171,7 @@ def _from_file(name: str) -> Dataset:
     if "x_test" not in arrays:
         rows = len(x_train)
         require(f"the number of rows in {path}", rows, rows > 1, "at least 2, to split off a test part")
-        x_train, x_test, y_train, y_test = _split(x_train, y_train, test_size=0.2)
-        return _dataset(name, x_train, y_train, x_test, y_test)
+        return _split(name, x_train, y_train, test_size=0.2)
     x_test, y_test = _checked(arrays, "x_test", "y_test", path)
     require(f"x_test in {path}", x_test.shape, x_test.shape[1] == x_train.shape[1],
             f"of as many features as x_train, {x_train.shape[1]}")  # fmt: skip
@@ -234,10 +219,10 @@ def _read_npz(path: Path) -> dict[str, Array]:
             remedy = "write it by numpy.savez, without objects"
             raise ValueError(f"{path} cannot be read as .npz: {remedy}") from error
     valid = {"x", "y"}, {"x_train", "y_train"}, {"x_train", "y_train", "x_test", "y_test"}
-    known = arrays.keys() & set().union(*valid)
-    require(f"the arrays in {path}", sorted(arrays), known in valid,
+    names = arrays.keys() & set().union(*valid)
+    require(f"the arrays in {path}", sorted(arrays), names in valid,
             "x_train, y_train and optionally x_test, y_test; or x, y")  # fmt: skip
-    return {key: arrays[key] for key in known}
+    return {key: arrays[key] for key in names}
 
 
 def _read_csv(path: Path) -> dict[str, Array]:
@@ -267,20 +252,17 @@ def _read_csv(path: Path) -> dict[str, Array]:
     return {"x": table[:, :-1], "y": _whole_as_int(table[:, -1])}
 
 
-_DELIMITERS = ",;\t|"
-
-
 def _delimiter(lines: list[str]) -> str:
-    """What is between the columns: the mark that splits the first lines alike, into most numbers."""
+    """The separator that splits the first lines into the same number of columns, most of them numbers."""
 
-    def score(mark: str) -> tuple[int, int]:
-        rows = [row for row in csv.reader(filter(str.strip, lines), delimiter=mark) if row]
+    def score(separator: str) -> tuple[int, int]:
+        rows = [row for row in csv.reader(filter(str.strip, lines), delimiter=separator) if row]
         widths = {len(row) for row in rows}
         if len(widths) != 1 or widths == {1}:
             return 0, 0
         return sum(_number(cell.replace(",", ".")) is not None for row in rows for cell in row), len(rows[0])
 
-    best = max(_DELIMITERS, key=score)
+    best = max(",;\t|", key=score)
     return best if score(best) > (0, 0) else ","
 
 
@@ -320,15 +302,14 @@ def _whole_as_int(y: Array) -> Array:
 
 
 def cache_folder() -> Path:
-    """Where a fetched Fashion-MNIST is kept: ``lategrad/fashion-mnist`` in the user's cache."""
+    """Where a fetched Fashion-MNIST is stored: ``lategrad/fashion-mnist`` in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lategrad" / "fashion-mnist"
 
 
 def find_fashion_mnist() -> Path | None:
     """The first folder with all four files, unpacked or as ``.gz``, not yet verified; None without one."""
-    own = os.environ.get("LATEGRAD_DATA")
-    folders = [Path(own).expanduser()] if own else []
-    folders += [cache_folder(), _DEBIAN_FOLDER]
+    folder = os.environ.get("LATEGRAD_DATA")
+    folders = [*([Path(folder).expanduser()] if folder else []), cache_folder(), DEBIAN_FOLDER]
     complete = (folder for folder in folders if all(_idx_file(folder, name) for name in FASHION_MNIST_SHA256))
     return next(complete, None)
 
@@ -338,7 +319,7 @@ def _idx_file(folder: Path, name: str) -> Path | None:
 
 
 def read_idx(path: Path, sha256: str | None = None) -> Array:
-    """Read an idx file of bytes, packed when it ends in ``.gz``; verify its unpacked contents if asked."""
+    """Read an idx file of bytes, compressed if it ends in ``.gz``; verify its uncompressed contents if asked."""
     advice = "delete it, then run `make data`"
     try:
         contents = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -363,7 +344,7 @@ def _fashion_mnist() -> Dataset:
 
 
 def _store_openml_copy() -> Path:
-    """Fetch Fashion-MNIST from OpenML, verify it and keep it in the user's cache as idx files."""
+    """Fetch Fashion-MNIST from OpenML, verify it and store it in the user's cache as idx files."""
     from sklearn import datasets
 
     names = list(FASHION_MNIST_SHA256)
@@ -379,24 +360,16 @@ def _store_openml_copy() -> Path:
             f"{os.environ.get('LATEGRAD_DATA')!r}); or install Debian's package dataset-fashion-mnist; or "
             f"connect to OpenML, which failed with: {error}"
         ) from error
-    contents = [
-        struct.pack(">4B", 0, 0, 8, len(shape)) + struct.pack(f">{len(shape)}I", *shape) + part.tobytes()
-        for part, shape in (
-            (pixels[:60_000], (60_000, 28, 28)),
-            (labels[:60_000], (60_000,)),
-            (pixels[60_000:], (10_000, 28, 28)),
-            (labels[60_000:], (10_000,)),
-        )
-    ]
+    images = pixels.reshape(-1, 28, 28)
+    parts = images[:60_000], labels[:60_000], images[60_000:], labels[60_000:]
+    contents = [bytes([0, 0, 8, part.ndim]) + np.array(part.shape, ">u4").tobytes() + part.tobytes() for part in parts]
     for name, content in zip(names, contents, strict=True):
         if hashlib.sha256(content).hexdigest() != FASHION_MNIST_SHA256[name]:
-            raise ValueError(
-                f"OpenML's data set {_OPENML_ID} does not have the SHA-256 of {name}: run `make data` instead"
-            )
+            raise ValueError(f"OpenML's data set {_OPENML_ID} does not have the SHA-256 of {name}: run `make data` "
+                             "instead")  # fmt: skip
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in zip(names, contents, strict=True):
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}.", delete=False) as file:
-            file.write(content)
-        os.replace(file.name, folder / name)  # whole or not at all, also when two processes fetch at once
+        with replacing(folder / name) as part:  # whole or not at all, also when two processes fetch at once
+            part.write_bytes(content)
     return folder

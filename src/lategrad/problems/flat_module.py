@@ -1,16 +1,17 @@
-"""A module as a function of one flat vector of parameters: its outputs, and gradients of a loss of them."""
+"""A module as a function of one flat vector of parameters: its outputs, and the gradients of a loss."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
 
-from lategrad.problems.sources import Inputs
+from lategrad.problems.sources import Inputs, map_inputs
 from lategrad.support.torch_private import gradients
 
 Value = Callable[[Any, Tensor], Tensor]
@@ -22,11 +23,11 @@ _NARROW = (torch.bfloat16, torch.float16)
 class FlatModule:
     """A module whose trained parameters are those of a vector.
 
-    One vector is written into the module itself, which then runs as everywhere else: plain autograd, any layer.
-    Many at once go through ``torch.func`` (:meth:`call`), which does not know all layers.
+    One vector is written into the module itself, which then runs as usual: plain autograd, any layer. Many at once go
+    through ``torch.func`` (:meth:`call`), which does not support all layers.
 
-    Parameters in bfloat16 or float16 are rounded from a vector in float32, so that small steps are not lost; a module
-    of one such dtype gets its inputs in it, and losses are taken of its outputs in float32.
+    Parameters in bfloat16 or float16 are rounded from a vector in float32, so that small updates are not lost; a module
+    of one such dtype gets its inputs in it, and losses are computed from its outputs in float32.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -36,11 +37,10 @@ class FlatModule:
         self._sizes = [p.numel() for p in self._own]
         self._dtypes = dtypes = {p.dtype for p in self._own}
         self._narrow = next(iter(dtypes)) if len(dtypes) == 1 and dtypes <= set(_NARROW) else None
-        self._lies_at = torch.empty(0)
+        self._written = torch.empty(0)
 
     @property
     def dim(self) -> int:
-        """Length of the vector."""
         return sum(self._sizes)
 
     def vector(self) -> Tensor:
@@ -60,17 +60,18 @@ class FlatModule:
     # ---- One vector, in the module itself
 
     def write(self, x: Tensor) -> None:
-        """Take over a vector of shape ``(dim,)``, whose memory is used until the next is written."""
-        lies_there = x.data_ptr() == self._lies_at.data_ptr() and x.dtype == self._lies_at.dtype
-        if lies_there and self._same_dtype(x):
-            return  # the parameters are views of that memory, which cannot have been freed: it is held here
+        """Make the parameters views of a vector of shape ``(dim,)``, until the next is written."""
+        is_written = x.data_ptr() == self._written.data_ptr() and x.dtype == self._written.dtype
+        if is_written and self._same_dtype(x):
+            return  # its memory cannot have been freed: it is held here
         for p, piece in zip(self._own, self._pieces(x.detach()), strict=True):
             p.data = piece
-        self._lies_at = x.detach()
+        self._written = x.detach()
 
     def output(self, inputs: Inputs) -> Any:
-        """What the module makes of a batch, at the vector that was written."""
-        return self._wide(_apply(self.module, self._as_narrow(inputs)))
+        """The module's output for a batch, at the last written vector."""
+        inputs = self._as_narrow(inputs)
+        return self._wide(self.module(**inputs) if isinstance(inputs, dict) else self.module(inputs))
 
     def gradient(self, x: Tensor, inputs: Inputs, targets: Tensor, loss: Value, out: Tensor | None = None) -> Tensor:
         """By plain autograd, at a vector of shape ``(dim,)``; into ``out``, or into fresh memory."""
@@ -89,19 +90,13 @@ class FlatModule:
         """The same as a function that ``torch.func`` can transform."""
         parameters = dict(zip(self._names, self._pieces(x), strict=True))
         inputs = self._as_narrow(inputs)
-        given: tuple[Any, ...] = () if isinstance(inputs, dict) else (inputs,)
-        named = inputs if isinstance(inputs, dict) else {}
-        return self._wide(functional_call(self.module, parameters, given, named))
+        args, kwargs = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+        return self._wide(functional_call(self.module, parameters, args, kwargs))
 
     def _as_narrow(self, inputs: Inputs) -> Inputs:
         if self._narrow is None:
             return inputs
-        if isinstance(inputs, dict):
-            return {name: self._narrowed(value) for name, value in inputs.items()}
-        return self._narrowed(inputs)
-
-    def _narrowed(self, value: Tensor) -> Tensor:
-        return value.to(self._narrow) if value.is_floating_point() else value
+        return map_inputs(lambda value: value.to(self._narrow) if value.is_floating_point() else value, inputs)
 
     @staticmethod
     def _wide(output: Any) -> Any:
@@ -116,9 +111,43 @@ class FlatModule:
         return copied.module
 
     def to(self, device: torch.device | str) -> FlatModule:
-        """A copy on the device."""
         return FlatModule(copy.deepcopy(self.module).to(device))
 
 
-def _apply(module: nn.Module, inputs: Inputs) -> Any:
-    return module(**inputs) if isinstance(inputs, dict) else module(inputs)
+# ---- Batch norm
+#
+# In ordinary training its running statistics are averages over the iterates of one process. With late gradients there
+# is no one such history, and an average of iterates does not fit the rule's output, which is another point. So
+# gradients use the statistics of their own minibatch, and a point that is evaluated or shipped gets the mean statistics
+# of fixed training rows at that point: a function of the vector alone, the same in every run, simulation and replay.
+
+
+def tracking_layers(module: nn.Module) -> list[_NormBase]:
+    """The layers with running statistics, except those in evaluation mode, which are frozen."""
+    return [layer for layer in module.modules()
+            if isinstance(layer, _NormBase) and layer.track_running_stats and layer.training]  # fmt: skip
+
+
+def stop_tracking(module: nn.Module) -> nn.Module:
+    """Make the layers use the statistics of their minibatch; returns the module."""
+    for layer in tracking_layers(module):
+        layer.track_running_stats = False
+        layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+    return module
+
+
+@torch.no_grad()
+def recompute_statistics(module: FlatModule, layers: list[_NormBase], batches: Iterable[Inputs]) -> None:
+    """Set the running statistics of these layers, in evaluation mode, to their means over batches."""
+    before = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a plain mean over the batches
+        layer.train()
+    try:
+        for inputs in batches:
+            module.output(inputs)
+    finally:
+        for layer, momentum in zip(layers, before, strict=True):
+            layer.momentum = momentum
+            layer.eval()

@@ -40,10 +40,10 @@ Rows = Tensor | SparseRows
 
 
 class LinearModel(ABC):
-    """What the three linear models share; see the module.
+    """Base of the three linear models; see the module.
 
     Args:
-        data: the data set; its rows may be sparse tensors, of which only minibatches are made dense.
+        data: the data set; its rows may be sparse tensors, of which only minibatches become dense.
         batch: rows in a minibatch.
         sampling: "iid" or "epochs" (:class:`~lategrad.problems.minibatches.Minibatches`).
         l2: the factor of the quadratic penalty, which makes the objective l2-strongly convex.
@@ -95,7 +95,6 @@ class LinearModel(ABC):
         """The loss of every row; the outputs' dimension (before the last) is gone."""
 
     def start(self) -> Tensor:
-        """Zero."""
         return torch.zeros(self.dim, dtype=self.train.dtype, device=self.train.device)
 
     def samples(self, seed: int, first: int, count: int) -> Tensor:
@@ -103,15 +102,14 @@ class LinearModel(ABC):
         return self.minibatches.draw(seed, first, count)
 
     def samples_of_shard(self, seed: int, first: int, count: int, shard: int, shards: int) -> Tensor:
-        """The same from every so many rows only, beginning with row number ``shard``."""
+        """The same from rows ``shard, shard + shards, ...`` only."""
         return self.minibatches.draw_from(range(shard, self.minibatches.rows, shards), seed, first, count)
 
     def labels(self, samples: Tensor) -> Tensor | None:
-        """The classes of those rows."""
         return None if self.classes is None else self.y_train[samples]
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
-        """Two matrix products; runs of a stream are stacked, so that each product is one large one."""
+        """Two matrix products; the runs of a stream are stacked into one large product each."""
         streams = sample.shape[:-1]
         rows, targets = self.train[sample], self.targets[sample].mT
         stacked = x.reshape(*streams, -1, self.train.shape[-1])  # (*streams, runs x outputs, features)
@@ -124,31 +122,28 @@ class LinearModel(ABC):
         grad = (residual.flatten(-3, -2) @ rows).reshape(x.shape)
         return grad + self.l2 * x if self.l2 else grad
 
-    def _mean_over_rows(
-        self, x: Tensor, rows: Rows, targets: Tensor, value: Value, weights: Tensor | None = None
-    ) -> Tensor:
+    def _mean(self, x: Tensor, rows: Rows, targets: Tensor, value: Value, weights: Tensor | None = None) -> Tensor:
         """The mean over all rows of ``value(scores, targets)`` times weight, in chunks; float64, ``(*runs, 1)``."""
         stacked = x.reshape(-1, rows.shape[-1])
         chunk = max(1, _CHUNK // len(stacked))
         total = torch.zeros(len(stacked) // self.outputs, dtype=torch.float64, device=x.device)
-        for part, target, weight in self._parts(chunk, rows, targets, weights):
+        for part, target, weight in self._chunks(chunk, rows, targets, weights):
             scores = (stacked @ part.mT).unflatten(0, (-1, self.outputs))
             total += (value(scores, target.mT) * weight).sum(-1, dtype=torch.float64)
         return (total / len(rows)).reshape(*x.shape[:-1], 1)
 
     @staticmethod
-    def _parts(
-        chunk: int, rows: Rows, targets: Tensor, weights: Tensor | None
+    def _chunks(
+        size: int, rows: Rows, targets: Tensor, weights: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor, Tensor | float]]:
         """All rows with their targets and weights, a chunk at a time."""
         if isinstance(rows, SparseRows):
-            chunk = max(1, min(chunk, _CHUNK // rows.width))
-        of_chunks = itertools.repeat(1.0) if weights is None else weights.split(chunk)
-        yield from zip(rows.split(chunk), targets.split(chunk), of_chunks, strict=False)
+            size = max(1, min(size, _CHUNK // rows.width))
+        weight_chunks = itertools.repeat(1.0) if weights is None else weights.split(size)
+        yield from zip(rows.split(size), targets.split(size), weight_chunks, strict=False)
 
     def loss(self, x: Tensor) -> Tensor:
-        """The mean training loss and the penalty."""
-        mean = self._mean_over_rows(x, self.train, self.targets, self.row_loss, self.weights)
+        mean = self._mean(x, self.train, self.targets, self.row_loss, self.weights)
         return mean + 0.5 * self.l2 * x.double().square().sum(-1, keepdim=True)
 
     def value_and_gradient(self, x: Tensor) -> tuple[float, Tensor]:
@@ -158,17 +153,15 @@ class LinearModel(ABC):
         """
         matrix = x.view(self.outputs, -1)
         value, gradient = 0.0, torch.zeros_like(matrix, dtype=torch.float64)
-        for rows, targets, weight in self._parts(1000, self.train, self.targets, self.weights):
+        for rows, targets, weight in self._chunks(1000, self.train, self.targets, self.weights):
             part, target = rows.to(x.dtype), targets.to(x.dtype).mT
             scores = matrix @ part.mT
             value += (self.row_loss(scores, target) * weight).sum(dtype=torch.float64).item()
             gradient += self.residual(scores, target) * weight @ part
-        rows_in_all = len(self.train)
-        penalty = 0.5 * self.l2 * (x @ x).item()
-        return value / rows_in_all + penalty, gradient.flatten() / rows_in_all + self.l2 * x
+        count, penalty = len(self.train), 0.5 * self.l2 * (x @ x).item()
+        return value / count + penalty, gradient.flatten() / count + self.l2 * x
 
     def fingerprint(self) -> str:
-        """The model, its penalty and its data."""
         contents = hashlib.sha256()
         for part in tensors((self.train, self.targets, self.weights)):
             contents.update(part.cpu().numpy().tobytes())
@@ -178,9 +171,7 @@ class LinearModel(ABC):
         """The share of test rows whose largest score is their class."""
         if self.classes is None:
             return None
-        return self._mean_over_rows(
-            x, self.test, self.test_targets, lambda scores, target: scores.argmax(-2) == target.argmax(-2)
-        )
+        return self._mean(x, self.test, self.test_targets, lambda scores, y: scores.argmax(-2) == y.argmax(-2))
 
     @cached_property
     def _gram_extremes(self) -> tuple[float, float]:
@@ -199,26 +190,18 @@ class LinearModel(ABC):
 
     @property
     def strong_convexity(self) -> float:
-        """H: what the penalty gives."""
         return self.l2
 
     def to(self: Self, device: torch.device | str) -> Self:
-        """A shallow copy with its tensors on the device."""
         moved = copy.copy(self)
         for name, value in vars(self).items():
-            if isinstance(value, Tensor | SparseRows) and name not in (
-                "y_train",
-                "y_test",
-            ):  # labels are looked up on the CPU
+            if isinstance(value, Tensor | SparseRows) and not name.startswith("y_"):  # labels stay on the CPU
                 setattr(moved, name, value.to(device))
         return moved
 
     def __repr__(self) -> str:
-        batches = self.minibatches
-        return (
-            f"{type(self).__name__}({self.data_name}, batch={batches.batch}, "
-            f"sampling={batches.sampling!r}, l2={self.l2})"
-        )
+        batch, sampling = self.minibatches.batch, self.minibatches.sampling
+        return f"{type(self).__name__}({self.data_name}, batch={batch}, sampling={sampling!r}, l2={self.l2})"
 
 
 def _with_bias(x: Tensor) -> Rows:
@@ -240,11 +223,9 @@ class SoftmaxRegression(LinearModel):
     curvature = 0.5
 
     def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Probabilities minus the one-hot class."""
         return torch.softmax(scores, dim=-2) - targets
 
     def row_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
         return torch.logsumexp(scores, dim=-2) - (scores * targets).sum(-2)
 
 
@@ -258,11 +239,9 @@ class LeastSquares(LinearModel):
         return y.to(dtype).unsqueeze(-1) if self.classes is None else super()._as_targets(y, dtype)
 
     def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Score minus target."""
         return scores - targets
 
     def row_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Half the squared error."""
         return 0.5 * (scores - targets).square().sum(-2)
 
     @property
@@ -282,12 +261,10 @@ class SmoothedSVM(LinearModel):
     curvature = 1.0
 
     def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Minus the sign times how far the margin falls short, at most 1."""
         sign = 2 * targets - 1
         return -sign * (1 - sign * scores).clamp(0, 1)
 
     def row_loss(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Sum over the outputs."""
         short = (1 - (2 * targets - 1) * scores).clamp_min(0)
         return torch.where(short <= 1, 0.5 * short.square(), short - 0.5).sum(-2)
 

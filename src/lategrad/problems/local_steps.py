@@ -1,55 +1,63 @@
-"""Local steps: a worker takes several steps of an optimizer of its own, and sends where they led (as in DiLoCo)."""
+"""Local steps: a worker takes several steps of its own optimizer and sends their sum (as in DiLoCo)."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from lategrad.problems.inner import InnerOptimizer
+from lategrad.execution import StateStep, in_place
+from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
 from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.worker_state import Count, Work, is_stateful
+from lategrad.problems.worker_state import Count, JobResult, is_stateful
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
-from lategrad.rules.rule import AnyRule, as_dtype
-from lategrad.support.runs import map_tensors, spread, tensors
+from lategrad.rules.rule import AnyRule, Rule, as_dtype, needs_ticket
+from lategrad.support.runs import map_tensors, owned, spread, tensors
 from lategrad.support.validation import require, require_number
 
-_PASSED_ON = ("blocks", "fingerprint", "measure", "module_at", "name", "on_device", "test_loss")
-"""What else a problem may have that means the same with local steps."""
+_FORWARDED = ("blocks", "fingerprint", "measure", "module_at", "name", "on_device", "test_loss")
+"""Members of the inner problem that mean the same with local steps."""
+
+_TRACING = threading.Lock()
+"""Workers may be threads of one process, and torch traces one function at a time."""
+
+Gradient = Callable[[Tensor, int], Tensor]
+"""The gradient at a point for local step 0, 1, ..."""
 
 
 class LocalSteps:
-    r"""Any problem, with a job of H steps: its "gradient" at x is x minus the point that they lead to.
+    r"""A problem whose jobs take H local steps: its "gradient" at x is x minus the point that they lead to.
 
-    The worker starts at the query, :math:`y_0 = x`, and takes the steps of its own optimizer on one sample of the
-    problem each. What it sends, the *pseudo-gradient*, points from where it came to to where it began:
+    The worker starts at the query, :math:`y_0 = x`, and takes each step of its own optimizer on one sample of the
+    problem. It sends the *pseudo-gradient*, which points from its last point back to the first:
 
     .. math:: y_h = \mathrm{inner}(y_{h-1}, \nabla f(y_{h-1}; z_h)), \quad h = 1, \dots, H; \qquad
         \Delta = x - y_H \quad\text{or, scaled,}\quad \frac{x - y_H}{H\, \mathrm{lr}}
 
-    A server rule is then the outer optimizer: with ``lategrad.SGD(lr=1.0)`` it goes where the worker went. The inner
-    optimizer's state (its moments, its step count) stays with the worker from job to job; its iterate is the query.
+    A server rule is then the outer optimizer: ``lategrad.SGD(lr=1.0)`` moves to the worker's last point. The inner
+    optimizer's state (moments, step count) stays with the worker from job to job; its iterate is the query.
 
-    Samples: job k uses the problem's samples number kH, ..., kH + H - 1; one with fewer steps the first ones of those.
+    Samples: job k uses samples kH, ..., kH + H - 1 of the problem; one with fewer steps uses the first of those.
     Loss, accuracy and the other measures are the problem's own.
 
     Args:
         problem: the problem whose gradients the worker takes.
-        steps: H, the steps of a job; the most of them where hosts let slow workers take fewer.
+        local_steps: H, the local steps of a job; their maximum where hosts let slow workers take fewer.
         inner: the worker's optimizer, as a rule or as a text such as "sgd:lr=0.1", "sgd-momentum:lr=0.1",
-            "adamw:lr=0.001" or "muon:lr=0.01". Any rule that has no averages and no tickets will do: its query must be
-            its iterate, and nothing else in its state may depend on where it starts.
-        scaled: divide by the number of steps and by the inner ``lr``: for inner SGD this is the mean of the gradients
-            along the way, so that the server's step keeps the size that it has for plain gradients.
-        seconds: in a real training, how long a job is to take: a worker takes as many steps as fit, by the speed of its
-            last job, from 1 to H; the server is told how many. By default every job has H steps. Simulated workers have
-            clocks of their own.
+            "adamw:lr=0.001" or "muon:lr=0.01". It must be a rule without averages and tickets: its query is its
+            iterate, and nothing else in its state depends on where it starts.
+        scaled: divide by the number of local steps and by the inner ``lr``. For inner SGD this is the mean of the
+            gradients along the way, so that the server's lr keeps the size that it has for plain gradients.
+        seconds: in real training, the target duration of a job: a worker takes 1 to H steps, as many as fit at the
+            speed of its last job, and tells the server how many. By default every job has H steps. Simulated workers
+            have their own clocks.
 
     >>> import lategrad as lg
-    >>> problem = lg.problems.LocalSteps(lg.problems.Quadratic(noise=0.1), steps=20, inner="adamw:lr=0.01")
+    >>> problem = lg.problems.LocalSteps(lg.problems.Quadratic(noise=0.1), local_steps=20, inner="adamw:lr=0.01")
     >>> trace = lg.simulate(problem, lg.SGD(lr=0.2), delays=3, steps=200)
     >>> bool(trace.loss[-1] < 0.1 * trace.loss[0])
     True
@@ -60,121 +68,197 @@ class LocalSteps:
     def __init__(
         self,
         problem: Problem,
-        steps: int,
+        local_steps: int,
         inner: AnyRule[Any] | str = "adamw:lr=0.001",
         scaled: bool = False,
         seconds: float | None = None,
     ) -> None:
         self.problem = as_problem(problem)
         require("problem", problem, not is_stateful(self.problem), "a plain problem: this one has local steps already")
-        is_count = isinstance(steps, int) and not isinstance(steps, bool)
-        require("steps", steps, is_count and steps >= 1, "an integer >= 1")
+        is_count = isinstance(local_steps, int) and not isinstance(local_steps, bool)
+        require("local_steps", local_steps, is_count and local_steps >= 1, "an integer >= 1")
         require("scaled", scaled, isinstance(scaled, bool), "True or False")
         if seconds is not None:
             require_number("seconds", seconds, low=0, strict=True)
-        self.steps, self.scaled, self.seconds = steps, scaled, seconds
+        self.local_steps, self.scaled, self.seconds = local_steps, scaled, seconds
         self.inner = fill_in(as_rule(inner), getattr(problem, "blocks", None))
-        self._inner = InnerOptimizer(self.inner, self.start())
+        self.optimizer = InnerOptimizer(self.inner, self.start())
         require("inner", inner, hasattr(self.inner, "lr") or not scaled, "a rule with an lr, to be scaled by it")
         self.dim = problem.dim
-        self._of_one_sample = problem.samples(0, 0, 1).dim() - 1  # dimensions
+        self._sample_dims = problem.samples(0, 0, 1).dim() - 1
 
     def __getattr__(self, name: str) -> Any:
-        if name in _PASSED_ON:
+        if name in _FORWARDED:
             return getattr(self.problem, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def smoothness(self) -> float | None:
-        """The problem's."""
         return self.problem.smoothness
 
     @property
     def strong_convexity(self) -> float | None:
-        """The problem's."""
         return self.problem.strong_convexity
 
     def start(self) -> Tensor:
-        """The problem's, for every run that the inner rule has a hyper-parameter for."""
+        """The problem's start, for every run that the inner rule has a hyper-parameter for."""
         return spread(self.inner, self.problem.start())
 
     def samples(self, seed: int, first: int, count: int) -> Tensor:
         """H samples of the problem for each job, ``(count, H, ...)``."""
-        of_steps = self.problem.samples(seed, first * self.steps, count * self.steps)
-        jobs: Tensor = of_steps.unflatten(0, (count, self.steps))
-        return jobs
+        return self._by_job(self.problem.samples(seed, first * self.local_steps, count * self.local_steps))
 
     @property
     def samples_of_shard(self) -> Callable[[int, int, int, int, int], Tensor]:
-        """The same from a part of the data, if the problem has parts."""
-        of_problem: Callable[[int, int, int, int, int], Tensor] = self.problem.samples_of_shard  # type: ignore[attr-defined]
+        """The same from one shard of the data, if the problem has shards."""
+        draw: Callable[[int, int, int, int, int], Tensor] = self.problem.samples_of_shard  # type: ignore[attr-defined]
+        steps = self.local_steps
+        return lambda seed, first, count, shard, shards: self._by_job(
+            draw(seed, first * steps, count * steps, shard, shards)
+        )
 
-        def of_jobs(seed: int, first: int, count: int, shard: int, shards: int) -> Tensor:
-            of_steps = of_problem(seed, first * self.steps, count * self.steps, shard, shards)
-            jobs: Tensor = of_steps.unflatten(0, (count, self.steps))
-            return jobs
-
-        return of_jobs
+    def _by_job(self, samples: Tensor) -> Tensor:
+        jobs: Tensor = samples.unflatten(0, (-1, self.local_steps))
+        return jobs
 
     def labels(self, samples: Tensor) -> Tensor | None:
         """The classes of all rows of a job, ``(count, H * batch)``."""
-        of_steps = self.problem.labels(samples.flatten(0, 1))
-        return None if of_steps is None else of_steps.unflatten(0, (len(samples), self.steps)).flatten(1)
+        labels = self.problem.labels(samples.flatten(0, 1))
+        return None if labels is None else self._by_job(labels).flatten(1)
 
-    def memory(self, x: Tensor) -> Any:
-        """The inner optimizer's first state, without its iterate."""
-        return self._inner.memory(x)
+    def init_worker_state(self, x: Tensor) -> Any:
+        """The inner optimizer's initial state, without its iterate."""
+        return self.optimizer.init(x)
 
-    def work(self, x: Tensor, sample: Tensor, memory: Any, steps: Count | None = None) -> Work:
-        """The inner steps; the number of them may be a tensor with one for each run."""
-        taken = self.steps if steps is None else steps
+    def run_job(self, x: Tensor, sample: Tensor, state: Any, local_steps: Count | None = None) -> JobResult:
+        """Take the local steps; a tensor of ``local_steps`` has one number for each run."""
+        steps = self.local_steps if local_steps is None else local_steps
 
         def gradient(y: Tensor, h: int) -> Tensor:
-            return self.problem.gradient(y, sample.select(sample.dim() - self._of_one_sample - 1, h))
+            return self.problem.gradient(y, sample.select(sample.dim() - self._sample_dims - 1, h))
 
-        if isinstance(taken, int):
-            require("steps", taken, 1 <= taken <= self.steps, f"from 1 to {self.steps}")
-            end, kept = self._inner.walk(x, memory, gradient, taken)
+        if isinstance(steps, int):
+            require("local_steps", steps, 1 <= steps <= self.local_steps, f"from 1 to {self.local_steps}")
+            end, state = self.optimizer.run(x, state, gradient, steps)
         else:
-            end, kept = self._walk_as_far(x, memory, gradient, taken)
-        moved = x - end
+            end, state = self.optimizer.run_each(x, state, gradient, steps, self.local_steps)
+        grad = x - end
         if self.scaled:
-            exactly = taken.double() if isinstance(taken, Tensor) else taken
-            moved = moved / as_dtype(exactly * self.inner.lr, moved)  # type: ignore[union-attr]
-        return Work(moved, kept)
-
-    def _walk_as_far(
-        self, x: Tensor, memory: Any, gradient: Callable[[Tensor, int], Tensor], taken: Tensor
-    ) -> tuple[Tensor, Any]:
-        """Each run takes as many steps as its count says, and then stays where it is."""
-        inner, state = self._inner, self._inner.start(x, memory)
-        for h in range(self.steps):
-            state = _where(taken > h, inner.step(state, gradient(inner.at(state), h)), state)
-        return inner.at(state), inner.kept(state)
+            exact = steps.double() if isinstance(steps, Tensor) else steps
+            grad = grad / as_dtype(exact * self.inner.lr, grad)  # type: ignore[union-attr]
+        return JobResult(grad, state)
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
-        """What a fresh worker sends after all H steps."""
-        return self.work(x, sample, self.memory(x)).grad
+        """The pseudo-gradient of a new worker after H steps."""
+        return self.run_job(x, sample, self.init_worker_state(x)).grad
 
     def loss(self, x: Tensor) -> Tensor:
-        """The problem's."""
         return self.problem.loss(x)
 
     def accuracy(self, x: Tensor) -> Tensor | None:
-        """The problem's."""
         return self.problem.accuracy(x)
 
     def to(self, device: torch.device | str) -> LocalSteps:
-        """The same with the problem's data, and the inner rule's numbers, on a device."""
         inner = map_tensors(lambda leaf: leaf.to(device), self.inner)
-        return LocalSteps(self.problem.to(device), self.steps, inner, self.scaled, self.seconds)
+        return LocalSteps(self.problem.to(device), self.local_steps, inner, self.scaled, self.seconds)
 
     def __repr__(self) -> str:
-        timed = "" if self.seconds is None else f", seconds={self.seconds:g}"
-        return f"LocalSteps({self.problem!r}, steps={self.steps}, inner={self.inner!r}, scaled={self.scaled}{timed})"
+        seconds = "" if self.seconds is None else f", seconds={self.seconds:g}"
+        return (f"LocalSteps({self.problem!r}, local_steps={self.local_steps}, inner={self.inner!r}, "
+                f"scaled={self.scaled}{seconds})")  # fmt: skip
+
+
+class InnerOptimizer:
+    """A rule as a worker's own optimizer: each job starts it at a new point, with the rest of its state carried over.
+
+    One large vector on a CPU is updated in place: fresh memory for every step would cost more than the step.
+
+    Args:
+        rule: one whose query and output are its iterate, with nothing else in its state that depends on its start.
+        x0: a point at which to check that.
+
+    >>> import lategrad as lg
+    >>> inner = InnerOptimizer(lg.baselines.SGDMomentum(lr=0.1), torch.zeros(1))
+    >>> x, state = torch.tensor([5.0]), inner.init(torch.zeros(1))
+    >>> inner.run(x, state, lambda y, h: torch.ones(1), steps=2)[0]  # -0.1, then -0.19 more
+    tensor([4.7100])
+    """
+
+    def __init__(self, rule: AnyRule[Any], x0: Tensor) -> None:
+        require("inner", rule, not needs_ticket(rule), "a rule without tickets")
+        self.rule = cast("Rule[Any]", rule)
+        state = rule.init(x0)
+        query = rule.query(state)
+        places = [i for i, leaf in enumerate(tensors(state)) if leaf is query]
+        self._iterate = places[0] if places else -1  # its place among the tensors of the state
+        is_output = len(places) == 1 and torch.equal(rule.output(state), query)
+        pairs = zip(tensors(state), tensors(rule.init(x0 + 1)), strict=True)
+        restarts = all(i == self._iterate or torch.equal(here, there) for i, (here, there) in enumerate(pairs))
+        valid = "a rule whose query and output are its iterate, and which can restart at another point, such as AdamW"
+        require("inner", rule, is_output and restarts, valid)
+        self._step: StateStep | None = None
+
+    @property
+    def backend(self) -> str | None:
+        """Backend of the in-place step; None before a job has used it."""
+        return None if self._step is None else self._step.backend
+
+    def init(self, x: Tensor) -> Any:
+        """The state of a new worker, without an iterate."""
+        return self.without_iterate(self.rule.init(x))
+
+    def with_iterate(self, state: Any, x: Tensor) -> Any:
+        """The state with its iterate at ``x``."""
+        leaves = tensors(state)
+        leaves[self._iterate] = x
+        remaining = iter(leaves)
+        return map_tensors(lambda _: next(remaining), state)
+
+    def without_iterate(self, state: Any) -> Any:
+        """The state with an empty tensor as its iterate."""
+        return self.with_iterate(state, self.rule.query(state)[..., :0].clone())
+
+    def run(self, x: Tensor, state: Any, gradient: Gradient, steps: int) -> tuple[Tensor, Any]:
+        """The point after a number of steps from ``x``, and the state to carry over."""
+        if self._in_place_pays(x):
+            return self._run_in_place(x, state, gradient, steps)
+        state = self.with_iterate(state, x)
+        for h in range(steps):
+            state = self.rule.update(state, gradient(self.rule.query(state), h), 0)
+        return self.rule.query(state), self.without_iterate(state)
+
+    def run_each(self, x: Tensor, state: Any, gradient: Gradient, steps: Tensor, maximum: int) -> tuple[Tensor, Any]:
+        """The same where each run takes its own number of steps and then stays where it is."""
+        state = self.with_iterate(state, x)
+        for h in range(maximum):
+            after = self.rule.update(state, gradient(self.rule.query(state), h), 0)
+            state = _where(steps > h, after, state)
+        return self.rule.query(state), self.without_iterate(state)
+
+    def _in_place_pays(self, x: Tensor) -> bool:
+        single = x.numel() == x.shape[-1] and x.device.type == "cpu" and not torch.compiler.is_compiling()
+        has_blocks = getattr(self.rule, "blocks", None) is not None  # its matrix products gain little
+        return single and not has_blocks and compiling_pays(EXPECTED_STEPS, x.numel(), backend="loops")
+
+    def _run_in_place(self, x: Tensor, state: Any, gradient: Gradient, steps: int) -> tuple[Tensor, Any]:
+        start = self.with_iterate(state, x)
+        if self._step is None:
+            with _TRACING:  # for a single run without run dimensions
+                self._step = in_place(self.rule, owned(map_tensors(lambda leaf: leaf.reshape(-1), start)))
+        step = self._step
+        for buffer, value in zip(tensors(step.state), tensors(start), strict=True):
+            buffer.copy_(value.reshape(-1))
+        y = self.rule.query(step.state)
+        for h in range(steps):
+            step(gradient(y.view(x.shape), h).reshape(-1), 0)
+        after = iter(tensors(step.state))
+        end = map_tensors(lambda leaf: next(after).clone().view(leaf.shape), start)
+        return self.rule.query(end), self.without_iterate(end)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_step": None}  # compiled where it is used
 
 
 def _where(condition: Tensor, then: Any, otherwise: Any) -> Any:
-    """The one state or the other, for each run."""
     others = iter(tensors(otherwise))
     return map_tensors(lambda leaf: torch.where(condition, leaf, next(others)), then)

@@ -17,11 +17,11 @@ _BLOCK = 256  # samples drawn from one generator: a stream can be entered anywhe
 
 def noise(seed: int, first: int, count: int, width: int) -> Tensor:
     """Standard normal vectors number ``first, ...`` of a stream, float64, shape ``(count, width)``."""
-    return _in_blocks(
-        lambda block: torch.randn(_BLOCK, width, generator=seeded(seed, Stream.NOISE, block), dtype=torch.float64),
-        first,
-        count,
-    )
+
+    def draw(block: int) -> Tensor:
+        return torch.randn(_BLOCK, width, generator=seeded(seed, Stream.NOISE, block), dtype=torch.float64)
+
+    return _in_blocks(draw, first, count)
 
 
 def _in_blocks(draw: Callable[[int], Tensor], first: int, count: int) -> Tensor:
@@ -54,13 +54,12 @@ class Minibatches:
 
     def draw(self, seed: int, first: int, count: int) -> Tensor:
         """Minibatches number ``first, ...`` of the stream of a seed; int64, shape ``(count, batch)``."""
+
+        def draw(block: int) -> Tensor:
+            return torch.randint(self.rows, (_BLOCK, self.batch), generator=seeded(seed, Stream.IID_ROWS, block))
+
         if self.sampling == "iid":
-            shape = (_BLOCK, self.batch)
-            return _in_blocks(
-                lambda block: torch.randint(self.rows, shape, generator=seeded(seed, Stream.IID_ROWS, block)),
-                first,
-                count,
-            )
+            return _in_blocks(draw, first, count)
         begin, end = first * self.batch, (first + count) * self.batch
         epochs = range(begin // self.rows, -(-end // self.rows))
         order = torch.cat([torch.randperm(self.rows, generator=seeded(seed, Stream.EPOCHS, e)) for e in epochs])

@@ -7,18 +7,17 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from lategrad.problems.flat_module import FlatModule, Value
+from lategrad.problems.flat_module import FlatModule, Value, recompute_statistics, stop_tracking, tracking_layers
 from lategrad.problems.minibatches import Minibatches
 from lategrad.problems.problem import Measures
-from lategrad.problems.running_statistics import recompute, stop_tracking, tracking_layers
 from lategrad.problems.sources import Batches, Columns, Inputs, Source, map_inputs
-from lategrad.problems.splits import parts_of
+from lategrad.problems.splits import split_data
 from lategrad.rules.blocks import Blocks
 from lategrad.support.validation import require
 
@@ -27,19 +26,20 @@ _STATISTICS_ROWS = 2048  # of the training data, that batch norm's statistics ar
 
 Result = TypeVar("Result")
 Rows = tuple[Inputs, Tensor]
-Question = tuple[Source, int | None, Mapping[str, Value]]
-"""A source, how many of its first rows (None for all), and what is to be the mean over them."""
+Values = Mapping[str, Value]
+Request = tuple[Source, int | None, Values]
+"""A source, the number of its first rows (None for all), and the values to average over them."""
 
 
 class ModuleProblem:
     """Train a module: one parameter vector by plain autograd, many at once through ``torch.func``.
 
-    Whatever autograd can differentiate can be trained. Where ``torch.func`` cannot take many runs at once (recurrent
-    layers, for one), they are taken one after another, and a warning says so.
+    Any module that autograd can differentiate can be trained. Where ``torch.func`` cannot take many runs at once (for
+    example with recurrent layers), they are computed one after another, with a warning.
 
-    Batch norm uses the statistics of the minibatch in gradients. Its running statistics are not kept along the way:
+    Batch norm uses the statistics of the minibatch in gradients. It has no running statistics during training:
     whenever a point is evaluated, and in :meth:`module_at`, they are the means over the first 2,048 training rows at
-    that very point. Layers that are in evaluation mode keep theirs. Other buffers stay as they are.
+    that point. Layers in evaluation mode keep theirs. Other buffers stay as they are.
 
     Losses and accuracies are taken in evaluation mode. Parameters that do not require a gradient stay as they are.
     Random layers (dropout) draw from torch's global generator, so that runs with them are not a function of the seed
@@ -50,19 +50,19 @@ class ModuleProblem:
         data: a data set of :func:`lategrad.problems.load`; a ``torch.utils.data.Dataset`` or any other sequence of
             rows, each a pair (input, target) or a dict; :class:`~lategrad.problems.NpyRows`, for files that stay on
             disk; or a function from a seed to an iterable of batches, such as a ``DataLoader``. Every worker draws
-            from all rows (or from a shard of them, ``lg.train(data_shards=...)``), by a stream of its own.
+            from all rows (or from a shard of them, ``lg.train(data_shards=...)``), with its own stream.
         loss: from (module output, targets) to the mean loss of the batch; by default cross-entropy for
             classes, which are scored along the last dimension of the output (targets may have any shape), and half
             the mean squared error otherwise.
         batch: rows in a minibatch; those of a function are as large as it makes them.
         sampling: "iid" or "epochs".
-        evaluate: how many training rows the reported loss is the mean over, the first ones; by default all.
+        evaluate: number of training rows, the first ones, in the reported loss; by default all.
         micro_batch: rows whose gradient is taken at once; a larger minibatch is cut into pieces, one after another,
-            so that it needs no more memory. The loss must be a mean over rows.
+            to save memory. The loss must be a mean over rows.
         test: held-out data of the same kind, where ``data`` has no test part of its own.
         validation: the share of the training rows, chosen at random but always the same, that is held out: records
             then show loss, accuracy and metrics on those, and the test part is left for :meth:`measure`.
-        evaluate_held_out: how many held-out rows are looked at, the first ones; by default all.
+        evaluate_held_out: number of held-out rows, the first ones, that are evaluated; by default all.
         metrics: from (module output, targets) to a mean over the batch, by name; recorded on the held-out data.
         columns: where rows are dicts: ``("image", "label")``, or ``(("input_ids", "attention_mask"), "labels")``
             for inputs that are passed by name.
@@ -98,8 +98,7 @@ class ModuleProblem:
     ) -> None:
         counts = {"evaluate": evaluate, "micro_batch": micro_batch, "evaluate_held_out": evaluate_held_out}
         for name, value in counts.items():
-            valid = value is None or (isinstance(value, int) and value >= 1)
-            require(name, value, valid, "an integer >= 1, or None")
+            require(name, value, value is None or (isinstance(value, int) and value >= 1), "an integer >= 1, or None")
         _require_module(module)
         self.metrics = _checked_metrics(metrics)
         self.module = copy.deepcopy(module)
@@ -111,22 +110,22 @@ class ModuleProblem:
         self.dim = self.training.dim
         require("module", module, self.dim > 0, "a module with parameters to train")
 
-        self.data, self.parts = data, parts_of(data, test, validation, evaluate, columns)
-        require("metrics", list(self.metrics), self.parts.held_out is not None or not self.metrics,
+        self.data, self.splits = data, split_data(data, test, validation, evaluate, columns)
+        require("metrics", list(self.metrics), self.splits.held_out is not None or not self.metrics,
                 "None without held-out data, on which they are taken: give test= or validation=")  # fmt: skip
         self.evaluate, self.evaluate_held_out = evaluate, evaluate_held_out
-        self.minibatches = Minibatches(len(self.parts.judged), batch, sampling)
+        self.minibatches = Minibatches(len(self.splits.loss_rows), batch, sampling)
         self.micro_batch = micro_batch
         self.evaluation_rows = _EVALUATION_ROWS
-        self.loss_of_batch: Value = loss or (_cross_entropy if self.parts.has_classes else _half_mse)
+        self.loss_of_batch: Value = loss or (_cross_entropy if self.splits.has_classes else _half_mse)
         self._takes_many_runs = True
 
     def fingerprint(self) -> str:
         """The data, the module with its shapes and all that is not trained, and the name of the loss.
 
-        Not the first parameters: they are random, and a run that goes on has better ones.
+        Not the first parameters: they are random, and a resumed run has others.
         """
-        contents = hashlib.sha256(self.parts.judged.fingerprint())
+        contents = hashlib.sha256(self.splits.loss_rows.fingerprint())
         trained = {block.name: block.shape for block in self.blocks.parts}
         contents.update(repr(list(trained.items())).encode())
         fixed = [part for name, part in self.module.state_dict().items() if name not in trained]
@@ -154,29 +153,24 @@ class ModuleProblem:
 
     def samples(self, seed: int, first: int, count: int) -> Tensor:
         """Row numbers, ``(count, batch)``; of a stream of batches its seed and the batch's number, ``(count, 2)``."""
-        if isinstance(self.parts.train, Batches):
+        if isinstance(self.splits.train, Batches):
             return torch.stack([torch.full((count,), seed), torch.arange(first, first + count)], dim=-1)
         return self.minibatches.draw(seed, first, count)
 
     def samples_of_shard(self, seed: int, first: int, count: int, shard: int, shards: int) -> Tensor:
-        """The same from every so many rows only, beginning with row number ``shard``."""
-        if isinstance(self.parts.train, Batches):
+        """The same from rows ``shard, shard + shards, ...`` only."""
+        if isinstance(self.splits.train, Batches):
             raise ValueError(f"data_shards must be None, got {shards}: a stream of batches has no rows to share out; "
                              "every worker has a seed of its own")  # fmt: skip
         return self.minibatches.draw_from(range(shard, self.minibatches.rows, shards), seed, first, count)
 
     def labels(self, samples: Tensor) -> Tensor | None:
-        """The classes of those rows, where the data set has them in memory."""
-        return None if self.parts.labels is None else self.parts.labels[samples]
+        return None if self.splits.labels is None else self.splits.labels[samples]
 
     @property
     def on_device(self) -> bool:
-        """Whether a gradient is work of the device alone: a GPU can then be told to repeat it."""
-        return self.parts.train.on_device
-
-    def _rows(self, sample: Tensor) -> Rows:
-        """The inputs and targets of a sample."""
-        return self.parts.train.rows(sample)
+        """Whether a gradient needs nothing but its device, so that a GPU can repeat it as a graph."""
+        return self.splits.train.on_device
 
     # ---- Gradients
 
@@ -195,12 +189,12 @@ class ModuleProblem:
             function = vmap(grad(loss), in_dims=(0, None, None), randomness="different")
             for _ in range(streams):
                 function = vmap(function, randomness="different")
-            return self._over_pieces(self._rows(sample), streams, lambda *piece: function(stacked, *piece))
+            return self._over_pieces(self.splits.train.rows(sample), streams, lambda *piece: function(stacked, *piece))
 
         def one_by_one() -> Tensor:
             samples = sample.reshape(-1, sample.shape[-1])
             points = stacked.reshape(len(samples), -1, self.dim)
-            rows = map(self._rows, samples)
+            rows = map(self.splits.train.rows, samples)
             return torch.stack([self._gradient_on(x, of) for xs, of in zip(points, rows, strict=True) for x in xs])
 
         if torch.compiler.is_compiling():
@@ -208,8 +202,8 @@ class ModuleProblem:
         return self._over_runs(runs, at_once, one_by_one).reshape(x.shape)
 
     def gradient_of_one(self, x: Tensor, sample: Tensor, out: Tensor | None = None) -> Tensor:
-        """The gradient at one vector ``(dim,)``, as a worker computes it; into ``out``, if there is room for it."""
-        return self._gradient_on(x, self._rows(sample), out)
+        """The gradient at one vector ``(dim,)``, as a worker computes it; written into ``out`` if given."""
+        return self._gradient_on(x, self.splits.train.rows(sample), out)
 
     def _gradient_on(self, x: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
         if self.micro_batch is None or len(rows[1]) <= self.micro_batch:
@@ -218,44 +212,42 @@ class ModuleProblem:
         return whole if out is None else out.copy_(whole)
 
     def _over_pieces(self, rows: Rows, dimension: int, gradient: Callable[[Inputs, Tensor], Tensor]) -> Tensor:
-        """The mean of the gradients on pieces of a minibatch, weighted by their rows, which lie along a dimension."""
+        """The mean of the gradients on pieces of a minibatch, weighted by their rows."""
         inputs, targets = rows
         count = targets.shape[dimension]
         size = count if self.micro_batch is None else min(self.micro_batch, count)
         if size == count:
             return gradient(inputs, targets)
-        total: Tensor | None = None
+        total: Tensor | float = 0.0
         for first in range(0, count, size):
             length = min(size, count - first)
             part = map_inputs(partial(torch.narrow, dim=dimension, start=first, length=length), inputs)
-            piece = length / count * gradient(part, targets.narrow(dimension, first, length))
-            total = piece if total is None else total + piece
-        assert total is not None
-        return total
+            total = total + length / count * gradient(part, targets.narrow(dimension, first, length))
+        return cast(Tensor, total)
 
     def _over_runs(self, runs: int, at_once: Callable[[], Result], one_by_one: Callable[[], Result]) -> Result:
-        """All runs at once where that can be done; a single one always by itself."""
+        """All runs at once where ``torch.func`` can; a single run always by itself."""
         if runs == 1 or not self._takes_many_runs:
             return one_by_one()
         try:
             return at_once()
-        except RuntimeError as error:  # torch.func's own, or one of the module's, which then comes again
+        except RuntimeError as error:  # torch.func's own, or one of the module's, which is then raised again
             result = one_by_one()
             self._takes_many_runs = False
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"torch.func cannot take {runs} runs of {type(self.module).__name__} at once, so they are "
-                          f"taken one after another: {reason}", stacklevel=2)  # fmt: skip
+                          f"computed one after another: {reason}", stacklevel=2)  # fmt: skip
             return result
 
     # ---- Evaluation
 
     def _prepare(self, x: Tensor) -> None:
-        """Write a vector into the module that is evaluated, with the statistics that batch norm has there."""
+        """Write a vector into the evaluated module, with batch norm's statistics at that point."""
         self.evaluated.write(x)
         if self._tracking:
             layers = [self.evaluated.module.get_submodule(name) for name in self._tracking]
-            batches = self._chunks(self.parts.judged, _STATISTICS_ROWS, max(2, self.minibatches.batch))
-            recompute(self.evaluated, layers, (inputs for inputs, _, _ in batches))  # type: ignore[arg-type]
+            batches = self._chunks(self.splits.loss_rows, _STATISTICS_ROWS, max(2, self.minibatches.batch))
+            recompute_statistics(self.evaluated, layers, (inputs for inputs, _, _ in batches))  # type: ignore[arg-type]
 
     def _chunks(self, source: Source, first: int | None, size: int) -> Iterator[tuple[Inputs, Tensor, int]]:
         count = len(source) if first is None else min(first, len(source))
@@ -263,100 +255,94 @@ class ModuleProblem:
             yield *source.rows(numbers), len(numbers)
 
     @torch.no_grad()
-    def _means(self, x: Tensor, questions: list[Question]) -> dict[str, Tensor]:
-        """Means over the rows of sources, each chunk of which is looked at once; float64, ``(*runs, 1)``."""
+    def _means(self, x: Tensor, requests: list[Request]) -> dict[str, Tensor]:
+        """Means over the rows of sources, each of which is read once; float64, ``(*runs, 1)``."""
         vectors = x.reshape(-1, self.dim)
 
-        def collected(
-            of_chunk: Callable[[Inputs, Tensor, Mapping[str, Value]], dict[str, Tensor]],
-        ) -> dict[str, Tensor]:
+        def over_chunks(evaluate: Callable[[Inputs, Tensor, Values], dict[str, Tensor]]) -> dict[str, Tensor]:
             means: dict[str, Tensor] = {}
-            for source, first, wanted in questions:
-                seen = 0
+            for source, first, values in requests:
+                total = 0
                 for inputs, targets, rows in self._chunks(source, first, self.evaluation_rows):
-                    seen += rows
-                    for name, value in of_chunk(inputs, targets, wanted).items():
+                    total += rows
+                    for name, value in evaluate(inputs, targets, values).items():
                         means[name] = means.get(name, 0.0) + value.double() * rows
-                for name in wanted:
-                    means[name] = means[name] / seen
+                means |= {name: means[name] / total for name in values}
             return means
 
         def at_once() -> dict[str, Tensor]:
-            def of_run(
-                vector: Tensor, inputs: Inputs, targets: Tensor, wanted: Mapping[str, Value]
-            ) -> dict[str, Tensor]:
+            def of_run(vector: Tensor, inputs: Inputs, targets: Tensor, values: Values) -> dict[str, Tensor]:
                 output = self.evaluated.call(vector, inputs)
-                return {name: value(output, targets) for name, value in wanted.items()}
+                return {name: value(output, targets) for name, value in values.items()}
 
             many = vmap(of_run, in_dims=(0, None, None, None), randomness="different")
-            return collected(lambda inputs, targets, wanted: many(vectors, inputs, targets, wanted))
+            return over_chunks(lambda *chunk: many(vectors, *chunk))
+
+        def of_chunk(inputs: Inputs, targets: Tensor, values: Values) -> dict[str, Tensor]:
+            output = self.evaluated.output(inputs)
+            return {name: _scalar(name, value(output, targets)) for name, value in values.items()}
 
         def one_by_one() -> dict[str, Tensor]:
-            def of_chunk(inputs: Inputs, targets: Tensor, wanted: Mapping[str, Value]) -> dict[str, Tensor]:
-                output = self.evaluated.output(inputs)
-                return {name: _number(name, value(output, targets)) for name, value in wanted.items()}
-
             by_run = []
             for vector in vectors:
                 self._prepare(vector)
-                by_run.append(collected(of_chunk))
+                by_run.append(over_chunks(of_chunk))
             return {name: torch.stack([means[name] for means in by_run]) for name in by_run[0]}
 
         means = one_by_one() if self._tracking else self._over_runs(len(vectors), at_once, one_by_one)
         return {name: value.reshape(*x.shape[:-1], 1) for name, value in means.items()}
 
     def measure(self, x: Tensor, part: str | None = None) -> Measures:
-        """Loss, held-out loss, accuracy and metrics, each part of the data gone through once.
+        """Loss, held-out loss, accuracy and metrics, with each split of the data read once.
 
         Args:
             x: points, ``(*runs, dim)``.
-            part: which data is held out: "validation" or "test"; by default the validation part if there is one.
+            part: which split is held out: "validation" or "test"; by default the validation split if there is one.
         """
-        parts = {"validation": self.parts.validation, "test": self.parts.test}
-        there = [name for name, source in parts.items() if source is not None]
-        require("part", part, part is None or part in there, f"None or among {', '.join(there) or 'none'}")
-        held_out = self.parts.held_out if part is None else parts[part]
-        questions: list[Question] = [(self.parts.judged, self.evaluate, {"loss": self.loss_of_batch})]
+        parts = {"validation": self.splits.validation, "test": self.splits.test}
+        names = [name for name, source in parts.items() if source is not None]
+        require("part", part, part is None or part in names, f"None or among {', '.join(names) or 'none'}")
+        held_out = self.splits.held_out if part is None else parts[part]
+        requests: list[Request] = [(self.splits.loss_rows, self.evaluate, {"loss": self.loss_of_batch})]
         if held_out is not None:
-            asked: dict[str, Value] = {"test_loss": self.loss_of_batch}
-            asked |= {"accuracy": _accuracy} if self.parts.has_classes else {}
-            asked |= {f"metric {name}": value for name, value in self.metrics.items()}
-            questions.append((held_out, self.evaluate_held_out, asked))
-        means = self._means(x, questions)
+            values: dict[str, Value] = {"test_loss": self.loss_of_batch}
+            values |= {"accuracy": _accuracy} if self.splits.has_classes else {}
+            values |= {f"metric {name}": value for name, value in self.metrics.items()}
+            requests.append((held_out, self.evaluate_held_out, values))
+        means = self._means(x, requests)
         metrics = {name: means[f"metric {name}"] for name in self.metrics if f"metric {name}" in means}
         return Measures(means["loss"], means.get("accuracy"), means.get("test_loss"), metrics)
 
     def loss(self, x: Tensor) -> Tensor:
         """The mean training loss, over all rows or the first ``evaluate`` ones."""
-        return self._means(x, [(self.parts.judged, self.evaluate, {"loss": self.loss_of_batch})])["loss"]
+        return self._means(x, [(self.splits.loss_rows, self.evaluate, {"loss": self.loss_of_batch})])["loss"]
 
     def test_loss(self, x: Tensor) -> Tensor | None:
         """The mean loss on the held-out data, float64, ``(*runs, 1)``; None without any."""
         return self._of_held_out(x, self.loss_of_batch)
 
     def accuracy(self, x: Tensor) -> Tensor | None:
-        """The share of held-out rows (of their targets, if they have several) whose largest output is their class."""
-        return self._of_held_out(x, _accuracy) if self.parts.has_classes else None
+        """The share of held-out targets whose class has the largest output; None for a regression."""
+        return self._of_held_out(x, _accuracy) if self.splits.has_classes else None
 
     def _of_held_out(self, x: Tensor, value: Value) -> Tensor | None:
-        if self.parts.held_out is None:
+        if self.splits.held_out is None:
             return None
-        return self._means(x, [(self.parts.held_out, self.evaluate_held_out, {"value": value})])["value"]
+        return self._means(x, [(self.splits.held_out, self.evaluate_held_out, {"value": value})])["value"]
 
     # ---- Elsewhere
 
     def to(self, device: torch.device | str) -> ModuleProblem:
-        """A copy on the device."""
         moved = copy.copy(self)
         moved.module = copy.deepcopy(self.module).to(device)
         moved.training, moved.evaluated = self.training.to(device), self.evaluated.to(device)
-        moved.parts = self.parts.to(device)
+        moved.splits = self.splits.to(device)
         return moved
 
     def __repr__(self) -> str:
         batches = self.minibatches
         return (
-            f"{type(self).__name__}({type(self.module).__name__} with {self.dim} parameters, {self.parts.name}, "
+            f"{type(self).__name__}({type(self.module).__name__} with {self.dim} parameters, {self.splits.name}, "
             f"batch={batches.batch}, sampling={batches.sampling!r})"
         )
 
@@ -368,21 +354,20 @@ def _require_module(module: object) -> None:
 
 
 def _checked_metrics(metrics: Mapping[str, Value] | None) -> dict[str, Value]:
-    given = dict(metrics or {})
-    for name, value in given.items():
-        require("metrics", given, isinstance(name, str) and callable(value), "functions by their names")
-        taken = ("loss", "test_loss", "accuracy", "step", "excess_loss")
-        require("metrics", name, name not in taken, f"other names than {', '.join(taken)}")
-    return given
+    by_name = dict(metrics or {})
+    reserved = ("loss", "test_loss", "accuracy", "step", "excess_loss")
+    for name, value in by_name.items():
+        require("metrics", by_name, isinstance(name, str) and callable(value), "functions by their names")
+        require("metrics", name, name not in reserved, f"other names than {', '.join(reserved)}")
+    return by_name
 
 
-def _number(name: str, value: Any) -> Tensor:
-    """What a loss or a metric is on a batch: one number."""
-    number = torch.as_tensor(value)
-    if number.numel() != 1:
+def _scalar(name: str, value: Any) -> Tensor:
+    scalar = torch.as_tensor(value)
+    if scalar.numel() != 1:
         raise ValueError(f"{name.removeprefix('test_')} must return one number, the mean over the batch, got a tensor "
-                         f"of shape {tuple(number.shape)}")  # fmt: skip
-    return number
+                         f"of shape {tuple(scalar.shape)}")  # fmt: skip
+    return scalar
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-r"""The exact minimum of a convex problem over its set, for excess losses; found once, checked, and cached.
+r"""The minimum of a convex problem over a constraint set, with a proven error bound; computed once and cached.
 
-The solver is SciPy's L-BFGS-B on balls, boxes and all of space, and accelerated projected gradient descent on any
-other set. Its answer is not believed but checked: for a convex f and any x in K,
+The solver is SciPy's L-BFGS-B on balls, boxes and the whole space, and accelerated projected gradient descent on any
+other set. Its answer is verified: for a convex f and any x in K,
 
 .. math:: f(x) - \min_K f \le \max_{u \in K} \langle \nabla f(x), x - u \rangle,
 
@@ -38,29 +38,25 @@ _ITERATIONS = 3000
 
 
 class ConvexProblem(Protocol):
-    """What is needed to find a minimum."""
+    """The members that :func:`minimum` uses."""
 
     @property
-    def dim(self) -> int:
-        """Length of the parameter vector."""
-        ...
+    def dim(self) -> int: ...
 
     @property
-    def strong_convexity(self) -> float:
-        """H, or 0."""
-        ...
+    def strong_convexity(self) -> float: ...
 
     def value_and_gradient(self, x: Tensor) -> tuple[float, Tensor]:
         """The objective and its float64 gradient on all the data, computed in the dtype of ``x``."""
         ...
 
     def fingerprint(self) -> str:
-        """A string that differs when the objective differs."""
+        """A text that differs between objectives."""
         ...
 
 
 class Optimum(NamedTuple):
-    """A minimiser and how good it is."""
+    """A minimiser and its error bound."""
 
     x: Tensor
     """The point, float64."""
@@ -89,13 +85,13 @@ def optimality_gap(x: Tensor, gradient: Tensor, domain: ConvexSet, strong_convex
 def minimum(
     problem: ConvexProblem, domain: ConvexSet | None = None, *, tolerance: float = 1e-6, cache: bool = True
 ) -> Optimum:
-    """The minimum of a convex problem over a set.
+    """The minimum of a convex problem over a constraint set.
 
     Args:
         problem: a linear model or a quadratic.
-        domain: where to look: any set, your own included; by default everywhere, which needs l2 > 0.
+        domain: the constraint set, custom ones included; by default the whole space, which needs l2 > 0.
         tolerance: the largest gap to accept; a larger one raises.
-        cache: look in the user's cache first, and keep the answer there.
+        cache: look in the user's cache first, and store the answer there.
 
     >>> from lategrad.problems import Quadratic
     >>> minimum(Quadratic(dim=4, strong_convexity=0.5), Ball(0.5), cache=False).x.norm().item()
@@ -107,16 +103,15 @@ def minimum(
         return found
     best = _solve(problem, domain, tolerance)
     if best.gap > tolerance:
-        raise RuntimeError(
-            f"the minimum is only known up to {best.gap:.2g}, not {tolerance:.2g}: raise tolerance, or add l2"
-        )
+        raise RuntimeError(f"the minimum is only known up to {best.gap:.2g}, not {tolerance:.2g}: raise tolerance, "
+                           "or add l2")  # fmt: skip
     if cache:
         _write(path, best)
     return best
 
 
 class _GoodEnoughError(Exception):
-    """The gap is small enough: no need to go on."""
+    """The gap is small enough: ends the search."""
 
 
 def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optimum:
@@ -136,7 +131,7 @@ def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optim
         with contextlib.suppress(_GoodEnoughError):
             options = {"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "maxcor": 30, "ftol": 0, "gtol": 0}
             scipy_minimize(search, z.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-        z = x = domain.project(search.best_z)  # from outside, the next search could not see its way back in
+        z = x = domain.project(search.best_z)  # outside of the set, the next search would have no gradient
         value, gradient = problem.value_and_gradient(x)
         gap = optimality_gap(x, gradient, domain, problem.strong_convexity)
         best = min(best, Optimum(x, value, gap), key=lambda optimum: optimum.gap)
@@ -148,7 +143,7 @@ def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optim
 def _descend(problem: ConvexProblem, domain: ConvexSet, x: Tensor, tolerance: float) -> Optimum:
     """Accelerated projected gradient descent, for sets of which only the projection is known.
 
-    The step is halved until the quadratic bound of smoothness holds, and the momentum starts anew where it would
+    The step size is halved until the quadratic bound of smoothness holds, and the momentum restarts where it would
     lead uphill.
     """
     best = Optimum(x, math.inf, math.inf)
@@ -209,7 +204,7 @@ def _read(path: Path) -> Optimum | None:
     try:
         stored = load_file(path)
     except (FileNotFoundError, SafetensorError):
-        return None  # not there yet, or damaged: it can be found again
+        return None  # missing or damaged: computed again
     return Optimum(stored["x"], stored["value"].item(), stored["gap"].item())
 
 

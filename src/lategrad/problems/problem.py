@@ -1,15 +1,9 @@
 r"""The contract of a problem: an objective with a stochastic gradient oracle.
 
-The objective is :math:`f(x) = E_z[f(x; z)]`. A *sample* z is whatever the oracle draws for one gradient: the
-rows of a minibatch, or a noise vector. Samples are drawn apart from the gradient, by
-``samples(seed, first, count)``, a pure function: the k-th sample of a stream is the same however the stream
-is cut, on any device. So the simulator, a worker process and a replay can all agree on them.
-
-A problem may have more: ``test_loss(x)``, the loss on held-out data, which is recorded; ``measure(x)``, all that is
-recorded in one call; ``samples_of_shard(seed, first, count, shard, shards)``, samples from a part of the data, for
-workers that do not share it; ``blocks``, where each tensor of a model lies in the vector, for the rules that look at
-shapes; and ``on_device``, False if a gradient needs more than its device (data that is fetched), so that a GPU cannot
-repeat it by itself.
+The objective is :math:`f(x) = E_z[f(x; z)]`. A *sample* z is what the oracle draws for one gradient: the rows of a
+minibatch, or a noise vector. Samples are drawn apart from the gradient by ``samples(seed, first, count)``, a pure
+function: the k-th sample of a stream is the same on any device and in any order of access. So the simulator, a worker
+process and a replay agree on them.
 """
 
 from __future__ import annotations
@@ -26,7 +20,24 @@ Self = TypeVar("Self", bound="Problem")
 
 @runtime_checkable
 class Problem(Protocol):
-    """A stochastic objective over vectors of length ``dim``, for many runs at once."""
+    """A stochastic objective over vectors of length ``dim``, for many runs at once.
+
+    A problem may have further members, which hosts use if they exist:
+
+    - ``test_loss(x)``: the loss on held-out data, which is recorded; shape as ``loss``.
+    - ``measure(x)``: all that is recorded, in one call, as :class:`Measures`.
+    - ``samples_of_shard(seed, first, count, shard, shards)``: samples from one shard of the data, for
+      ``lg.train(data_shards=...)``.
+    - ``blocks``: the place of each tensor of a model in the vector (:class:`~lategrad.Blocks`), for rules with shapes.
+    - ``gradient_of_one(x, sample, out)``: the gradient at one vector, written into ``out``; saves workers a copy.
+    - ``module_at(x)``: the trained ``torch.nn.Module`` with the parameters of a vector.
+    - ``fingerprint()``: a text that differs between objectives; guards resumed runs and replays.
+    - ``on_device``: False if a gradient needs more than its device (data on disk), so that a GPU cannot repeat it as a
+      graph.
+    - ``local_steps``, ``init_worker_state``, ``run_job``: workers have state, see
+      :class:`~lategrad.problems.worker_state.StatefulProblem`; with ``seconds``, the target duration of a job, and
+      ``jobs_at_once``, the most jobs that a simulation batches.
+    """
 
     @property
     def dim(self) -> int:
@@ -62,12 +73,12 @@ class Problem(Protocol):
 
     @property
     def smoothness(self) -> float | None:
-        """The paper's L: a Lipschitz constant of the gradient, where it is known."""
+        """The paper's L: a Lipschitz constant of the gradient; None if unknown."""
         ...
 
     @property
     def strong_convexity(self) -> float | None:
-        """The paper's H where it is known; 0 for a convex objective that is not strongly convex."""
+        """The paper's H, None if unknown; 0 for a convex objective that is not strongly convex."""
         ...
 
     def to(self: Self, device: torch.device | str) -> Self:
@@ -76,7 +87,7 @@ class Problem(Protocol):
 
 
 class Measures(NamedTuple):
-    """What is recorded of a point: float64 tensors of shape ``(*runs, 1)``."""
+    """What is recorded at a point: float64 tensors of shape ``(*runs, 1)``."""
 
     loss: Tensor
     accuracy: Tensor | None = None
@@ -93,24 +104,24 @@ def measure(problem: Problem, x: Tensor) -> Measures:
     0.75
     """
     if hasattr(problem, "measure"):
-        measured: Measures = problem.measure(x)
-        return measured
+        measures: Measures = problem.measure(x)
+        return measures
     test_loss = problem.test_loss(x) if hasattr(problem, "test_loss") else None
     return Measures(problem.loss(x), problem.accuracy(x), test_loss)
 
 
-_MEMBERS = ("dim", "start", "samples", "gradient", "loss", "accuracy")
+_REQUIRED = ("dim", "start", "samples", "gradient", "loss", "accuracy")
 
 
 def as_problem(problem: Any) -> Problem:
-    """The problem itself; what is none gets a sentence that says what to do."""
+    """The problem itself; anything else raises a ValueError that says what to do."""
     remedy = "lategrad.problems.ModuleProblem(module, data) makes a problem of a module"
     if isinstance(problem, type):
         raise ValueError(f"problem must be a problem, got the class {problem.__name__}: call it, "
                          f"{problem.__name__}(...)")  # fmt: skip
     if isinstance(problem, torch.utils.data.DataLoader | torch.utils.data.Dataset | torch.nn.Module):
         raise ValueError(f"problem must be a problem, got a {type(problem).__name__}: {remedy}")
-    missing = [member for member in _MEMBERS if not hasattr(problem, member)]
+    missing = [member for member in _REQUIRED if not hasattr(problem, member)]
     if missing:
         raise ValueError(f"problem must be a problem, got {type(problem).__name__}, which has no "
                          f"{', '.join(missing)}; {remedy}")  # fmt: skip

@@ -49,52 +49,42 @@ class Quadratic:
         if optimum is None:
             optimum = torch.full((dim,), dim**-0.5)
         require("optimum", optimum, optimum.shape == (dim,), f"a vector of length {dim}")
-        self.dim = dim
-        self.smoothness = smoothness
-        self.strong_convexity = strong_convexity
-        self.noise = noise
+        self.dim, self.noise = dim, noise
+        self.smoothness, self.strong_convexity = smoothness, strong_convexity
         self.optimum = optimum.to(dtype)
         self.curvatures = torch.linspace(strong_convexity, smoothness, dim, dtype=dtype)
 
     def start(self) -> Tensor:
-        """Zero, for every run that has a noise of its own."""
+        """Zero, for every run that has its own noise."""
         runs = self.noise.shape[:-1] if isinstance(self.noise, Tensor) else ()
         return self.optimum.new_zeros(*runs, self.dim)
 
     def samples(self, seed: int, first: int, count: int) -> Tensor:
-        """Standard normal vectors, ``(count, dim)``."""
         return minibatches.noise(seed, first, count, self.dim).to(self.optimum.dtype)
 
     def labels(self, samples: Tensor) -> None:
-        """There are no classes."""
         return None
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
-        """The gradient and the scaled noise."""
         runs = x.dim() - sample.dim()
         noise = sample.reshape(*sample.shape[:-1], *[1] * runs, self.dim)
         gradient: Tensor = self.curvatures * (x - self.optimum) + self.noise * self.dim**-0.5 * noise
         return gradient
 
     def loss(self, x: Tensor) -> Tensor:
-        """The quadratic without noise; zero at the optimum."""
         return 0.5 * (self.curvatures * (x - self.optimum).square()).sum(-1, keepdim=True, dtype=torch.float64)
 
     def value_and_gradient(self, x: Tensor) -> tuple[float, Tensor]:
-        """The quadratic and its gradient, without noise, in float64."""
         offset = x - self.optimum.double()
         return 0.5 * (self.curvatures.double() * offset**2).sum().item(), self.curvatures.double() * offset
 
     def fingerprint(self) -> str:
-        """All that the objective depends on."""
         return f"quadratic {self.curvatures.tolist()} {self.optimum.tolist()}"
 
     def accuracy(self, x: Tensor) -> None:
-        """Meaningless here."""
         return None
 
     def to(self, device: torch.device | str) -> Quadratic:
-        """A copy with its tensors on the device."""
         moved = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
@@ -102,7 +92,5 @@ class Quadratic:
         return moved
 
     def __repr__(self) -> str:
-        return (
-            f"Quadratic(dim={self.dim}, smoothness={self.smoothness}, "
-            f"strong_convexity={self.strong_convexity}, noise={self.noise})"
-        )
+        return (f"Quadratic(dim={self.dim}, smoothness={self.smoothness}, strong_convexity={self.strong_convexity}, "
+                f"noise={self.noise})")  # fmt: skip

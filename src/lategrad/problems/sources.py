@@ -1,7 +1,7 @@
 """Where the rows of a minibatch come from: tensors, a file on disk, a ``torch.utils.data.Dataset``, or a stream.
 
-A source gives the inputs and targets of row numbers. Whoever draws the numbers (:mod:`~.minibatches`) decides what
-each worker sees, so that a run on any of them, but a stream, can be replayed.
+A source gives the inputs and targets of row numbers. The numbers are drawn elsewhere (:mod:`~.minibatches`), so that a
+run on any source except a stream can be replayed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -24,13 +25,12 @@ Inputs = Tensor | dict[str, Tensor]
 """What a module is called with: a tensor, or its keyword arguments by name."""
 
 Columns = tuple[str | tuple[str, ...], str]
-"""In rows that are dicts: the column (or the columns, as keyword arguments) of the inputs, and that of the targets."""
+"""For rows that are dicts: the column (or the columns, as keyword arguments) of the inputs, and that of the targets."""
 
 _FINGERPRINTED = 64  # rows of a data set that is not in memory; all of it could take hours
 
 
 def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
-    """The same inputs with ``function`` applied to each tensor."""
     return {name: function(value) for name, value in inputs.items()} if isinstance(inputs, dict) else function(inputs)
 
 
@@ -38,7 +38,7 @@ class Source(Protocol):
     """Rows that can be looked up by their numbers."""
 
     on_device: bool
-    """Whether looking rows up is work of the device alone, which it can be told to repeat."""
+    """Whether rows are looked up on the device alone, so that a GPU can repeat it as a graph."""
 
     def __len__(self) -> int: ...
 
@@ -47,11 +47,11 @@ class Source(Protocol):
         ...
 
     def fingerprint(self) -> bytes:
-        """What tells it from another source."""
+        """Differs between sources."""
         ...
 
     def to(self, device: torch.device | str) -> Source:
-        """The same with what it keeps in memory on a device; rows come on that device."""
+        """The same with what is in memory, and the rows, on a device."""
         ...
 
 
@@ -72,15 +72,12 @@ class Tensors:
         return len(self.y)
 
     def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
-        """By indexing."""
         return map_inputs(lambda values: values[numbers], self.x), self.y[numbers]
 
     def fingerprint(self) -> bytes:
-        """Of all the data."""
         return _checksum(self.x, self.y)
 
     def to(self, device: torch.device | str) -> Tensors:
-        """A copy on the device, unless it is there."""
         return Tensors(map_inputs(lambda values: values.to(device), self.x), self.y.to(device))
 
 
@@ -94,58 +91,45 @@ class Subset:
         return len(self.numbers)
 
     def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
-        """Those of the source."""
         return self.source.rows(self.numbers[numbers])
 
     def fingerprint(self) -> bytes:
-        """Of the source and of what is taken from it."""
         return self.source.fingerprint() + _checksum(self.numbers, self.numbers)
 
     def to(self, device: torch.device | str) -> Subset:
-        """The same of the source on the device."""
         return Subset(self.source.to(device), self.numbers.to(device))
 
 
+@dataclass(eq=False, repr=False)
 class Items:
     """Rows of a ``torch.utils.data.Dataset``, or of anything that has a length and gives a row for a number.
 
-    A row is a pair (input, target), or a dict, of which ``columns`` names the inputs and the targets. Rows are put
-    together by ``collate``, by default torch's ``default_collate``. A row must be the same whenever it is asked for,
-    or replays differ: random augmentation belongs into the module.
+    A row is a pair (input, target), or a dict, of which ``columns`` names the inputs and the targets. A row must be the
+    same on every access, or replays differ: random augmentation belongs in the module.
     """
 
+    dataset: Any
+    columns: Columns | None = None
+    device: torch.device | str = "cpu"
     on_device = False
-
-    def __init__(
-        self,
-        dataset: Any,
-        columns: Columns | None = None,
-        collate: Callable[[list[Any]], Any] = default_collate,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.dataset, self.columns, self.collate, self.device = dataset, columns, collate, torch.device(device)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
-        """One row after another, put together."""
-        batch = self.collate([self.dataset[number] for number in numbers.flatten().tolist()])
+        batch = default_collate([self.dataset[number] for number in numbers.flatten().tolist()])
         inputs, targets = pair(batch, self.columns)
 
-        def shaped(values: Tensor) -> Tensor:
+        def shape(values: Tensor) -> Tensor:
             return values.to(self.device).reshape(*numbers.shape, *values.shape[1:])
 
-        return map_inputs(shaped, inputs), shaped(targets)
+        return map_inputs(shape, inputs), shape(targets)
 
     def fingerprint(self) -> bytes:
-        """Of the number of rows and of some, spread over all."""
-        some = torch.linspace(0, len(self) - 1, min(_FINGERPRINTED, len(self))).round().long()
-        return str(len(self)).encode() + _checksum(*self.rows(some))
+        return str(len(self)).encode() + _checksum_of_some(self)
 
     def to(self, device: torch.device | str) -> Items:
-        """The same, whose rows come on the device."""
-        return Items(self.dataset, self.columns, self.collate, device)
+        return Items(self.dataset, self.columns, device)
 
 
 class NpyRows:
@@ -190,52 +174,44 @@ class NpyRows:
         self._open()
 
     def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
-        """Read from the disk, or from what the system keeps of it."""
-        wanted = numbers.cpu().numpy()
-        x, y = (torch.from_numpy(np.ascontiguousarray(array[wanted])).to(self.device) for array in self._arrays)
+        index = numbers.cpu().numpy()
+        x, y = (torch.from_numpy(np.ascontiguousarray(array[index])).to(self.device) for array in self._arrays)
         return x, y
 
     def fingerprint(self) -> bytes:
-        """Of the files' sizes and of some rows, spread over all."""
-        some = torch.linspace(0, len(self) - 1, min(_FINGERPRINTED, len(self))).round().long()
-        return str([path.stat().st_size for path in self.paths]).encode() + _checksum(*self.rows(some))
+        return str([path.stat().st_size for path in self.paths]).encode() + _checksum_of_some(self)
 
     def to(self, device: torch.device | str) -> NpyRows:
-        """The same, whose rows come on the device."""
         return NpyRows(*self.paths, device=device)
 
     def __repr__(self) -> str:
         return f"NpyRows({', '.join(path.name for path in self.paths)})"
 
 
+@dataclass(eq=False, repr=False)
 class Batches:
-    """A stream of minibatches made from a seed, for data that cannot be looked up: a ``DataLoader`` of one's own.
+    """A stream of minibatches made from a seed, for data that cannot be looked up, such as a custom ``DataLoader``.
 
     Batch number k of a seed is the k-th that ``factory(seed)`` yields; when it is exhausted, ``factory`` is called
-    with another seed made from that one. If what it yields depends on the seed alone, runs can be replayed.
+    with another seed derived from that one. If the batches depend on the seed alone, runs can be replayed.
 
     Args:
-        factory: from a seed (an int, another for each worker) to an iterable of batches, such as a ``DataLoader``
+        factory: from a seed (an int, different for each worker) to an iterable of batches, such as a ``DataLoader``
             with ``generator=torch.Generator().manual_seed(seed)``.
         columns: see :class:`Items`.
     """
 
+    factory: Callable[[int], Iterable[Any]]
+    columns: Columns | None = None
+    device: torch.device | str = "cpu"
     on_device = False
-
-    def __init__(
-        self,
-        factory: Callable[[int], Iterable[Any]],
-        columns: Columns | None = None,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.factory, self.columns, self.device = factory, columns, torch.device(device)
-        self._streams: dict[int, tuple[int, Iterator[Any]]] = {}
+    _streams: dict[int, tuple[int, Iterator[Any]]] = field(default_factory=dict, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_streams": {}}  # iterators stay where they are
 
     def batch(self, seed: int, number: int) -> tuple[Inputs, Tensor]:
-        """Quick where the next number is asked for; otherwise all before it are made again."""
+        """Quick for the next number; otherwise all batches before it are made again."""
         position, batches = self._streams.get(seed, (0, None))
         if batches is None or position > number:
             position, batches = 0, self._endless(seed)
@@ -248,46 +224,46 @@ class Batches:
     def _endless(self, seed: int) -> Iterator[Any]:
         epoch = 0
         while True:
-            any_left = False
+            empty = True
             for batch in self.factory(seed if epoch == 0 else derived_seed(seed, Stream.EPOCHS, epoch)):
-                any_left = True
+                empty = False
                 yield batch
-            require("data", self.factory, any_left, "a factory of iterables with at least one batch")
+            require("data", self.factory, not empty, "a factory of iterables with at least one batch")
             epoch += 1
 
     def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
         """Of samples ``(*streams, 2)``: the seed of the stream and the number of the batch."""
-        drawn = [self.batch(seed, number) for seed, number in numbers.reshape(-1, 2).tolist()]
-        sizes = {len(targets) for _, targets in drawn}
-        require("data", sorted(sizes), len(sizes) == 1, "batches of one size where several are stacked: drop_last=True")
-        first = drawn[0][0]
-        inputs: Inputs = (
-            {name: _stack([cast(dict[str, Tensor], x)[name] for x, _ in drawn], numbers) for name in first}
-            if isinstance(first, dict) else _stack([cast(Tensor, x) for x, _ in drawn], numbers)
-        )  # fmt: skip
-        return inputs, _stack([y for _, y in drawn], numbers)
+        inputs, targets = zip(*[self.batch(seed, number) for seed, number in numbers.reshape(-1, 2).tolist()],
+                              strict=True)  # fmt: skip
+        sizes = sorted({len(y) for y in targets})
+        require("data", sizes, len(sizes) == 1, "batches of one size where several are stacked: drop_last=True")
+        if numbers.dim() == 1:
+            return inputs[0], targets[0]
+
+        def stack(parts: Sequence[Tensor]) -> Tensor:
+            stacked: Tensor = torch.stack(list(parts)).unflatten(0, numbers.shape[:-1])
+            return stacked
+
+        return _join(stack, inputs), stack(targets)
 
     def first_rows(self, count: int) -> Tensors:
-        """At least so many rows of the stream of seed 0, in memory: what the training loss is taken over."""
+        """At least ``count`` rows of the stream of seed 0, in memory."""
         inputs: list[Inputs] = []
         targets: list[Tensor] = []
         while sum(map(len, targets)) < count:
             x, y = self.batch(0, len(targets))
             inputs.append(x)
             targets.append(y)
-        if isinstance(inputs[0], dict):
-            joined: Inputs = {name: torch.cat([cast(dict[str, Tensor], x)[name] for x in inputs]) for name in inputs[0]}
-        else:
-            joined = torch.cat(cast(list[Tensor], inputs))
-        return Tensors(joined, torch.cat(targets))
+        return Tensors(_join(torch.cat, inputs), torch.cat(targets))
 
     def to(self, device: torch.device | str) -> Batches:
-        """The same, whose batches come on the device."""
         return Batches(self.factory, self.columns, device)
 
 
-def _stack(parts: Sequence[Tensor], numbers: Tensor) -> Tensor:
-    return torch.stack(list(parts)).unflatten(0, numbers.shape[:-1]) if numbers.dim() > 1 else parts[0]
+def _join(join: Callable[[list[Tensor]], Tensor], inputs: Sequence[Inputs]) -> Inputs:
+    if isinstance(inputs[0], dict):
+        return {name: join([cast(dict[str, Tensor], x)[name] for x in inputs]) for name in inputs[0]}
+    return join([cast(Tensor, x) for x in inputs])
 
 
 def pair(batch: Any, columns: Columns | None) -> tuple[Inputs, Tensor]:
@@ -298,23 +274,21 @@ def pair(batch: Any, columns: Columns | None) -> tuple[Inputs, Tensor]:
             raise ValueError(f"columns must name the inputs and the targets, as rows are dicts of {found}: "
                              "columns=(input, target), or ((several, inputs), target)")  # fmt: skip
         names, target = columns
-        wanted = [names] if isinstance(names, str) else list(names)
-        missing = [name for name in [*wanted, target] if name not in batch]
-        require("columns", columns, not missing, f"among those of the rows, {found}")
-        inputs = batch[names] if isinstance(names, str) else {name: _as_tensor(batch[name]) for name in wanted}
-        return (inputs if isinstance(inputs, dict) else _as_tensor(inputs)), _as_tensor(batch[target])
+        several_names = [names] if isinstance(names, str) else list(names)
+        is_valid = all(name in batch for name in [*several_names, target])
+        require("columns", columns, is_valid, f"among those of the rows, {found}")
+        inputs = {name: _as_tensor(batch[name]) for name in several_names}
+        return inputs[names] if isinstance(names, str) else inputs, _as_tensor(batch[target])
     require("columns", columns, columns is None, "None where rows are pairs")
     several = isinstance(batch, Sequence) and not isinstance(batch, str)
     found = f"rows of {len(batch)} parts" if several else f"rows of type {type(batch).__name__}"
-    valid = (
-        "rows that are pairs (input, target), or dicts; of two tensors torch.utils.data.TensorDataset(x, y) makes pairs"
-    )
+    valid = "rows that are pairs (input, target), or dicts; for two tensors use torch.utils.data.TensorDataset(x, y)"
     require("data", found, several and len(batch) == 2, valid)
     return _as_tensor(batch[0]), _as_tensor(batch[1])
 
 
 def _as_tensor(values: Any) -> Tensor:
-    """One tensor for a batch; rows that are lists of numbers come as a tensor for each place in them."""
+    """One tensor for a batch; ``default_collate`` turns rows that are lists of numbers into a tensor per position."""
     if not isinstance(values, list | tuple):
         return torch.as_tensor(values)
     parts = [_as_tensor(part) if isinstance(part, list | tuple) else part for part in values]
@@ -326,7 +300,7 @@ def _as_tensor(values: Any) -> Tensor:
 
 
 def as_source(name: str, data: Any, columns: Columns | None) -> Source | Batches:
-    """The source that something is; ``name`` is the argument's, for messages."""
+    """The source of a user's data; ``name`` is the argument's, for messages."""
     if isinstance(data, Tensors | Items | NpyRows | Batches | Subset):
         return data
     if isinstance(data, DataLoader):
@@ -344,6 +318,11 @@ def as_source(name: str, data: Any, columns: Columns | None) -> Source | Batches
         return Batches(data, columns)
     raise ValueError(f"{name} must be a data set of lategrad.problems.load, a torch data set, a list of rows, or a "
                      f"function from a seed to a DataLoader, got {type(data).__name__}")  # fmt: skip
+
+
+def _checksum_of_some(source: Source) -> bytes:
+    numbers = torch.linspace(0, len(source) - 1, min(_FINGERPRINTED, len(source))).round().long()
+    return _checksum(*source.rows(numbers))
 
 
 def _checksum(inputs: Inputs, targets: Tensor) -> bytes:

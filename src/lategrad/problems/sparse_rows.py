@@ -43,23 +43,19 @@ class SparseRows:
         return SparseRows(starts, columns.contiguous(), matrix.values(), matrix.shape[1] + bias, bias)
 
     def to(self, device: torch.device | str) -> SparseRows:
-        """On another device."""
         starts, columns, values = (part.to(device) for part in (self.starts, self.columns, self.values))
         return SparseRows(starts, columns, values, self.width, self.bias)
 
     @property
     def shape(self) -> torch.Size:
-        """Rows and columns."""
         return torch.Size([len(self), self.width])
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
         return self.values.dtype
 
     @property
     def device(self) -> torch.device:
-        """Of all parts."""
         return self.values.device
 
     def __len__(self) -> int:
@@ -67,12 +63,12 @@ class SparseRows:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Those rows, dense, shape ``(*rows.shape, width)``."""
-        wanted = rows.to(self.device).reshape(-1)
-        first, counts = self.starts[wanted], self.starts[wanted + 1] - self.starts[wanted]
-        row = torch.repeat_interleave(torch.arange(len(wanted), device=self.device), counts)
+        flat = rows.to(self.device).reshape(-1)
+        first, counts = self.starts[flat], self.starts[flat + 1] - self.starts[flat]
+        row = torch.repeat_interleave(torch.arange(len(flat), device=self.device), counts)
         within = torch.arange(len(row), device=self.device) - (counts.cumsum(0) - counts)[row]
         entry = first[row] + within
-        dense = self.values.new_zeros(len(wanted), self.width)
+        dense = self.values.new_zeros(len(flat), self.width)
         dense[row, self.columns[entry]] = self.values[entry]
         if self.bias:
             dense[:, -1] = 1
@@ -87,9 +83,7 @@ class SparseRows:
         parts = (part.cpu().numpy() for part in (self.values.double(), self.columns, self.starts))
         matrix = scipy.sparse.csr_array(tuple(parts), shape=(len(self), self.width))
         if self.bias:
-            ones = scipy.sparse.csr_array((np.ones(len(self)), (np.arange(len(self)), [self.width - 1] * len(self))),
-                                          shape=matrix.shape)  # fmt: skip
-            matrix = matrix + ones
+            matrix = scipy.sparse.hstack([matrix[:, :-1], np.ones((len(self), 1))], format="csr")
         if weights is not None:
             matrix = scipy.sparse.diags_array(weights.double().sqrt().cpu().numpy()) @ matrix
         rows, columns = matrix.shape

@@ -1,4 +1,4 @@
-"""Which rows a module is trained on, and which ones judge it."""
+"""Training, validation and test splits of a module's data."""
 
 from __future__ import annotations
 
@@ -14,70 +14,67 @@ from lategrad.problems.sources import Batches, Columns, Source, Subset, Tensors,
 from lategrad.support.seeds import Stream, torch_generator
 from lategrad.support.validation import require, require_share
 
-_STREAM_ROWS = 1024  # of a stream, that the training loss is the mean over unless it is said how many
+_STREAM_ROWS = 1024  # of a stream, that the training loss is the mean over by default
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The parts of the data."""
+class Splits:
+    """The data of a problem by its use."""
 
     name: str
     train: Source | Batches
-    """What gradients use."""
-    judged: Source
-    """What the training loss is the mean over: the same rows, or the first ones of a stream."""
+    """The rows of gradients."""
+    loss_rows: Source
+    """The rows of the training loss: the same, or the first of a stream."""
     validation: Source | None
     test: Source | None
     has_classes: bool
-    """Whether targets are classes."""
     labels: Tensor | None
-    """The class of every row, where they are in memory; on the CPU."""
+    """The class of every training row, where they are in memory; on the CPU."""
 
     @property
     def held_out(self) -> Source | None:
-        """What records judge by: the validation part if there is one, else the test part if there is one."""
+        """The data that records are evaluated on: the validation split if there is one, else the test split."""
         return self.validation or self.test
 
-    def to(self, device: torch.device | str) -> Parts:
-        """The same with what is in memory on a device."""
-        validation, test = (None if part is None else part.to(device) for part in (self.validation, self.test))
-        return dataclasses.replace(
-            self, train=self.train.to(device), judged=self.judged.to(device), validation=validation, test=test
-        )
+    def to(self, device: torch.device | str) -> Splits:
+        sources = {name: source.to(device) for name in ("train", "loss_rows", "validation", "test")
+                   if (source := getattr(self, name)) is not None}  # fmt: skip
+        return dataclasses.replace(self, **sources)
 
 
-def parts_of(data: Any, test: Any, validation: float, evaluate: int | None, columns: Columns | None) -> Parts:
-    """The parts of what a user gives; see :class:`~lategrad.problems.ModuleProblem` for the arguments."""
+def split_data(data: Any, test: Any, validation: float, evaluate: int | None, columns: Columns | None) -> Splits:
+    """The splits of a user's data; see :class:`~lategrad.problems.ModuleProblem` for the arguments."""
     require_share("validation", validation)
+    train: Source | Batches
+    test_split: Source | Batches | None
     if isinstance(data, Dataset):
         require("test", type(test).__name__, test is None, "None: the data set has a test part")
         require("columns", columns, columns is None, "None: the rows of this data set are not dicts")
-        train: Source | Batches = Tensors(data.x_train, data.y_train)
-        test_part: Source | None = Tensors(data.x_test, data.y_test)
+        name, train, test_split = data.name, Tensors(data.x_train, data.y_train), Tensors(data.x_test, data.y_test)
+        labels = None if data.classes is None else data.y_train
     else:
-        train = as_source("data", data, columns)
-        given = None if test is None else as_source("test", test, columns)
-        if isinstance(given, Batches):
+        name, train = getattr(data, "__name__", type(data).__name__), as_source("data", data, columns)
+        test_split = None if test is None else as_source("test", test, columns)
+        labels = None
+        if isinstance(test_split, Batches):
             raise ValueError("test must be a data set whose rows have numbers, got a function")
-        test_part = given
-    labels = data.y_train if isinstance(data, Dataset) and data.classes is not None else None
-    name = data.name if isinstance(data, Dataset) else getattr(data, "__name__", type(data).__name__)
     held_out: Source | None = None
     if isinstance(train, Batches):
         if validation:
             raise ValueError(f"validation must be 0 for a stream of batches, got {validation}: give test= instead")
-        judged: Source = train.first_rows(evaluate or _STREAM_ROWS)
+        loss_rows: Source = train.first_rows(evaluate or _STREAM_ROWS)
     else:
         if validation:
-            held_out, train = _split(train, validation)
-            labels = None if labels is None else labels[train.numbers]
-        judged = train
-    has_classes = labels is not None if isinstance(data, Dataset) else _are_classes(judged)
-    return Parts(name, train, judged, held_out, test_part, has_classes, labels)
+            held_out, rest = _split(train, validation)
+            train, labels = rest, None if labels is None else labels[rest.numbers]
+        loss_rows = train
+    has_classes = labels is not None if isinstance(data, Dataset) else _are_classes(loss_rows)
+    return Splits(name, train, loss_rows, held_out, test_split, has_classes, labels)
 
 
 def _split(source: Source, share: float) -> tuple[Subset, Subset]:
-    """So large a share of the rows, chosen at random but always the same, and the others."""
+    """A share of the rows, chosen at random but always the same, and the other rows."""
     rows = len(source)
     held_out = round(share * rows)
     require("validation", share, 0 < held_out < rows, f"large enough to hold out some of {rows} rows, but not all")

@@ -1,16 +1,8 @@
-r"""Problems whose workers remember: a job is more than one gradient, and something stays with its worker afterwards.
+"""Problems whose workers have state: a job is more than one gradient, and its worker's optimizer state outlives it.
 
-A plain problem's worker computes one gradient and forgets it. A working problem says what a worker keeps from job to
-job (the moments of its own optimizer), and how a job changes it:
-
-========  =============================================================================================
-memory    what a fresh worker has: a tree of tensors of shape ``(*runs, k)``, like the state of a rule
-work      one job at a point, with a sample and the worker's memory: what it sends, and its memory after
-steps     H, the most steps that a job takes; ``work`` may be told to take fewer
-========  =============================================================================================
-
-Both functions are pure, for many runs at once, as a gradient is. The memory never travels: whoever hosts a worker
-keeps it, and it is gone with the worker. A host serves both kinds of problem with the same lines:
+The worker of a plain problem computes one gradient and forgets it. The worker of a :class:`StatefulProblem` also has a
+state that each job changes, such as the moments of a local optimizer. The state never travels: the host of a worker
+holds it, and it is lost with the worker. Hosts serve both kinds of problem with the same lines,
 :func:`init_worker_state` when a worker joins and :func:`run_job` for each of its jobs.
 """
 
@@ -23,55 +15,55 @@ from torch import Tensor
 from lategrad.problems.problem import Problem
 
 Count = Tensor | int
-"""How many steps a job takes: one number for all runs, or a tensor that broadcasts to ``(*runs, 1)``."""
+"""A number of local steps: one for all runs, or a tensor that broadcasts to ``(*runs, 1)``."""
 
 
-class Work(NamedTuple):
-    """What a job gives."""
+class JobResult(NamedTuple):
+    """The outcome of a job."""
 
     grad: Tensor
-    """What is sent to the server, in the place of a gradient, ``(*runs, dim)``."""
-    memory: Any
-    """What the worker keeps for its next job."""
+    """The message to the server, in place of a gradient, ``(*runs, dim)``."""
+    state: Any
+    """The worker's state after the job."""
 
 
 @runtime_checkable
 class StatefulProblem(Problem, Protocol):
-    """A problem whose workers take several steps of their own and remember something from job to job."""
+    """A problem whose workers have a state; both methods are pure and serve many runs at once, as ``gradient`` does."""
 
     @property
-    def steps(self) -> int:
-        """H, the most steps that a job takes."""
+    def local_steps(self) -> int:
+        """H, the maximum number of local steps in a job."""
         ...
 
-    def memory(self, x: Tensor) -> Any:
-        """What a fresh worker keeps: a tree of tensors with the run dimensions of ``x``; the same whatever x is."""
+    def init_worker_state(self, x: Tensor) -> Any:
+        """State of a new worker: a tree of tensors with the run dimensions of ``x``, independent of its values."""
         ...
 
-    def work(self, x: Tensor, sample: Tensor, memory: Any, steps: Count | None = None) -> Work:
-        """One job at ``x``, of ``steps`` steps (at least 1, at most and by default H); shapes as in ``gradient``."""
+    def run_job(self, x: Tensor, sample: Tensor, state: Any, local_steps: Count | None = None) -> JobResult:
+        """One job at ``x`` of 1 to H ``local_steps`` (H by default); shapes as in ``gradient``."""
         ...
 
 
 def is_stateful(problem: Problem) -> TypeGuard[StatefulProblem]:
-    """Whether the problem's workers keep something from job to job."""
-    return hasattr(problem, "work")
+    """Whether the problem's workers have a state."""
+    return hasattr(problem, "run_job")
 
 
 def init_worker_state(problem: Problem, x: Tensor) -> Any:
-    """What a fresh worker keeps; of a plain problem, nothing."""
-    return problem.memory(x) if is_stateful(problem) else ()
+    """State of a new worker; empty for a plain problem."""
+    return problem.init_worker_state(x) if is_stateful(problem) else ()
 
 
-def run_job(problem: Problem, x: Tensor, sample: Tensor, memory: Any, steps: Count | None = None) -> Work:
-    """One job: that of a working problem, or a plain problem's gradient.
+def run_job(problem: Problem, x: Tensor, sample: Tensor, state: Any, local_steps: Count | None = None) -> JobResult:
+    """One job of a stateful problem, or one gradient of a plain problem.
 
     >>> import torch
     >>> from lategrad.problems import Quadratic
     >>> plain = Quadratic(dim=2, strong_convexity=1.0, noise=0.0)
     >>> run_job(plain, torch.ones(2), torch.zeros(2), init_worker_state(plain, torch.ones(2)))
-    Work(grad=tensor([0.2929, 0.2929], dtype=torch.float64), memory=())
+    JobResult(grad=tensor([0.2929, 0.2929], dtype=torch.float64), state=())
     """
     if is_stateful(problem):
-        return problem.work(x, sample, memory, steps)
-    return Work(problem.gradient(x, sample), memory)
+        return problem.run_job(x, sample, state, local_steps)
+    return JobResult(problem.gradient(x, sample), state)

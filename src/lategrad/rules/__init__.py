@@ -1,6 +1,5 @@
-"""Server rules: what to do with a gradient that was computed somewhere else, some time ago."""
+"""Server rules: what a server does with a gradient that a worker computed at an earlier point."""
 
-from lategrad.domains import take_texts
 from lategrad.rules import baselines
 from lategrad.rules.anytime import Anytime
 from lategrad.rules.blocks import Block, Blocks
@@ -26,30 +25,7 @@ from lategrad.rules.steady_muon import SteadyMuon
 from lategrad.rules.steady_short import SteadyShort
 from lategrad.rules.strongly_convex import StronglyConvexOGD
 
-__all__ = [
-    "SGD",
-    "AnyRule",
-    "Anytime",
-    "Block",
-    "Blocks",
-    "CenteredClipping",
-    "Rule",
-    "Scheduled",
-    "Steady",
-    "SteadyAdam",
-    "SteadyMuon",
-    "SteadyShort",
-    "StronglyConvexOGD",
-    "TicketRule",
-    "WeighingRule",
-    "apply_update",
-    "as_number",
-    "baselines",
-    "first_query",
-    "first_state",
-    "issue_ticket",
-    "needs_ticket",
-    "weigh_ticket",
-]
-
-take_texts(vars())
+__all__ = ["SGD", "AnyRule", "Anytime", "Block", "Blocks", "CenteredClipping", "Rule", "Scheduled",
+           "Steady", "SteadyAdam", "SteadyMuon", "SteadyShort", "StronglyConvexOGD", "TicketRule",
+           "WeighingRule", "apply_update", "as_number", "baselines", "first_query", "first_state",
+           "issue_ticket", "needs_ticket", "weigh_ticket"]  # fmt: skip

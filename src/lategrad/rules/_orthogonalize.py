@@ -1,4 +1,4 @@
-"""The orthogonal factor of a matrix, by Newton-Schulz iteration: what Muon steps along."""
+"""The orthogonal factor of a matrix, by Newton-Schulz iteration: the direction of Muon."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from lategrad.rules.blocks import Blocks
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
-_LARGE = 256  # rows and columns from which bfloat16 pays
+_LARGE = 256  # rows and columns from which bfloat16 is faster
 
 
 def orthogonalise(x: Tensor) -> Tensor:
     r"""About :math:`U V^\top` for :math:`x = U \Sigma V^\top`: all singular values become about 1.
 
     Five steps of :math:`X \leftarrow a X + (b A + c A^2) X`, :math:`A = X X^\top`, from :math:`x / \|x\|_F`. The
-    coefficients, chosen by K. Jordan for speed and not for accuracy, leave the singular values between about 0.7
-    and 1.2, except those that were tiny to begin with. Only matrix products, on all matrices of a batch at once. A
-    matrix of zeros stays one. Large float32 matrices on a GPU are multiplied in bfloat16, as Muon's author does it.
+    coefficients, chosen by K. Jordan for speed rather than accuracy, leave the singular values between about 0.7
+    and 1.2, except tiny ones. It takes only matrix products, on all matrices of a batch at once. A
+    matrix of zeros stays zero. Large float32 matrices on a GPU are multiplied in bfloat16, as in Muon's reference code.
 
     Args:
         x: matrices ``(..., r, c)``.
@@ -47,10 +47,10 @@ def orthogonalise(x: Tensor) -> Tensor:
 
 
 def matrix_steps(blocks: Blocks, parts: Sequence[Tensor]) -> list[Tensor]:
-    r"""The tensors of a momentum with every matrix replaced by a step that is as long as one of Adam's.
+    r"""The tensors of a momentum with every matrix replaced by a step of the size of Adam's.
 
     On a matrix of r rows and c columns that is :math:`0.2 \sqrt{\max(r, c)}` times the orthogonal factor, whose entries
-    have a root mean square of 0.2; all other tensors stay as they are. Matrices of one shape are turned together:
+    have a root mean square of 0.2; all other tensors stay as they are. Matrices of one shape are stacked:
     fewer, larger products.
 
     Args:
@@ -65,6 +65,6 @@ def matrix_steps(blocks: Blocks, parts: Sequence[Tensor]) -> list[Tensor]:
     for shape, places in by_shape.items():
         runs = steps[places[0]].dim() - len(blocks.parts[places[0]].shape)
         alike = torch.stack([steps[i].flatten(runs).unflatten(-1, shape) for i in places])
-        for i, turned in zip(places, 0.2 * math.sqrt(max(shape)) * orthogonalise(alike), strict=True):
-            steps[i] = turned.reshape(steps[i].shape)
+        for i, step in zip(places, 0.2 * math.sqrt(max(shape)) * orthogonalise(alike), strict=True):
+            steps[i] = step.reshape(steps[i].shape)
     return steps

@@ -20,12 +20,9 @@ class AnytimeState(NamedTuple):
     """State of :class:`Anytime`."""
 
     learner: Any
-    x: Tensor
-    """:math:`x_{t+1}`, the weighted average of the plays :math:`w_1, \\dots, w_{t+1}`."""
-    t: Tensor
-    """Updates so far."""
-    total_weight: Tensor
-    """:math:`\\alpha_{1:t+1}`."""
+    x: Tensor  # x_{t+1}, the weighted average of the plays w_1 .. w_{t+1}
+    t: Tensor  # updates so far
+    total_weight: Tensor  # alpha_{1:t+1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +35,7 @@ class Anytime:
         \text{send } \alpha_t \langle g_{t - \tau_t}, \cdot \rangle \text{ to the learner, get } w_{t+1}
 
     Workers compute gradients at the average :math:`x_t`, which moves by O(1/t) at each update however
-    wildly the plays :math:`w_t` move, so that a gradient :math:`\tau` updates old was taken nearby:
+    wildly the plays :math:`w_t` move, so that a gradient with a delay of :math:`\tau` was taken nearby:
     :math:`\|x_t - x_{t-\tau}\| \le 2 \tau D / (t + 1)`. With :math:`\alpha_t = t` on a set of diameter D and
     an L-smooth objective (Theorem 1, constants in docs/theory.md),
 
@@ -54,7 +51,7 @@ class Anytime:
             output is x_t whatever the interpolation.
         weights: any other :math:`\alpha_t \ge 0` instead of a power: a function of t, which is a float64 tensor of
             shape ``(*runs, 1)``; or a tensor ``(T,)`` or ``(*runs, T)`` of :math:`\alpha_1, \dots, \alpha_T`, whose
-            last one goes on after its end. :math:`\alpha_1 > 0`.
+            last entry is used after its end. :math:`\alpha_1 > 0`.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.Anytime(lg.OGD(lr=0.5, domain=lg.Ball(1.0)))
@@ -65,10 +62,10 @@ class Anytime:
     >>> rule.output(state)
     tensor([0.9998, 0.0000, 0.0000])
 
-    Must know: nothing of the delays, the smoothness or the noise; some learners want a diameter.
+    Must know: nothing of the delays, the smoothness or the noise; some learners need a diameter.
 
     Guarantee: on convex, L-smooth objectives and a set of diameter D, for any delays: their mean costs :math:`O(L D^2
-    \mu_\tau / T)` beside the learner's regret (Theorems 1 and 2).
+    \mu_\tau / T)` in addition to the learner's regret (Theorems 1 and 2).
 
     Reference: R. Aviv, I. Hakimi, A. Schuster and K. Levy, Learning under delayed feedback: implicitly
     adapting to gradient delays, 2021, Algorithms 1 and 2.
@@ -84,8 +81,8 @@ class Anytime:
         require_number("interpolation", self.interpolation, low=0)
         require("interpolation", self.interpolation, self.interpolation <= 1, "a number in [0, 1]")
         if self.weights is not None:
-            given = isinstance(self.power, float | int) and self.power == 1
-            require("power", self.power, given, "left out (1) where weights are given")
+            is_default = isinstance(self.power, float | int) and self.power == 1
+            require("power", self.power, is_default, "left out (1) where weights are given")
             valid = "None, a function of t, or a tensor of weights"
             require("weights", self.weights, callable(self.weights) or isinstance(self.weights, Tensor), valid)
         if isinstance(self.weights, Tensor):
@@ -96,7 +93,6 @@ class Anytime:
 
     @property
     def domain(self) -> ConvexSet:
-        """The learner's set; averages of feasible plays are feasible."""
         return self.learner.domain
 
     def weight(self, t: Tensor) -> Tensor:
@@ -116,14 +112,12 @@ class Anytime:
         return AnytimeState(learner=learner, x=x, t=per_run(x, 0), total_weight=self.weight(per_run(x, 1)))
 
     def query(self, state: AnytimeState) -> Tensor:
-        """The average, or a point between it and the play."""
         if isinstance(self.interpolation, float | int) and self.interpolation == 1:
             return state.x
         share = torch.as_tensor(self.interpolation, dtype=state.x.dtype, device=state.x.device)
         return torch.lerp(self.learner.predict(state.learner), state.x, share)
 
     def update(self, state: AnytimeState, grad: Tensor, delay: Delay) -> AnytimeState:
-        """One round of the learner, and its new play joins the average."""
         t = state.t + 1
         next_weight = self.weight(t + 1)
         learner = self.learner.update(state.learner, Linear(self.weight(t), grad), hint=Linear(next_weight, grad))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lategrad.support.validation import require_choice
 
 KINDS = ("matrix", "embedding", "other")
-"""A matrix maps vectors to vectors, so that its singular values mean something; a row of an embedding stands alone."""
+"""Singular values mean something for a matrix, which maps vectors to vectors, but not for the rows of an embedding."""
 
 AnyRule = TypeVar("AnyRule")
 
@@ -32,12 +32,11 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Its entries."""
         return math.prod(self.shape)
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
-        """Rows and columns; a convolution has a row for every channel that it gives."""
+        """Rows and columns; a convolution has a row for every output channel."""
         return self.shape[0], math.prod(self.shape[1:])
 
 
@@ -45,7 +44,7 @@ class Block:
 class Blocks:
     """The tensors that a vector of shape ``(*runs, d)`` consists of, one after another.
 
-    A rule that looks at shapes has a field ``blocks: Blocks | None = None``, which its host fills in.
+    A rule that needs shapes has a field ``blocks: Blocks | None = None``, which its host fills in.
 
     >>> blocks = Blocks.of_module(nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2)))
     >>> [(block.name, block.shape, block.kind) for block in blocks.parts]
@@ -60,7 +59,7 @@ class Blocks:
 
     @classmethod
     def of_module(cls, module: nn.Module) -> Blocks:
-        """The parameters of a module that are trained, in its own order."""
+        """The trainable parameters of a module, in its order."""
         embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
         named = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
         return cls(tuple(Block(name, tuple(p.shape), "embedding" if id(p) in embeddings else kind_of(p))
@@ -69,13 +68,12 @@ class Blocks:
     @classmethod
     def of_tensors(cls, tensors: Iterable[Tensor], kinds: Sequence[str] | None = None) -> Blocks:
         """Tensors without names: those with two dimensions and more are matrices unless ``kinds`` says otherwise."""
-        listed = list(tensors)
-        named = zip(listed, kinds or [kind_of(tensor) for tensor in listed], strict=True)
-        return cls(tuple(Block(str(i), tuple(tensor.shape), kind) for i, (tensor, kind) in enumerate(named)))
+        tensors = list(tensors)
+        pairs = zip(tensors, kinds or [kind_of(tensor) for tensor in tensors], strict=True)
+        return cls(tuple(Block(str(i), tuple(tensor.shape), kind) for i, (tensor, kind) in enumerate(pairs)))
 
     @property
     def size(self) -> int:
-        """d, the entries of all of them."""
         return sum(block.size for block in self.parts)
 
     def split(self, x: Tensor) -> list[Tensor]:
@@ -96,18 +94,18 @@ class Blocks:
 
 
 def kind_of(tensor: Tensor) -> str:
-    """What a tensor is taken for when nothing is known but its shape."""
+    """The kind of a tensor, judged by its shape alone."""
     return "matrix" if tensor.dim() >= 2 else "other"
 
 
 def fill_in(rule: AnyRule, blocks: Blocks | None) -> AnyRule:
-    """The rule with its host's blocks, if it wants any and has none of its own.
+    """The rule with its host's blocks, if it takes blocks and has none of its own.
 
-    >>> fill_in("a rule that looks at no shapes", Blocks(()))
-    'a rule that looks at no shapes'
+    >>> fill_in("a rule without blocks", Blocks(()))
+    'a rule without blocks'
     """
     if blocks is None or getattr(rule, "blocks", blocks) is not None:
         return rule
-    inside = getattr(rule, "with_blocks", None)  # of a rule that has another inside it
+    inside = getattr(rule, "with_blocks", None)  # of a rule that wraps another
     filled: Any = inside(blocks) if inside else dataclasses.replace(rule, blocks=blocks)  # type: ignore[type-var]
     return filled  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Centered clipping: SGD along a momentum that no single worker can move far, against faulty or hostile workers."""
+"""Centered clipping: SGD along a momentum that no single gradient can move far, against faulty or hostile workers."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, norm
+from lategrad.sets import ConvexSet, WholeSpace, norm, resolve_domain
 from lategrad.support.validation import Scalar, require, require_number
 
 
 class CenteredClippingState(NamedTuple):
     """State of :class:`CenteredClipping`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-    center: Tensor
-    """:math:`v_t`, the momentum: what a gradient is expected to be."""
+    x: Tensor  # x_{t+1}, the iterate
+    center: Tensor  # v_t, the momentum: what a gradient is expected to be
 
 
 @dataclass(frozen=True, eq=False)
 class CenteredClipping:
-    r"""SGD along a running momentum, which each gradient moves by no more than a given length.
+    r"""SGD along a running momentum, which each gradient moves by at most a given length.
 
     .. math::
 
@@ -32,11 +30,11 @@ class CenteredClipping:
         x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, v_t)
 
     The published method clips the messages of all workers around the last momentum and averages them, once a round.
-    Here there are no rounds: each gradient is clipped when it arrives. A bad one moves the momentum by at most
-    :math:`(1 - \beta) r`, whatever it is; that one of n workers is bad then costs a bias of the order of r/n.
+    Here there are no rounds: each gradient is clipped when it arrives. A bad gradient moves the momentum by at most
+    :math:`(1 - \beta) r`; one bad worker of n therefore costs a bias of the order of r/n.
 
     Args:
-        lr: the step.
+        lr: learning rate.
         radius: r, about the usual distance of a gradient from the mean gradient. Smaller is safer, and slower.
         momentum: :math:`\beta`.
         domain: K.
@@ -61,6 +59,7 @@ class CenteredClipping:
     domain: ConvexSet = WholeSpace()
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("radius", self.radius, low=0, strict=True)
         require_number("momentum", self.momentum, low=0)
@@ -68,22 +67,18 @@ class CenteredClipping:
         require("momentum", self.momentum, below_one, "a number in [0, 1)")
 
     def init(self, x0: Tensor) -> CenteredClippingState:
-        """Start at the projection of ``x0``, and expect nothing."""
         x = first_query(self, x0)
         return CenteredClippingState(x=x, center=torch.zeros_like(x))
 
     def query(self, state: CenteredClippingState) -> Tensor:
-        """The iterate."""
         return state.x
 
     def update(self, state: CenteredClippingState, grad: Tensor, delay: Delay) -> CenteredClippingState:
-        """One step along the momentum."""
         lr, momentum = (as_dtype(number, grad) for number in (self.lr, self.momentum))
         surprise = grad - state.center
-        share = (self.radius / norm(surprise)).clamp_max(1.0)  # 0 where even float64 has no number for the length
+        share = (self.radius / norm(surprise)).clamp_max(1.0)  # 0 where the norm overflows float64
         center = state.center + (1 - momentum) * share.to(grad.dtype) * surprise
         return CenteredClippingState(x=self.domain.project(state.x - lr * center), center=center)
 
     def output(self, state: CenteredClippingState) -> Tensor:
-        """The last iterate."""
         return state.x

@@ -1,21 +1,20 @@
 r"""The contract of a server rule.
 
 The server counts its updates t = 1, 2, ... Before update t it hands out the query point :math:`x_t`.
-Update t receives one gradient, taken at an earlier query :math:`x_{t - \tau_t}`, and moves on:
+Update t receives one gradient, taken at an earlier query :math:`x_{t - \tau_t}`, and returns the next state:
 
 ======  ==========================================================================================
-query   :math:`x_t`, the point that the next worker computes its gradient at
+query   :math:`x_t`, the point at which the next worker computes its gradient
 update  consumes one gradient and its delay :math:`\tau_t`, returns the next state
-output  what is evaluated, saved and shipped; not always the query, and never a mode of it
-ticket  only for rules that need the past: what travels with the query and comes back with the gradient
-weigh   only for rules that heed how much work a gradient stands for: writes its weight into the ticket
+output  the weights that are evaluated, saved and shipped; not always the query
+ticket  only for rules that need the past: data sent with the query and returned with the gradient
+weigh   only for rules that weigh gradients by the local steps behind them: writes the weight into the ticket
 ======  ==========================================================================================
 
-A host serves all kinds of rule with the same lines: :func:`issue_ticket` when it hands out a query and
-:func:`apply_update` when the gradient is back; where workers take different numbers of steps, with the ticket that
-:func:`weigh_ticket` makes.
+A host treats all rules alike: it calls :func:`issue_ticket` when it hands out a query and :func:`apply_update` when
+the gradient returns; where workers take different numbers of local steps, with the ticket of :func:`weigh_ticket`.
 
-Vectors have shape ``(*runs, d)``, scalars ``(*runs, 1)``. Rules are pure: whoever hosts a rule owns the
+Vectors have shape ``(*runs, d)``, scalars ``(*runs, 1)``. Rules are pure: the host of a rule owns the
 memory (:mod:`lategrad.execution`). Nothing in a rule may branch on the value of a tensor.
 """
 
@@ -33,28 +32,24 @@ from lategrad.support.validation import Scalar
 State = TypeVar("State")
 
 Delay = Tensor | int
-"""How many updates ago a gradient's query was handed out: one number for all runs, or one for each."""
+"""The number of updates since the gradient's query was handed out: one for all runs, or one for each."""
 
 
 class _Server(Protocol[State]):
-    """What every server rule has: hyper-parameters in a frozen dataclass, all that changes in its state."""
+    """Members of every server rule: a frozen dataclass of hyper-parameters, whose state is a separate object."""
 
     @property
     def domain(self) -> ConvexSet:
-        """The set that every query and every output is in."""
-        ...
+        """The constraint set, which contains every query and every output."""
 
     def init(self, x0: Tensor) -> State:
         """The state before any update; the first query is the projection of ``x0``."""
-        ...
 
     def query(self, state: State) -> Tensor:
-        """The point that the next worker gets."""
-        ...
+        """The point at which the next worker computes its gradient."""
 
     def output(self, state: State) -> Tensor:
-        """The rule's answer so far; before any update, the start."""
-        ...
+        """The current result; before any update, the start."""
 
 
 class Rule(_Server[State], Protocol[State]):
@@ -62,27 +57,23 @@ class Rule(_Server[State], Protocol[State]):
 
     def update(self, state: State, grad: Tensor, delay: Delay) -> State:
         """Consume one gradient; ``delay`` counts the updates since its point was the query (at most t - 1)."""
-        ...
 
 
 class TicketRule(_Server[State], Protocol[State]):
-    """A server rule that needs to know something of the moment at which the gradient's query was handed out."""
+    """A server rule that needs data from the moment at which the gradient's query was handed out."""
 
     def ticket(self, state: State) -> Tensor:
-        """What the query of this state carries, shape ``(*runs, k)``; like the query it may share memory."""
-        ...
+        """The data to send with the query of this state, shape ``(*runs, k)``; like the query it may share memory."""
 
     def update(self, state: State, grad: Tensor, delay: Delay, ticket: Tensor) -> State:
         """Consume one gradient, with the ticket of the query that it was computed at."""
-        ...
 
 
 class WeighingRule(TicketRule[State], Protocol[State]):
-    """A server rule that heeds how much work a gradient stands for; its tickets have room for the weight."""
+    """A server rule that weighs gradients by the local steps behind them; its tickets hold the weight."""
 
     def weigh(self, ticket: Tensor, weight: Tensor) -> Tensor:
         """The ticket of a gradient of this weight, of shape ``(*runs, 1)``; as it was issued, it has weight 1."""
-        ...
 
 
 AnyRule = Rule[State] | TicketRule[State]
@@ -94,7 +85,7 @@ def needs_ticket(rule: AnyRule[State]) -> TypeGuard[TicketRule[State]]:
 
 
 def issue_ticket(rule: AnyRule[State], state: State) -> Tensor:
-    """What to keep with the query of ``state`` until its gradient is back: a ticket, or nothing (k = 0).
+    """What to keep with the query of ``state`` until its gradient returns: a ticket, or nothing (k = 0).
 
     A ticket may share memory with the state, as a query may: a host that overwrites its state keeps a copy.
 
@@ -107,12 +98,12 @@ def issue_ticket(rule: AnyRule[State], state: State) -> Tensor:
 
 
 def weigh_ticket(rule: AnyRule[State], ticket: Tensor, weight: Tensor) -> Tensor:
-    """The ticket that goes with a gradient of less than full weight, for rules that want to know.
+    """The ticket of a gradient with a weight below 1, for rules that use weights.
 
     Args:
-        rule: with a method ``weigh`` if it does; if not, the ticket stays as it is.
+        rule: a rule without a method ``weigh`` leaves the ticket as it is.
         ticket: as it was issued.
-        weight: the share of the steps of a whole job that the worker took, in (0, 1], ``(*runs, 1)``.
+        weight: the share of a job's local steps that the worker took, in (0, 1], ``(*runs, 1)``.
     """
     return cast("WeighingRule[State]", rule).weigh(ticket, weight) if hasattr(rule, "weigh") else ticket
 
@@ -133,7 +124,7 @@ def first_state(rule: _Server[State], x0: Tensor) -> State:
     """The state before any update, with memory of its own, as every host starts with it.
 
     Raises a ValueError for a state that hosts cannot keep (``lategrad.support.runs.require_state``), and for
-    one that has not a row for every run of the rule.
+    one without a row for every run of the rule.
     """
     name = type(rule).__name__
     state = rule.init(x0)
@@ -152,11 +143,11 @@ def average_in(mean: Tensor, point: Tensor, share: Tensor) -> Tensor:
 
 
 AVERAGES = ("none", "uniform", "linear")
-"""What a rule may output: its last iterate, or the average of its queries with weights 1 or t."""
+"""Outputs of a rule: its last iterate, or the average of its queries with weights 1 or t."""
 
 
 def start_mean(x: Tensor, average: str) -> Tensor:
-    """The average before any update: the start; without averaging it has no entries and costs nothing."""
+    """The average before any update: the start; without averaging an empty tensor, which costs nothing."""
     return (x[..., :0] if average == "none" else x).clone()
 
 

@@ -1,4 +1,4 @@
-"""A schedule of the step, by server updates, for any rule that has one."""
+"""A learning-rate schedule over server updates, for any rule that has an lr."""
 
 from __future__ import annotations
 
@@ -23,25 +23,23 @@ _OPTIONS = {option.name: option for option in (Option("warmup", (int,), 0), Opti
                                                Option("total", (int,)))}  # fmt: skip
 
 Share = Callable[[Tensor], Tensor]
-"""From t, a tensor, to a share of the step, a tensor of the same shape."""
+"""From t, a tensor, to a share of the learning rate, a tensor of the same shape."""
 
 
 class ScheduledState(NamedTuple):
     """State of :class:`Scheduled`."""
 
     rule: Any
-    """That of the rule."""
-    t: Tensor
-    """Updates so far."""
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
 class Scheduled:
-    r"""A rule whose step at update t is :math:`s_t` times its own, a warm-up and then a decay.
+    r"""A rule whose learning rate at update t is :math:`s_t` times its own: a warm-up, then a decay.
 
     :math:`s_t = \min(1, t/\mathrm{warmup})` times the decay, which goes from 1 at the end of the warm-up to ``floor``
     at update ``total`` along a line or half a cosine, and stays there. It multiplies the rule's (or its learner's)
-    ``lr``, whatever else the rule does with it; t counts the server's updates, whoever sent the gradients.
+    ``lr``, whatever else the rule does with it; t counts the server's updates.
 
     Args:
         rule: any server rule with an ``lr``.
@@ -49,23 +47,23 @@ class Scheduled:
         shape: of the decay, "constant" (none), "linear" or "cosine"; or a function from t to :math:`s_t`, both tensors,
             instead of the decay. It must not branch on its values (``torch.where`` instead).
         total: the update at which the decay ends.
-        floor: what is left of the step then, in [0, 1].
+        floor: the share of the learning rate that remains then, in [0, 1].
 
     >>> import lategrad as lg
     >>> rule = Scheduled(lg.SGD(lr=1.0), warmup=2, shape="linear", total=4)
-    >>> state, steps = rule.init(torch.zeros(1)), []
+    >>> state, moves = rule.init(torch.zeros(1)), []
     >>> for _ in range(5):
     ...     before = rule.query(state)
     ...     state = rule.update(state, torch.tensor([-1.0]), delay=torch.tensor(0))
-    ...     steps.append((rule.query(state) - before).item())
-    >>> steps
+    ...     moves.append((rule.query(state) - before).item())
+    >>> moves
     [0.5, 1.0, 0.5, 0.0, 0.0]
 
-    Must know: what its rule must know; where the step decays, the number of updates.
+    Must know: what its rule must know; for a decay, the number of updates.
 
     Guarantee: none of its own.
 
-    Reference: it wraps any rule, and follows no paper.
+    Reference: none; it wraps any rule.
     """
 
     rule: AnyRule[Any]
@@ -80,32 +78,26 @@ class Scheduled:
         else:
             _require_share(self.shape)
         require("warmup", self.warmup, isinstance(self.warmup, int) and self.warmup >= 0, "an integer >= 0")
-        require("rule", type(self.rule).__name__, has_step(self.rule), "a rule with an lr")
+        require("rule", type(self.rule).__name__, has_lr(self.rule), "a rule with an lr")
         number = isinstance(self.floor, int | float)
         require("floor", self.floor, number and 0 <= self.floor <= 1, "a number in [0, 1]")
         if self.shape not in ("linear", "cosine"):
-            require("total", self.total, self.total is None, "None unless the step decays")
+            require("total", self.total, self.total is None, "None unless the learning rate decays")
         else:
             valid = isinstance(self.total, int) and self.total > self.warmup
             require("total", self.total, valid, f"an integer > warmup = {self.warmup}")
 
     @property
     def domain(self) -> ConvexSet:
-        """The rule's own."""
         return self.rule.domain
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("blocks", "ticket"):  # only where the rule has them
-            rule = self.__dict__["rule"]
-            return (
-                (lambda state: rule.ticket(state.rule))
-                if name == "ticket" and hasattr(rule, name)
-                else getattr(rule, name)
-            )
-        raise AttributeError(name)
+        if name not in ("blocks", "ticket"):
+            raise AttributeError(name)
+        member = getattr(self.__dict__["rule"], name)  # only where the rule has one
+        return member if name == "blocks" else lambda state: member(state.rule)
 
     def with_blocks(self, blocks: Blocks) -> Scheduled:
-        """The same with the blocks filled in where the rule wants them."""
         return dataclasses.replace(self, rule=fill_in(self.rule, blocks))
 
     def share(self, t: Tensor) -> Tensor:
@@ -120,22 +112,18 @@ class Scheduled:
         return share * (self.floor + (1 - self.floor) * left)
 
     def init(self, x0: Tensor) -> ScheduledState:
-        """That of the rule."""
         inner = self.rule.init(x0)
         return ScheduledState(inner, per_run(self.rule.query(inner), 0))
 
     def query(self, state: ScheduledState) -> Tensor:
-        """That of the rule."""
         return self.rule.query(state.rule)
 
     def update(self, state: ScheduledState, grad: Tensor, delay: Delay, *ticket: Tensor) -> ScheduledState:
-        """The rule's update, with a share of its step."""
         t = state.t + 1
-        rule = _with_step(self.rule, self.share(t))
+        rule = _with_lr(self.rule, self.share(t))
         return ScheduledState(apply_update(rule, state.rule, grad, delay, *(ticket or (grad[..., :0],))), t)
 
     def output(self, state: ScheduledState) -> Tensor:
-        """That of the rule."""
         return self.rule.output(state.rule)
 
 
@@ -154,28 +142,28 @@ def _require_share(function: Any) -> None:
 
 
 def complete_schedule(text: str, steps: int) -> str:
-    """A schedule as text, with the update at which it ends: the last one, if it does not say.
+    """A schedule as text, completed by the update at which it ends: by default the last one.
 
     >>> complete_schedule("cosine:warmup=100", 20_000)
     'cosine:warmup=100,total=20000'
     >>> complete_schedule("constant:warmup=100", 20_000)
     'constant:warmup=100'
     """
-    shape, given = _parsed(text)
+    shape, options = _parse(text)
     if shape != "constant":
-        given.setdefault("total", steps)
-    options = ",".join(f"{name}={as_text(value)}" for name, value in given.items())
-    return f"{shape}:{options}" if options else shape
+        options.setdefault("total", steps)
+    arguments = ",".join(f"{name}={as_text(value)}" for name, value in options.items())
+    return f"{shape}:{arguments}" if arguments else shape
 
 
-def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
     shape, _, options = text.partition(":")
     require_choice("schedule", shape, _SHAPES)
     return shape, {name: value for name, (value,) in parse_options(options, _OPTIONS, f"schedule {shape!r}").items()}
 
 
 def with_schedule(rule: AnyRule[Any], schedule: str | Share | None) -> AnyRule[Any]:
-    """A rule with a complete schedule as text, or with a function; the rule itself where there is none.
+    """A rule with a complete schedule as text or a function; without a schedule, the rule itself.
 
     >>> import lategrad as lg
     >>> with_schedule(lg.SGD(lr=0.1), "linear:warmup=10,total=500").total
@@ -183,32 +171,32 @@ def with_schedule(rule: AnyRule[Any], schedule: str | Share | None) -> AnyRule[A
     """
     if schedule is None:
         return rule
-    shape, options = _parsed(schedule) if isinstance(schedule, str) else (schedule, {})
+    shape, options = _parse(schedule) if isinstance(schedule, str) else (schedule, {})
     return Scheduled(rule, shape=shape, **options)
 
 
-def has_step(rule: Any) -> bool:
+def has_lr(rule: Any) -> bool:
     """Whether a rule has an lr, of its own or of its learner's, that a schedule can multiply."""
     return _owner_of_lr(rule) is not None
 
 
 def _owner_of_lr(rule: Any) -> str | None:
-    """Where the step is: in the rule itself (``""``) or in a field of it; None if nowhere."""
+    """Where the lr is: in the rule itself (``""``) or in one of its fields; None if nowhere."""
     if hasattr(rule, "lr"):
         return ""
     names = [field.name for field in dataclasses.fields(rule)] if dataclasses.is_dataclass(rule) else []
     return next((name for name in names if hasattr(getattr(rule, name), "lr")), None)
 
 
-def _with_step(rule: Any, share: Tensor) -> Any:
-    """A copy of a rule with a share of its step, which was checked when the rule was made."""
+def _with_lr(rule: Any, share: Tensor) -> Any:
+    """A copy of a rule with a share of its lr, which was checked when the rule was constructed."""
     owner = _owner_of_lr(rule)
     if owner:
-        return _changed(rule, owner, _with_step(getattr(rule, owner), share))
-    return _changed(rule, "lr", rule.lr * share)
+        return _with_field(rule, owner, _with_lr(getattr(rule, owner), share))
+    return _with_field(rule, "lr", rule.lr * share)
 
 
-def _changed(part: Any, name: str, value: Any) -> Any:
+def _with_field(part: Any, name: str, value: Any) -> Any:
     copied = object.__new__(type(part))
     for field in dataclasses.fields(part):
         object.__setattr__(copied, field.name, value if field.name == name else getattr(part, field.name))

@@ -1,4 +1,4 @@
-"""SGD with a constant step, the paper's comparison."""
+"""SGD with a constant learning rate, the paper's comparison."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
+from lategrad.learners.learner import decayed
 from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number
 
@@ -17,20 +17,17 @@ from lategrad.support.validation import Scalar, require_choice, require_number
 class SGDState(NamedTuple):
     """State of :class:`SGD`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-    mean: Tensor
-    """The average of :math:`x_1, \\dots, x_t`; without averaging it has no entries and costs nothing."""
-    t: Tensor
-    """Updates so far."""
+    x: Tensor  # x_{t+1}, the iterate
+    mean: Tensor  # the average of x_1 .. x_t; empty without averaging
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
 class SGD:
-    r"""Delayed SGD with a constant step, :math:`x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g_{t-\tau_t})`.
+    r"""Delayed SGD with a constant learning rate, :math:`x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g_{t-\tau_t})`.
 
     Args:
-        lr: the step.
+        lr: learning rate.
         domain: K.
         average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T`
             with weights 1 ("uniform") or t ("linear"). The queries do not change.
@@ -47,7 +44,7 @@ class SGD:
     Must know: nothing while it runs; for the guarantee, the smoothness and the largest delay.
 
     Guarantee: with lr of order :math:`1/(L\tau)` for a delay :math:`\tau`, the rates of SGD for T that is large
-    against :math:`\tau`, in its reference; none where the delay outgrows lr.
+    relative to :math:`\tau` (see the reference); none for longer delays.
 
     Reference: S. Stich and S. Karimireddy, The error-feedback framework, 2020 (delayed SGD).
     """
@@ -58,26 +55,23 @@ class SGD:
     weight_decay: Scalar = 0.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_choice("average", self.average, AVERAGES)
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SGDState:
-        """Start at the projection of ``x0``."""
         x = first_query(self, x0)
         return SGDState(x=x, mean=start_mean(x, self.average), t=per_run(x, 0))
 
     def query(self, state: SGDState) -> Tensor:
-        """The iterate."""
         return state.x
 
     def update(self, state: SGDState, grad: Tensor, delay: Delay) -> SGDState:
-        """One projected step."""
         t = state.t + 1
         mean = next_mean(state.mean, state.x, t, self.average)
         x = decayed(state.x, self.lr, self.weight_decay) - as_dtype(self.lr, grad) * grad
         return SGDState(x=self.domain.project(x), mean=mean, t=t)
 
     def output(self, state: SGDState) -> Tensor:
-        """The last iterate, or the average of the queries that have had their update."""
         return state.x if self.average == "none" else state.mean

@@ -1,4 +1,4 @@
-"""Steady: anytime averaging for delays that are long from the first update on. This rule is ours."""
+"""Steady: anytime averaging for delays that are long from the first update on."""
 
 from __future__ import annotations
 
@@ -9,43 +9,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
-from lategrad.learners.learner import safe_ratio, squared_norm
+from lategrad.learners.learner import decayed, safe_ratio, squared_norm
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require, require_number
 
-_STEPS, _WIDTHS = 2.0, 0.1  # how far the iterate may go during a delay: 2 lr, and a tenth of the set
 
-
-def reach(
-    lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor, *, steps: float = _STEPS, widths: float = _WIDTHS
-) -> Tensor:
-    """m: how far a delay's worth of steps may carry the iterate."""
+def reach(lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor, multiple: float = 2.0, share: float = 0.1) -> Tensor:
+    """m: how far the updates of one delay may move the iterate, a multiple of lr and a share of the set's diameter."""
     diameter = domain.diameter_in(w.shape[-1])
-    width = widths * (diameter.to(t.device) if isinstance(diameter, Tensor) else diameter) + 0 * t
-    return torch.minimum(steps * lr + 0 * t, width)
+    diameter = diameter.to(t.device) if isinstance(diameter, Tensor) else diameter
+    return torch.minimum(multiple * lr + 0 * t, share * diameter + 0 * t)
 
 
 class SteadyState(NamedTuple):
     """State of :class:`Steady`."""
 
-    w: Tensor
-    """:math:`w_{t+1}`, the iterate."""
-    x: Tensor
-    """:math:`x_{t+1}`, the average of :math:`w_1, \\dots, w_{t+1}` with weights 1, 2, ..."""
-    squares: Tensor
-    """:math:`S_t = \\sum_i i^2 \\|g_i\\|^2`, or one such sum for every coordinate, float64."""
-    t: Tensor
-    """Updates so far."""
+    w: Tensor  # w_{t+1}, the iterate
+    x: Tensor  # x_{t+1}, the average of w_1 .. w_{t+1} with weights 1, 2, ...
+    squares: Tensor  # S_t = the sum over i of i^2 |g_i|^2, or one such sum for every coordinate, float64
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
 class Steady:
-    r"""Anytime averaging with gradients weighed by their query's own time, and a query that leans on the iterate.
+    r"""Anytime averaging with gradients weighted by the time of their query, and a query close to the iterate at first.
 
-    Update t receives a gradient g that was asked for at time :math:`s = t - \tau_t \ge 1`. With the diameter D of K,
+    Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the diameter D of K,
 
     .. math::
 
@@ -57,10 +48,10 @@ class Steady:
         q_t = x_t + \theta_t (w_t - x_t), \quad \theta_t = \min(1, c/\sqrt{t})
 
     The query is :math:`q_t`, the output :math:`x_t`. Algorithm 1 with four changes: the weight of a gradient is s and
-    not t; the step is AdaGrad's, but its normaliser counts with t; a step is shortened where :math:`\tau_t` of its
-    kind would carry the iterate further than 2 lr or a tenth of the set; and the query starts at the iterate and
-    fades into the average. With ``per_coordinate`` every coordinate has a sum S of its own, the weight is
-    :math:`s^2/t`, and the step :math:`\mathrm{lr}_t/\sqrt d` in d dimensions, so that lr means the same.
+    not t; the learning rate is AdaGrad's, but its normaliser uses t; it is reduced where :math:`\tau_t` such updates
+    would move the iterate further than 2 lr or a tenth of the set; and the query starts at the iterate and
+    fades into the average. With ``per_coordinate`` every coordinate has its own sum S, the weight is
+    :math:`s^2/t`, and the learning rate :math:`\mathrm{lr}_t/\sqrt d` in d dimensions, so that lr means the same.
 
     Proved (docs/steady.md), on any gradients and any delays: an update moves w by at most
     :math:`\mathrm{lr}_t\, s/t`, so that the first :math:`\tau` gradients, which all come from :math:`x_1`, move
@@ -71,21 +62,21 @@ class Steady:
         \|q_t - q_s\| \le (1 - \theta_t) \frac{2 \tau D}{t + 1} + (\theta_s - \theta_t) D + \theta_t \|w_t - w_s\|,
 
     where, for :math:`\tau \le t/2`, the first two parts are :math:`O(\tau D/t)`; the third is too, on the whole:
-    weighed with s and summed over T updates it is at most :math:`c\, \mathrm{lr}\, \tau\, T \sqrt{A}` for delays of at
+    weighted with s and summed over T updates it is at most :math:`c\, \mathrm{lr}\, \tau\, T \sqrt{A}` for delays of at
     most :math:`\tau`, with an A of the order of ln T. On a bounded set, for a convex L-smooth objective, this
-    gives the rate of Theorem 1 in a constant delay, up to the root of a logarithm; delays that vary are free up to
-    :math:`T^{3/8}` (:mod:`lategrad.theory`). The same holds per coordinate on a cube. Only measured: that it does
-    better than Algorithm 1 under long delays, that lr hardly matters, and the constants 2, 1/10 and c. It is not
-    for runs of few rounds: where T is a few times :math:`\tau`, take :class:`~lategrad.SteadyShort`.
+    gives the rate of Theorem 1 in a constant delay, up to the root of a logarithm; varying delays up to
+    :math:`T^{3/8}` do not change the rate (:mod:`lategrad.theory`). The same holds per coordinate on a cube. Only
+    measured: that it does better than Algorithm 1 under long delays, that lr hardly matters, and the constants 2, 1/10
+    and c. It is not for runs of few rounds: where T is a few times :math:`\tau`, take :class:`~lategrad.SteadyShort`.
 
     Args:
         lr: about the distance to travel.
         domain: K.
         c: the query is the iterate itself for :math:`t \le c^2` updates.
-        per_coordinate: a step for every coordinate; on sets other than boxes the Euclidean projection
+        per_coordinate: a learning rate for every coordinate; on sets other than boxes the Euclidean projection
             keeps it feasible, no more.
-        weight_decay: decoupled: w is first multiplied by 1 - step * weight_decay (never below 0), with the step of
-            the gradient, :math:`\mathrm{lr}_t\, s/\sqrt{S_t}`; S does not count it.
+        weight_decay: decoupled: w is first multiplied by 1 - rate * weight_decay (never below 0), where rate is the
+            factor of the gradient, :math:`\mathrm{lr}_t\, s/\sqrt{S_t}`; S does not include it.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.Steady()
@@ -102,7 +93,7 @@ class Steady:
     Must know: the delay of every gradient; nothing of the smoothness or the noise, and no bound on the delays.
 
     Guarantee: on convex, smooth objectives and a bounded set the rate of Theorem 1 in a constant delay, up to the
-    root of a logarithm; delays that vary are free up to :math:`T^{3/8}`.
+    root of a logarithm; varying delays up to :math:`T^{3/8}` do not change it.
 
     Reference: this rule is ours; proofs in docs/steady.md, comparisons in docs/baselines.md.
     """
@@ -114,40 +105,39 @@ class Steady:
     weight_decay: Scalar = 0.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("c", self.c, low=0)
         require("per_coordinate", self.per_coordinate, isinstance(self.per_coordinate, bool), "True or False")
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SteadyState:
-        """:math:`q_1 = x_1 = w_1`, the projection of ``x0``."""
         w = first_query(self, x0)
         squares = wide_zeros(w) if self.per_coordinate else per_run(w, 0)
         return SteadyState(w=w, x=w.clone(), squares=squares, t=per_run(w, 0))
 
     def query(self, state: SteadyState) -> Tensor:
-        """Between the average and the iterate, ever nearer to the average."""
+        """Between the average and the iterate, nearer to the average as t grows."""
         theta = (self.c / (state.t + 1).sqrt()).clamp_max(1)
         return torch.lerp(state.x, state.w, theta.to(state.x.dtype))
 
-    def _step(self, w: Tensor, t: Tensor, delay: Delay) -> Tensor:
-        r""":math:`\mathrm{lr}_t`: lr, or less where the delay is long against :math:`\sqrt t`."""
+    def _lr(self, w: Tensor, t: Tensor, delay: Delay) -> Tensor:
+        r""":math:`\mathrm{lr}_t`: lr, or less where the delay is long relative to :math:`\sqrt t`."""
         return torch.minimum(self.lr + 0 * t, reach(self.lr, self.domain, w, t) * t.sqrt() / (1 + delay))
 
     def update(self, state: SteadyState, grad: Tensor, delay: Delay) -> SteadyState:
-        """One projected step; the new iterate joins the average."""
         t = state.t + 1
         s = (t - delay).clamp_min(1)
-        lr = self._step(state.w, t, delay)
+        lr = self._lr(state.w, t, delay)
         if self.per_coordinate:
             squares = state.squares + (t * grad) ** 2
-            step = safe_ratio(lr / math.sqrt(grad.shape[-1]) * s**2 / t, squares.sqrt())
-            move = step * grad
+            rate = safe_ratio(lr / math.sqrt(grad.shape[-1]) * s**2 / t, squares.sqrt())
+            move = rate * grad
         else:
             squares = state.squares + t**2 * squared_norm(grad)
-            step = safe_ratio(lr * s, squares.sqrt())
-            move = step.to(grad.dtype) * grad
-        w = self.domain.project(decayed(state.w, step, self.weight_decay) - move.to(state.w.dtype))
+            rate = safe_ratio(lr * s, squares.sqrt())
+            move = rate.to(grad.dtype) * grad
+        w = self.domain.project(decayed(state.w, rate, self.weight_decay) - move.to(state.w.dtype))
         return SteadyState(w=w, x=average_in(state.x, w, 2 / (t + 2)), squares=squares, t=t)
 
     def output(self, state: SteadyState) -> Tensor:

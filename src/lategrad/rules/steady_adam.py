@@ -1,4 +1,4 @@
-"""SteadyAdam: Adam's normalised gradients, averaged and braked, for deep models under delay. This rule is ours."""
+"""SteadyAdam: Adam's normalised gradients, averaged, with a learning rate that depends on the delay."""
 
 from __future__ import annotations
 
@@ -8,38 +8,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
-from lategrad.rules.lateness import next_mean_delay
-from lategrad.rules.moments import root_mean_square
+from lategrad.learners.learner import decayed
+from lategrad.rules._common import next_mean_delay, root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
-_THETA = 0.2  # the query: so much of the iterate, the rest of the average
+_THETA = 0.2  # weight of the iterate in the query; the rest is the average
 _BETA2, _EPS = 0.999, 1e-8
-_FREE, _ROUNDS = 3.0, 10.0  # delays below 3 brake little; the brake is released after 10 rounds
+_FREE, _ROUNDS = 3.0, 10.0  # delays below 3 reduce lr little; the reduction fades after 10 rounds
 
 
 class SteadyAdamState(NamedTuple):
     """State of :class:`SteadyAdam`."""
 
-    z: Tensor
-    """:math:`z_{t+1}`, the iterate."""
-    q: Tensor
-    """:math:`q_{t+1}`, the query; with z it determines the average, which so costs no memory."""
-    v: Tensor
-    """The running mean of squared gradients."""
+    z: Tensor  # z_{t+1}, the iterate
+    q: Tensor  # q_{t+1}, the query; z and q determine the average, which therefore costs no memory
+    v: Tensor  # the running mean of squared gradients
     mean_delay: Tensor
-    t: Tensor
-    """Updates so far."""
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
 class SteadyAdam:
-    r"""Adam without momentum, whose query is mostly the average of its iterates, with a brake that delay sets.
+    r"""Adam without momentum, whose query is mostly the average of its iterates; delay reduces the learning rate.
 
-    Update t receives a gradient g that was asked for at time :math:`s = t - \tau_t \ge 1`. With the running mean
+    Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the running mean
     :math:`\bar\tau` of the delays and :math:`\tau = \max(\tau_t, \bar\tau_t)`, entry by entry but for the root mean
     square,
 
@@ -53,15 +48,15 @@ class SteadyAdam:
         x_{t+1} = x_t + \tfrac{2}{t + 1} (z_{t+1} - x_t), \qquad
         q_{t+1} = x_{t+1} + 0.2\, (z_{t+1} - x_{t+1})
 
-    The query is q, the output x. The average moves by O(1/t) an update, so that a late gradient was taken nearby;
-    s/t keeps the first gradients, which all come from the start, from carrying the iterate away; the brake keeps the
-    loop through the delay stable, and is released as the rounds :math:`t/(1 + \tau)` go by. Nothing of this is
-    proved for deep models: it is measured (docs/deep.md, which says on what the constants were chosen).
+    The query is q, the output x. The average moves by O(1/t) per update, so that a delayed gradient was taken
+    nearby; s/t limits the first gradients, which all come from the start; the factor of :math:`\tau` keeps the feedback
+    through the delay stable, and fades with the rounds :math:`t/(1 + \tau)`. Nothing of this is proved for deep models:
+    it is measured (docs/deep.md, which also says on what the constants were chosen).
 
     Args:
-        lr: as for Adam; the best one without delay is meant to stay.
+        lr: as for Adam; the best value without delay is meant to work with delay.
         domain: K.
-        weight_decay: decoupled, on the iterate: z is first multiplied by 1 - step * weight_decay (never below 0).
+        weight_decay: decoupled, on the iterate: z is first multiplied by 1 - lr_t * weight_decay (never below 0).
 
     >>> import torch, lategrad as lg
     >>> rule = lg.SteadyAdam(lr=0.1)
@@ -87,26 +82,24 @@ class SteadyAdam:
     weight_decay: Scalar = 0.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SteadyAdamState:
-        """:math:`q_1 = x_1 = z_1`, the projection of ``x0``."""
         z = first_query(self, x0)
         zero = per_run(z, 0)
         return SteadyAdamState(z=z, q=z.clone(), v=torch.zeros_like(z), mean_delay=zero, t=zero.clone())
 
     def query(self, state: SteadyAdamState) -> Tensor:
-        """Mostly the average."""
         return state.q
 
     def update(self, state: SteadyAdamState, grad: Tensor, delay: Delay) -> SteadyAdamState:
-        """One braked step along the normalised gradient; the new iterate joins the average."""
         t = state.t + 1
         mean_delay = next_mean_delay(state.mean_delay, delay, t)
         tau = torch.maximum(mean_delay, delay + 0 * t)
-        brake = _FREE / (_FREE + tau) * (t / (_ROUNDS * (1 + tau))).clamp_min(1).sqrt()
-        lr = self.lr * (t - delay).clamp_min(1) / t * brake.clamp_max(1)
+        damping = _FREE / (_FREE + tau) * (t / (_ROUNDS * (1 + tau))).clamp_min(1).sqrt()
+        lr = self.lr * (t - delay).clamp_min(1) / t * damping.clamp_max(1)
 
         v = torch.lerp(state.v, grad**2, 1 - _BETA2)
         a = grad / root_mean_square(v, t, _BETA2, _EPS)

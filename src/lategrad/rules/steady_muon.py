@@ -1,4 +1,4 @@
-"""SteadyMuon: orthogonalised steps, averaged, and queried where the server will be. This rule is ours."""
+"""SteadyMuon: orthogonalised momentum, averaged, with a query that predicts the server's point one delay ahead."""
 
 from __future__ import annotations
 
@@ -9,45 +9,38 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
+from lategrad.learners.learner import decayed
+from lategrad.rules._common import next_mean_delay, root_mean_square
 from lategrad.rules._orthogonalize import matrix_steps
 from lategrad.rules.blocks import Blocks
-from lategrad.rules.lateness import next_mean_delay
-from lategrad.rules.moments import root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require, require_number
 
-_THETA = 0.2  # the query: so much of the iterate, the rest of the average
-_MEMORY = 10.0  # gradients that the momentum looks back on without delay
+_THETA = 0.2  # weight of the iterate in the query; the rest is the average
+_MEMORY = 10.0  # gradients that the momentum averages without delay
 _BETA2, _EPS = 0.999, 1e-8
-_OTHER = 0.3  # how far entries outside matrices go, against matrices, whose entries move by about 0.2
+_OTHER = 0.3  # step of entries outside matrices; entries of matrices move by about 0.2
 
 
 class SteadyMuonState(NamedTuple):
     """State of :class:`SteadyMuon`."""
 
-    z: Tensor
-    """:math:`z_{t+1}`, the iterate."""
-    x: Tensor
-    """:math:`x_{t+1}`, the average of :math:`z_2, \\dots, z_{t+1}` with weights 1, 2, ..."""
-    m: Tensor
-    """Momentum."""
-    q: Tensor
-    """:math:`q_{t+1}`, the query."""
-    v: Tensor
-    """The running mean of squared gradients of the entries that are in no matrix."""
+    z: Tensor  # z_{t+1}, the iterate
+    x: Tensor  # x_{t+1}, the average of z_2 .. z_{t+1} with weights 1, 2, ...
+    m: Tensor  # momentum
+    q: Tensor  # q_{t+1}, the query
+    v: Tensor  # the running mean of squared gradients of the entries that are in no matrix
     mean_delay: Tensor
-    t: Tensor
-    """Updates so far."""
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
 class SteadyMuon:
-    r"""Muon's orthogonalised momentum, which remembers a round, and a query that looks a delay ahead.
+    r"""Muon's orthogonalised momentum over about one round, and a query that looks one delay ahead.
 
-    Update t receives a gradient g that was asked for at time :math:`s = t - \tau_t \ge 1`. With the running mean
+    Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the running mean
     :math:`\bar\tau` of the delays, :math:`\beta = 1 - 1/(10 + \bar\tau)` and :math:`\ell = \min(\bar\tau, t)`,
 
     .. math::
@@ -65,19 +58,19 @@ class SteadyMuon:
 
     The query is q, the output x; :math:`\hat v` is Adam's mean of squared gradients.
 
-    Why. All gradients of a round of :math:`1 + \tau` come from nearly the same point, as a large batch does: they are
-    averaged before they are orthogonalised, so the momentum remembers a round. Such a momentum says where the iterate
-    will be when the gradient is back, so the query is put there. That matters: through a delay of one round a loop
-    with momentum is stable for steps of about 1 over the curvature, however long the momentum; with the look-ahead,
+    Why. All gradients of a round of :math:`1 + \tau` updates come from nearly the same point, as in a large batch: they
+    are averaged before they are orthogonalised, so the momentum spans a round. Such a momentum predicts where the
+    iterate will be when the gradient returns, so the query is put there. That matters: with a delay of one round,
+    momentum is stable for learning rates of about 1 over the curvature, however long the momentum; with the look-ahead,
     to first order, for :math:`\sqrt{3 W}` times as much with a momentum of W rounds. The average and s/t are those of
     :class:`~lategrad.SteadyAdam`. Nothing of this is proved for deep models: it is measured (docs/deep.md, which
-    says on what the constants were chosen).
+    also says on what the constants were chosen).
 
     Args:
-        lr: as for Muon with its steps scaled to Adam's; the best one without delay is meant to stay.
+        lr: as for Muon with its steps scaled to Adam's; the best value without delay is meant to work with delay.
         domain: K.
-        weight_decay: decoupled, on the iterate: z is first multiplied by 1 - step * weight_decay (never below 0).
-        blocks: which entries are matrices; filled in by whoever knows the tensors.
+        weight_decay: decoupled, on the iterate: z is first multiplied by 1 - lr_t * weight_decay (never below 0).
+        blocks: which entries are matrices; filled in by the host, which knows the tensors.
 
     >>> import torch, lategrad as lg
     >>> blocks = lg.Blocks.of_module(torch.nn.Linear(3, 2))
@@ -104,13 +97,13 @@ class SteadyMuon:
     blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SteadyMuonState:
-        """:math:`q_1 = x_1 = z_1`, the projection of ``x0``."""
         if self.blocks is None:
-            warnings.warn("SteadyMuon without blocks knows of no matrix: it steps along Adam's direction", stacklevel=2)
+            warnings.warn("SteadyMuon without blocks knows no matrices: it uses Adam's direction", stacklevel=2)
         else:
             fits = x0.shape[-1] == self.blocks.size
             require("x0", tuple(x0.shape), fits, f"of shape (*runs, {self.blocks.size}), as {self.blocks} says")
@@ -121,11 +114,10 @@ class SteadyMuon:
         )
 
     def query(self, state: SteadyMuonState) -> Tensor:
-        """Where the average and the iterate are expected to be when the gradient is back."""
+        """Where the average and the iterate are expected to be when the gradient returns."""
         return state.q
 
     def update(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> SteadyMuonState:
-        """One braked step along the orthogonalised momentum; the new iterate joins the average."""
         t = state.t + 1
         mean_delay = next_mean_delay(state.mean_delay, delay, t)
         beta = as_dtype(1 - 1 / (_MEMORY + mean_delay), grad)
@@ -155,7 +147,6 @@ class SteadyMuon:
         return torch.cat([x[..., :0], *(part for part, block in parts if block.kind != "matrix")], dim=-1)
 
     def _direction(self, grad: Tensor, n: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """d, and the next mean of squares."""
         v = torch.lerp(v, self._others(grad) ** 2, 1 - _BETA2)
         adam = _OTHER * self._others(n) / root_mean_square(v, t, _BETA2, _EPS)
         if self.blocks is None:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.decay import decayed
+from lategrad.learners.learner import decayed
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -17,14 +17,10 @@ from lategrad.support.validation import Scalar, require_number
 class StronglyConvexState(NamedTuple):
     """State of :class:`StronglyConvexOGD`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the query."""
-    y: Tensor
-    """:math:`y_t`."""
-    mean: Tensor
-    """The weighted average of :math:`x_1, \\dots, x_t`."""
-    t: Tensor
-    """Updates so far."""
+    x: Tensor  # x_{t+1}, the query
+    y: Tensor  # y_t
+    mean: Tensor  # the weighted average of x_1 .. x_t
+    t: Tensor  # updates so far
 
 
 def weight_share(t: Tensor) -> Tensor:
@@ -34,7 +30,7 @@ def weight_share(t: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class StronglyConvexOGD:
-    r"""Optimistic OGD for H-strongly convex objectives: Algorithm 3, and 4 when gradients are late.
+    r"""Optimistic OGD for H-strongly convex objectives: Algorithm 3, and 4 when gradients are delayed.
 
     .. math::
 
@@ -50,7 +46,7 @@ class StronglyConvexOGD:
     Args:
         strong_convexity: H > 0.
         domain: K.
-        weight_decay: decoupled: before each step y is multiplied by 1 - step * weight_decay (never below 0).
+        weight_decay: decoupled: before each step y is multiplied by 1 - eta * weight_decay (never below 0).
 
     >>> import torch, lategrad as lg
     >>> rule = lg.StronglyConvexOGD(strong_convexity=2.0, domain=lg.Ball(1.0))
@@ -75,6 +71,7 @@ class StronglyConvexOGD:
     weight_decay: Scalar = 0.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("strong_convexity", self.strong_convexity, low=0, strict=True)
         require_number("weight_decay", self.weight_decay, low=0)
 
@@ -84,24 +81,20 @@ class StronglyConvexOGD:
         return StronglyConvexState(x=x, y=x.clone(), mean=x.clone(), t=per_run(x, 0))
 
     def query(self, state: StronglyConvexState) -> Tensor:
-        """The iterate :math:`x_t`."""
         return state.x
 
     def _step(self, y: Tensor, grad: Tensor, t: Tensor) -> Tensor:
-        step = 8 * weight_share(t) / self.strong_convexity
-        return self.domain.project(decayed(y, step, self.weight_decay) - step.to(y.dtype) * grad)
+        eta = 8 * weight_share(t) / self.strong_convexity
+        return self.domain.project(decayed(y, eta, self.weight_decay) - eta.to(y.dtype) * grad)
 
     def update(self, state: StronglyConvexState, grad: Tensor, delay: Delay) -> StronglyConvexState:
         """Move y with the gradient, then step ahead with it as the next hint."""
         t = state.t + 1
         y = self._step(state.y, grad, t)
         return StronglyConvexState(
-            x=self._step(y, grad, t + 1),
-            y=y,
-            mean=average_in(state.mean, state.x, weight_share(t)),
-            t=t,
+            x=self._step(y, grad, t + 1), y=y, mean=average_in(state.mean, state.x, weight_share(t)), t=t
         )
 
     def output(self, state: StronglyConvexState) -> Tensor:
-        """The weighted average of the queries that have had their update."""
+        """The weighted average of :math:`x_1, \\dots, x_T`."""
         return state.mean

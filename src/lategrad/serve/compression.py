@@ -1,14 +1,14 @@
-r"""Less on the wire: gradients travel in fewer bits, and what rounding left out goes with the next one.
+r"""Compressed gradients: they travel in fewer bits, and the next one includes what rounding left out.
 
-A worker that is to send :math:`g_k` sends the rounded :math:`c_k = Q(g_k + e_k)` and keeps
-:math:`e_{k+1} = g_k + e_k - c_k`, beginning with :math:`e_0 = 0` (error feedback). All that the server gets is all that
-the worker computed, but for the last remainder: :math:`\sum_{i<k} c_i + e_k = \sum_{i<k} g_i`. The remainder is a part
-of the worker's memory and is lost with it. Queries travel as they are.
+In the place of :math:`g_k` a worker sends the rounded :math:`c_k = Q(g_k + e_k)` and keeps the remainder
+:math:`e_{k+1} = g_k + e_k - c_k`, with :math:`e_0 = 0` (error feedback). The server gets all that the worker computed
+but the last remainder: :math:`\sum_{i<k} c_i + e_k = \sum_{i<k} g_i`. The remainder is part of the worker's state and
+is lost with it. Queries are not compressed.
 
 ========  ==========================================================================================
-none      as they are, in the problem's own dtype, float32 or another
-bfloat16  eight bits of mantissa: two bytes an entry
-int8      a byte an entry, in blocks of 256 with a scale each: the largest entry of a block is 127 times its scale
+none      the gradient itself, in the problem's dtype
+bfloat16  eight bits of mantissa: two bytes per entry
+int8      one byte per entry, in blocks of 256 with a scale each: the largest entry of a block is 127 times its scale
 ========  ==========================================================================================
 
 Reference: F. Seide, H. Fu, J. Droppo, G. Li and D. Yu, 1-bit stochastic gradient descent, 2014.
@@ -22,25 +22,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.serve.messages import is_finite, malformed, unusable
+
 COMPRESSIONS = ("none", "bfloat16", "int8")
 _BLOCK = 256
 _LARGEST = 127
 
 
 class Sent(NamedTuple):
-    """A gradient on its way."""
+    """A compressed gradient."""
 
     message: Tensor
     """What travels, ``(*runs, length)``."""
     received: Tensor
-    """What the server makes of it."""
+    """What the server decodes."""
     remainder: Tensor
-    """What is left for the next time."""
+    """What rounding left out."""
 
 
 @dataclass(frozen=True)
 class Compression:
-    """How vectors of one length and dtype travel.
+    """How gradients of one length and dtype travel.
 
     >>> compression = Compression("int8", dim=3, dtype=torch.float32)
     >>> sent = compression.send(torch.tensor([127.0, 1.4, 0.0]), torch.zeros(3))
@@ -61,12 +63,10 @@ class Compression:
 
     @property
     def message_dtype(self) -> torch.dtype:
-        """Of a message."""
         return {"none": self.dtype, "bfloat16": torch.bfloat16, "int8": torch.uint8}[self.name]
 
     @property
     def message_length(self) -> int:
-        """Entries of a message."""
         return self.dim if self.name != "int8" else self._blocks * (4 + self._block)
 
     @property
@@ -78,14 +78,13 @@ class Compression:
         return -(-self.dim // self._block)
 
     def send(self, grad: Tensor, remainder: Tensor) -> Sent:
-        """One gradient of ``(*runs, dim)``, with what was left the last time."""
-        wanted = grad + remainder
-        message = self.encode(wanted)
+        """Compress a gradient of ``(*runs, dim)`` with the remainder of the last one."""
+        exact = grad + remainder
+        message = self.encode(exact)
         received = self.decode(message)
-        return Sent(message, received, wanted - received)
+        return Sent(message, received, exact - received)
 
     def encode(self, vector: Tensor) -> Tensor:
-        """What travels for a vector, rounded to the nearest."""
         if self.name != "int8":
             return vector.to(self.message_dtype)
         padded = torch.nn.functional.pad(vector, (0, self._blocks * self._block - self.dim))
@@ -96,7 +95,6 @@ class Compression:
         return torch.cat([scales.contiguous().view(torch.uint8), codes.flatten(-2).view(torch.uint8)], -1)
 
     def decode(self, message: Tensor) -> Tensor:
-        """The vector that a message stands for."""
         if self.name != "int8":
             return message.to(self.dtype)
         scales, codes = message.split([4 * self._blocks, self._blocks * self._block], -1)
@@ -104,3 +102,12 @@ class Compression:
         of_blocks = scales.clone(memory_format=torch.contiguous_format).view(torch.float32).to(self.dtype).unsqueeze(-1)
         padded: Tensor = (blocks * of_blocks).flatten(-2)
         return padded[..., : self.dim]
+
+    def receive(self, message: Tensor, checked: bool = False) -> tuple[Tensor, str | None]:
+        """The gradient in a message, and why it cannot be applied, if so; the sender may have ``checked`` that."""
+        if self.exact:
+            return message, None if checked else unusable(message, self.dim, self.dtype)
+        if form := malformed(message, self.message_length, self.message_dtype):
+            return message, form
+        grad = self.decode(message)
+        return grad, None if is_finite(grad) else "not finite"

@@ -1,4 +1,4 @@
-"""What goes to a worker, and what may come back."""
+"""What a server sends to a worker, and what comes back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Job(NamedTuple):
-    """What a worker is to do: the gradient at ``query`` on sample ``sequence`` of its stream."""
+    """A worker is to compute the gradient at ``query`` on sample ``sequence`` of its stream."""
 
     worker: int
     sequence: int
@@ -18,17 +18,17 @@ class Job(NamedTuple):
     query: Tensor
 
 
-class Made(NamedTuple):
-    """How the gradient of a job was made, by a worker that keeps something from job to job."""
+class JobInfo(NamedTuple):
+    """How a worker with a state of its own computed the result of a job."""
 
-    steps: int = 0
-    """Steps of its own that the worker took; 0 for a plain gradient."""
-    previous: int = -1
-    """The job that what the worker kept is from; -1 if it had nothing yet, or keeps nothing."""
+    local_steps: int = 0
+    """Steps that the worker took; 0 for a plain gradient."""
+    parent_job: int = -1
+    """The job that left the worker's state; -1 if the worker has just started, or has no state."""
 
 
-PLAIN = Made()
-"""By a worker that keeps nothing."""
+STATELESS = JobInfo()
+"""Of a worker without a state."""
 
 
 class Answer(NamedTuple):
@@ -36,11 +36,11 @@ class Answer(NamedTuple):
 
     message: Tensor
     """The gradient, as it travels."""
-    made: Made
+    info: JobInfo
 
 
 def malformed(grad: Tensor, dim: int, dtype: torch.dtype) -> str | None:
-    """What is wrong with the form of a gradient, if anything."""
+    """What is wrong with the shape or dtype of a gradient, if anything."""
     if grad.shape != (dim,):
         return f"shape {tuple(grad.shape)} instead of ({dim},)"
     if grad.dtype != dtype:
@@ -49,11 +49,10 @@ def malformed(grad: Tensor, dim: int, dtype: torch.dtype) -> str | None:
 
 
 def unusable(grad: Tensor, dim: int, dtype: torch.dtype) -> str | None:
-    """What is wrong with a gradient, if anything: its form, or what is in it."""
+    """What is wrong with a gradient, if anything: its shape, its dtype, or an entry that is not finite."""
     return malformed(grad, dim, dtype) or (None if is_finite(grad) else "not finite")
 
 
 def is_finite(grad: Tensor) -> bool:
-    """Whether all entries are."""
-    # A sum is one pass without memory of its own; it can overflow where the entries do not, so ask again then.
+    # A sum is one pass without memory of its own; it can overflow where no entry does, hence the second look.
     return math.isfinite(grad.sum().item()) or bool(torch.isfinite(grad).all())

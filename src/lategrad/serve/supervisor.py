@@ -1,7 +1,7 @@
-"""The one place where a worker's fate is decided: who is started, let go, killed, replaced, and when a run gives up.
+"""Decides when workers are started, released, killed or restarted, and when a run is given up.
 
-It knows engines only by their protocol, and is told by it what the workers do. It is the same for threads, processes
-and Ray.
+It sees an engine only through the :class:`~lategrad.serve.engines.engine.Engine` protocol, and is the same for threads,
+processes and Ray.
 """
 
 from __future__ import annotations
@@ -12,179 +12,175 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 
-from lategrad.serve.desk import Location
 from lategrad.serve.engines.engine import Ended, Engine, Report, TrainingError
-from lategrad.serve.settings import MOST_WORKERS
+from lategrad.serve.jobs import Location
+from lategrad.serve.settings import MAX_WORKERS
 from lategrad.support.validation import require
 
-_FRUITLESS = 5  # deaths in a row before any gradient arrived, for each worker, after which the run gives up
-_LONGEST_BACKOFF = 5.0
-_SHORTEST_BACKOFF = 0.2
-_OUT_OF_WORK = 0.5  # seconds after which a worker that ended by itself is started again, unless it was dropped
+_MAX_EARLY_DEATHS = 5  # per worker, in a row and before any gradient, after which the run is given up
+_MAX_BACKOFF = 5.0  # seconds before a worker that died early is restarted
+_MIN_BACKOFF = 0.2
+_REJOIN_AFTER = 0.5  # seconds before a worker that ended by itself is started again, unless it was dropped
 
 
 @dataclass
-class _Member:
-    """One worker that was started; a replacement under the same number is another member."""
+class _Status:
+    """One worker that was started; a replacement under the same number has a status of its own."""
 
     worker: int
     started: float
-    location: Location | None = None
-    """Known once it has joined."""
+    location: Location | None = None  # until it has joined
     delivered: int = 0
     leaving: bool = False
 
 
 class Supervisor:
-    """Looks after the workers of a run.
+    """Keeps the workers of a run going.
 
     Args:
-        engine: which starts and ends them.
-        fewest: workers that there must be.
-        most: workers that there may be, if the engine has room for them.
-        deadline: seconds without a gradient after which a worker is taken for hung.
-        replaced: how often workers were replaced before the run was resumed.
-        stall: seconds without an update after which the run gives up; None for never.
+        engine: starts and ends the workers.
+        min_workers: number of workers that must run.
+        max_workers: number of workers that may run if the engine has room for them.
+        deadline: seconds without a gradient after which a worker is considered hung.
+        replaced: how often each worker was restarted before the run was resumed.
+        stall: seconds without an update after which the run is given up; None for never.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        fewest: int,
-        most: int,
-        deadline: float,
-        replaced: Counter[str],
+        self, engine: Engine, min_workers: int, max_workers: int, deadline: float, replaced: Counter[str],
         stall: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._engine, self._deadline = engine, deadline
-        self._fewest, self._most = fewest, most
+        self._min_workers, self._max_workers = min_workers, max_workers
         self.replaced = replaced
-        self._numbers = fewest  # the workers that there ever were
-        self._members: dict[int, _Member] = {}
+        self.is_stopping = False  # then no worker is started any more
+        self._highest_count = min_workers  # of workers at any time so far
+        self._members: dict[int, _Status] = {}
         self._next_member = itertools.count()
-        self._deaths_in_a_row: Counter[int] = Counter()
-        self._fruitless = 0
-        self._seen = 0
+        self._early_deaths = 0
+        self._early_deaths_of: Counter[int] = Counter()
+        self._version_checked = 0
         self._stall = None if stall is None else max(stall, 2 * deadline)
         self._progress_at: float | None = None
-        self._version_then = 0
-        self._not_before: dict[int, float] = {}
-        self._could_not_start: set[int] = set()
+        self._progress_version = 0
+        self._start_after: dict[int, float] = {}
+        self._start_failures: set[int] = set()
 
     @property
     def workers(self) -> dict[int, Location]:
         """The workers that have joined and are not known to have ended, by their numbers, with where they run."""
         members = sorted(self._members.items(), key=lambda item: item[1].worker)
-        found = {member.worker: self._location(number, member) for number, member in members if not member.leaving}
+        found = {status.worker: self._location(member, status) for member, status in members if not status.leaving}
         return {worker: location for worker, location in found.items() if location is not None}
 
-    def _location(self, number: int, member: _Member) -> Location | None:
-        """A member has one from the moment it joins, and keeps it while the server is away."""
-        return member.location or self._engine.location(number)
+    def _location(self, member: int, status: _Status) -> Location | None:
+        return status.location or self._engine.location(member)  # also while the server is being restarted
 
     def set_workers(self, count: int) -> None:
-        """Go on with so many workers: more are started, or the last ones leave after their next gradient."""
-        require("workers", count, isinstance(count, int) and 1 <= count <= MOST_WORKERS,
-                f"an integer in 1..{MOST_WORKERS}")  # fmt: skip
-        self._fewest = self._most = count
+        """Change the number of workers: more are started, or the last ones leave after their next gradient."""
+        require("workers", count, isinstance(count, int) and 1 <= count <= MAX_WORKERS,
+                f"an integer in 1..{MAX_WORKERS}")  # fmt: skip
+        self._min_workers = self._max_workers = count
 
     def require_progress(self, now: float) -> None:
         """Give up a run that has made no update for too long."""
         waits_for_room = not self.workers and self._engine.start_deadline == math.inf
-        if self._progress_at is None or self._engine.version != self._version_then or waits_for_room:
-            self._progress_at, self._version_then = now, self._engine.version
+        if self._progress_at is None or self._engine.version != self._progress_version or waits_for_room:
+            self._progress_at, self._progress_version = now, self._engine.version
         elif self._stall is not None and now - self._progress_at > self._stall:
-            dead = ", ".join(f"{worker} {count} times" for worker, count in sorted(self.replaced.items()))
-            raise TrainingError(f"no update was made for {self._stall:g} s, after update {self._version_then}; "
-                                f"replaced so far: {dead or 'nobody'}")  # fmt: skip
+            restarts = ", ".join(f"{worker} {count} times" for worker, count in sorted(self.replaced.items()))
+            raise TrainingError(f"no update for {self._stall:g} s after update {self._progress_version}; restarted so "
+                                f"far: {restarts or 'no worker'}")  # fmt: skip
 
-    def look_after(self, report: Report, now: float) -> None:
-        """See that there are as many workers as there should be, and none that hangs."""
-        if report.version != self._seen:
-            self._fruitless, self._seen = 0, report.version
-        for number, activity in report.activities.items():
-            if number in self._members:
-                self._members[number].location = activity.location
-                self._members[number].delivered = activity.delivered
-        self._end_hung(report, now)
-        wanted = int(min(self._most, max(self._fewest, self._engine.room())))
-        self._numbers = max(self._numbers, wanted)
-        usable = [worker for worker in range(self._numbers) if worker not in report.dropped][:wanted]
+    def check(self, report: Report, now: float) -> None:
+        """Start and release workers until there are as many as there should be, and restart hung ones."""
+        if report.version != self._version_checked:
+            self._early_deaths, self._version_checked = 0, report.version
+        for member, activity in report.activities.items():
+            if member in self._members:
+                self._members[member].location = activity.location
+                self._members[member].delivered = activity.delivered
+        self._kill_hung(report, now)
+        target = int(min(self._max_workers, max(self._min_workers, self._engine.room())))
+        self._highest_count = max(self._highest_count, target)
+        usable = [worker for worker in range(self._highest_count) if worker not in report.dropped][:target]
         if not usable:
             diverged = "not finite" in str(report.last_refusal)
-            hint = "; if the loss grew before, the steps are too long: a smaller lr, or clip=..." if diverged else ""
+            hint = "; if the loss grew before, lower the learning rate or set clip=..." if diverged else ""
             raise TrainingError(f"all workers were dropped; the last refusal: {report.last_refusal}{hint}")
-        serving = {member.worker for member in self._members.values() if not member.leaving}
+        active = {status.worker for status in self._members.values() if not status.leaving}
         for worker in usable:
-            if worker not in serving and now >= self._not_before.get(worker, 0.0):
+            if worker not in active and now >= self._start_after.get(worker, 0.0) and not self.is_stopping:
                 self._start(worker, now)
-        for number, member in list(self._members.items()):
-            if member.worker not in usable and not member.leaving:
-                self._let_go(number, member)
+        for member, status in list(self._members.items()):
+            if status.worker not in usable and not status.leaving:
+                self._release(member, status)
 
     def _start(self, worker: int, now: float) -> None:
-        number = next(self._next_member)
+        member = next(self._next_member)
         try:
-            self._engine.start(number, worker)
+            self._engine.start(member, worker)
         except OSError as error:  # such as too many open files
-            self._not_before[worker] = now + _LONGEST_BACKOFF
+            if self.is_stopping:
+                return
+            self._start_after[worker] = now + _MAX_BACKOFF
             if not self._members:
                 raise TrainingError(f"no worker can be started: {error}") from error
-            if worker not in self._could_not_start:
-                self._could_not_start.add(worker)
-                others = f"{len(self._members)} others go on"
+            if worker not in self._start_failures:
+                self._start_failures.add(worker)
+                others = f"{len(self._members)} others continue"
                 warnings.warn(f"worker {worker} could not be started ({error}): {others}", stacklevel=2)
             return
-        self._members[number] = _Member(worker, now)
+        self._members[member] = _Status(worker, now)
 
-    def _let_go(self, number: int, member: _Member) -> None:
-        member.leaving = True
-        if self._location(number, member) is None:  # it has not come yet, and there may be no room for it
-            self._kill(number)
+    def _release(self, member: int, status: _Status) -> None:
+        status.leaving = True
+        if self._location(member, status) is None:  # it has not joined yet, and there may be no room for it
+            self._kill(member)
         else:
-            self._engine.let_go(number)  # it leaves when it hands back what it is at
+            self._engine.release(member)  # it leaves when it returns its current gradient
 
-    def _kill(self, number: int) -> None:
-        if not self._engine.kill(number):
-            del self._members[number]  # nobody will tell of its end
+    def _kill(self, member: int) -> None:
+        if not self._engine.kill(member):
+            del self._members[member]  # the engine will not report its end
 
-    def _end_hung(self, report: Report, now: float) -> None:
-        for number, member in list(self._members.items()):
-            activity = report.activities.get(number)
+    def _kill_hung(self, report: Report, now: float) -> None:
+        for member, status in list(self._members.items()):
+            activity = report.activities.get(member)
             if activity is None:
-                silent, allowed = now - member.started, max(self._engine.start_deadline, self._deadline)
+                silent, allowed = now - status.started, max(self._engine.start_deadline, self._deadline)
             else:
                 silent, allowed = activity.silent, self._deadline
             if silent <= allowed:
                 continue
-            if not member.leaving:
-                member.leaving = True
-                at = f"at update {report.version}"
-                warnings.warn(f"worker {member.worker} has not answered for {allowed:g} s {at} and is replaced",
-                              stacklevel=2)  # fmt: skip
-                self.replaced[f"worker {member.worker}"] += 1
-            self._kill(number)
+            if not status.leaving:
+                status.leaving = True
+                warnings.warn(f"worker {status.worker} did not respond for {allowed:g} s (after update "
+                              f"{report.version}) and is restarted", stacklevel=2)  # fmt: skip
+                self.replaced[f"worker {status.worker}"] += 1
+            self._kill(member)
 
-    def bury(self, ended: Ended, now: float) -> None:
-        """A member has come to its end; unless that was meant, it will be replaced."""
-        member = self._members.pop(ended.member, None)
-        if member is None or member.leaving:
+    def handle_end(self, ended: Ended, now: float) -> None:
+        """A member has ended; unless that was intended, it will be restarted."""
+        status = self._members.pop(ended.member, None)
+        if status is None or status.leaving:
             return
+        worker = status.worker
         if ended.reason is None:
-            self._not_before[member.worker] = now + _OUT_OF_WORK
+            self._start_after[worker] = now + _REJOIN_AFTER
             return
-        self.replaced[f"worker {member.worker}"] += 1
-        after = f"after update {self._engine.version}"
-        warnings.warn(f"worker {member.worker} died {after} ({ended.reason}) and is replaced", stacklevel=2)
-        if member.delivered or ended.delivered:
-            self._deaths_in_a_row.pop(member.worker, None)
+        self.replaced[f"worker {worker}"] += 1
+        warnings.warn(f"worker {worker} died after update {self._engine.version} ({ended.reason}) and is restarted",
+                      stacklevel=2)  # fmt: skip
+        if status.delivered or ended.delivered:
+            self._early_deaths_of.pop(worker, None)
             return
-        self._fruitless += 1
-        self._deaths_in_a_row[member.worker] += 1
-        backoff = _SHORTEST_BACKOFF * 2 ** min(self._deaths_in_a_row[member.worker] - 1, 10)
-        self._not_before[member.worker] = now + min(_LONGEST_BACKOFF, backoff)
-        if self._fruitless >= _FRUITLESS * self._fewest:
+        self._early_deaths += 1
+        self._early_deaths_of[worker] += 1
+        backoff = _MIN_BACKOFF * 2 ** min(self._early_deaths_of[worker] - 1, 10)
+        self._start_after[worker] = now + min(_MAX_BACKOFF, backoff)
+        if self._early_deaths >= _MAX_EARLY_DEATHS * self._min_workers:
             raise TrainingError(
-                f"{self._fruitless} workers in a row died before their first gradient, the last with {ended.reason}; "
-                "what they wrote on stderr says why"
+                f"{self._early_deaths} workers in a row died before their first gradient, the last with "
+                f"{ended.reason}; see what they wrote to stderr"
             )

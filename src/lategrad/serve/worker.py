@@ -1,8 +1,8 @@
-"""The worker's side: take a job, draw the sample, compute the gradient, hand it back; the same in every engine.
+"""The worker's side: take a job, draw the sample, compute the gradient, send it back; the same in every engine.
 
-A worker may keep something from job to job: the state of its own optimizer, where the problem has local steps, and what
-rounding left out of its last gradient, where gradients travel in fewer bits. That never leaves the worker, and is gone
-with it: with every gradient it says which of its jobs what it had kept was from.
+A worker may have a state of its own: that of its local optimizer, where the problem has local steps, and the remainder
+that rounding left out of its last gradient, where gradients are compressed. It never leaves the worker and is lost with
+it: every answer names the job that left the state which the answer was computed from.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lategrad.delays import Law
+from lategrad.delays import Distribution
 from lategrad.problems.problem import Problem
-from lategrad.problems.worker_state import Work, init_worker_state, is_stateful, run_job
+from lategrad.problems.worker_state import JobResult, init_worker_state, is_stateful, run_job
 from lategrad.serve.compression import Compression
-from lategrad.serve.messages import PLAIN, Answer, Job, Made, is_finite, unusable
+from lategrad.serve.messages import STATELESS, Answer, Job, JobInfo, is_finite, unusable
 from lategrad.support.seeds import Stream, derived_seed
 
 _BLOCK = 256  # samples drawn at once
@@ -29,19 +29,17 @@ class Link(Protocol):
     """A worker's end of the transport."""
 
     def receive(self) -> Job | None:
-        """The next job, waited for; None when there is no more work."""
+        """Wait for the next job; None when there is no more work."""
         ...
 
     def room(self) -> Tensor | None:
-        """Where the gradient of the last job received may be written, if it need not be in memory of its own."""
+        """Memory that the gradient of the last job may be written to; None if it needs its own."""
         ...
 
-    def send(self, job: Job, answer: Answer) -> None:
-        """Hand back the gradient of a job."""
-        ...
+    def deliver(self, job: Job, answer: Answer) -> None: ...
 
-    def fail(self, job: Job, error: Exception) -> None:
-        """Say that the gradient of a job could not be computed."""
+    def fail(self, job: Job, reason: str) -> None:
+        """Report that the gradient of a job could not be computed."""
         ...
 
 
@@ -56,11 +54,11 @@ def stream_seed(seed: int, worker: int) -> int:
 
 @dataclass(frozen=True)
 class Streams:
-    """What samples each worker draws: a stream of its own, from all the data or from its shard.
+    """The samples that each worker draws: a stream of its own, from all the data or from its shard.
 
     Args:
         seed: of the run.
-        shards: parts of the data; worker w draws from part w modulo so many. None for all workers from all the data.
+        shards: into how many shards the data is split; worker w draws from shard w modulo that. None for no split.
     """
 
     seed: int
@@ -80,46 +78,45 @@ class Streams:
 
 @dataclass(frozen=True)
 class Slowness:
-    """Pauses that make workers late on purpose, in milliseconds before each gradient is handed back.
+    """Pauses that slow workers down on purpose, in milliseconds before each gradient is sent.
 
     Args:
-        everyone: the law of all workers' pauses; None for none.
-        one: laws of single workers, instead of that.
+        everyone: the distribution of all workers' pauses; None for none.
+        one: distributions of single workers, instead of that.
     """
 
-    everyone: Law | None = None
-    one: tuple[tuple[int, Law], ...] = ()
+    everyone: Distribution | None = None
+    one: tuple[tuple[int, Distribution], ...] = ()
 
-    def of(self, worker: int) -> Law | None:
-        """The law of a worker's pauses."""
+    def of(self, worker: int) -> Distribution | None:
         return dict(self.one).get(worker, self.everyone)
 
 
 class Pace:
-    """How many steps of its own a worker takes for a job: all of them, or as many as fit into a time.
+    """How many local steps a worker takes for a job: all of them, or as many as fit into a time.
 
-    The time that a step takes is that of the last job, pauses counted in; the first job has one step.
+    The time of a step is that of the last job, pauses included; the first job has one step.
 
     >>> pace = Pace(most=100, seconds=30.0)
-    >>> pace.steps
+    >>> pace.local_steps
     1
-    >>> pace.note(0.5)
-    >>> pace.steps
+    >>> pace.adapt(0.5)
+    >>> pace.local_steps
     60
     """
 
     def __init__(self, most: int, seconds: float | None) -> None:
         self._most, self._seconds = most, seconds
-        self.steps = most if seconds is None else 1
+        self.local_steps = most if seconds is None else 1
 
-    def note(self, spent: float) -> None:
-        """The last job took so many seconds."""
-        if self._seconds is not None and spent > 0:
-            self.steps = min(self._most, max(1, int(self._seconds * self.steps / spent)))
+    def adapt(self, seconds: float) -> None:
+        """Choose the next number of steps from the seconds that the last job took."""
+        if self._seconds is not None and seconds > 0:
+            self.local_steps = min(self._most, max(1, int(self._seconds * self.local_steps / seconds)))
 
 
 class Oracle:
-    """The gradients of one worker: its stream of samples, its problem on its device, its pauses, and what it keeps."""
+    """Computes the gradients of one worker: its problem on its device, its stream of samples, its pauses, its state."""
 
     def __init__(
         self, problem: Problem, streams: Streams, slowness: Slowness, device: torch.device, compression: str = "none"
@@ -127,56 +124,56 @@ class Oracle:
         self.problem, self.streams, self.slowness, self.device = problem.to(device), streams, slowness, device
         most, seconds = 1, None
         if is_stateful(self.problem):
-            most, seconds = self.problem.steps, getattr(self.problem, "seconds", None)
+            most, seconds = self.problem.local_steps, getattr(self.problem, "seconds", None)
         self.pace = Pace(most, seconds)
         self._block = max(1, _BLOCK // most)
         self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
         self._compression = compression
-        self._keeps = keeps_something(self.problem, compression)
+        self._keeps_state = keeps_state(self.problem, compression)
         self._memory: Any = None
         self._remainder: Tensor | None = None
-        self._previous = -1
+        self._parent_job = -1
 
     def answer(self, job: Job, room: Tensor | None = None) -> Answer:
-        """What to send back for a job; what the worker keeps changes only if that is worth sending.
+        """Compute what to send back for a job; the worker's state changes only if that is usable.
 
         Args:
             job: what to do.
-            room: memory that a plain gradient may be written to; problems that have ``gradient_of_one`` do.
+            room: memory that problems with ``gradient_of_one`` may write a plain gradient to.
         """
-        if not self._keeps:
-            return Answer(self._gradient(job, room), PLAIN)
+        if not self._keeps_state:
+            return Answer(self._gradient(job, room), STATELESS)
         work = self._work(job)
         grad = work.grad.reshape(-1).to(job.query.device)
         if objection := unusable(grad, len(job.query), job.query.dtype):
             raise ValueError(objection)
-        message = grad if self._compression == "none" else self._send(grad)
-        made = Made(self.pace.steps if is_stateful(self.problem) else 0, self._previous)
-        self._memory, self._previous = work.memory, job.sequence
-        return Answer(message, made)
+        message = grad if self._compression == "none" else self._compress(grad)
+        info = JobInfo(self.pace.local_steps if is_stateful(self.problem) else 0, self._parent_job)
+        self._memory, self._parent_job = work.state, job.sequence
+        return Answer(message, info)
 
-    def _send(self, grad: Tensor) -> Tensor:
-        """A gradient as it travels; what rounding leaves out is kept."""
+    def _compress(self, grad: Tensor) -> Tensor:
+        """A gradient as it travels; the next one includes what rounding leaves out."""
         remainder = torch.zeros_like(grad) if self._remainder is None else self._remainder
         sent = Compression(self._compression, len(grad), grad.dtype).send(grad, remainder)
         if not is_finite(sent.received):
-            raise ValueError(f"its largest entry, {grad.abs().max().item():.3g}, cannot travel as {self._compression}")
+            raise ValueError(f"its largest entry, {grad.abs().max().item():.3g}, cannot be sent as {self._compression}")
         self._remainder = sent.remainder
         return sent.message
 
     def _gradient(self, job: Job, room: Tensor | None) -> Tensor:
-        """The gradient of a job, where its query lies. The simulator computes it the same way, to the bit."""
+        """The gradient of a job, on the device of its query. The simulator computes it the same way, to the bit."""
         if room is not None and hasattr(self.problem, "gradient_of_one") and self.device == job.query.device:
             with torch.no_grad():
                 result: Tensor = self.problem.gradient_of_one(job.query, self._sample(job)[0], room)
                 return result
         return self._work(job).grad.reshape(-1).to(job.query.device)
 
-    def _work(self, job: Job) -> Work:
+    def _work(self, job: Job) -> JobResult:
         point = job.query.to(self.device).view(1, 1, -1)
         with torch.no_grad():
             memory = init_worker_state(self.problem, point) if self._memory is None else self._memory
-            return run_job(self.problem, point, self._sample(job), memory, self.pace.steps)
+            return run_job(self.problem, point, self._sample(job), memory, self.pace.local_steps)
 
     def _sample(self, job: Job) -> Tensor:
         block = job.sequence // self._block
@@ -187,7 +184,7 @@ class Oracle:
         return self._samples[2][position : position + 1].to(self.device)
 
     def pause(self, job: Job) -> float:
-        """How many seconds to hold a job's gradient back."""
+        """Seconds to wait before a job's gradient is sent."""
         law = self.slowness.of(job.worker)
         if law is None:
             return 0.0
@@ -195,8 +192,8 @@ class Oracle:
         return float(law.raw(1, seed)[0]) / 1000
 
 
-def keeps_something(problem: Problem, compression: str) -> bool:
-    """Whether workers keep something from job to job."""
+def keeps_state(problem: Problem, compression: str) -> bool:
+    """Whether workers have a state from job to job."""
     return is_stateful(problem) or compression != "none"
 
 
@@ -207,9 +204,9 @@ def work(oracle: Oracle, link: Link, sleep: Callable[[float], object]) -> None:
         try:
             answer = oracle.answer(job, link.room())
         except Exception as error:  # a user's problem may raise anything; the server decides what follows
-            link.fail(job, error)
+            link.fail(job, f"{type(error).__name__}: {error}")
             continue
         if (pause := oracle.pause(job)) > 0:
             sleep(pause)
-        oracle.pace.note(time.monotonic() - begin)
-        link.send(job, answer)
+        oracle.pace.adapt(time.monotonic() - begin)
+        link.deliver(job, answer)

@@ -1,4 +1,4 @@
-r"""The past queries that late gradients still need, and no others.
+r"""The past queries that delayed gradients still need, and no others.
 
 Update t reads the query :math:`x_{t - \tau_t}`. When all delays are known beforehand, so is which queries will be
 read at all (about 63% under independent random delays) and when each is read for the last time. A plan gives
@@ -23,7 +23,7 @@ class SlotPlan(NamedTuple):
     """int64 ``(updates,)``: the slot that holds the query each update's gradient is taken at; ``(updates, stages)``
     where each stage has its own."""
     slots: int
-    """Slots needed, the last of them a bin for queries that nobody will read."""
+    """Slots needed, the last of them for queries that are never read."""
 
 
 def plan_slots(delays: Tensor) -> SlotPlan:
@@ -56,28 +56,27 @@ def plan_slots(delays: Tensor) -> SlotPlan:
 
 
 class History:
-    """Query vectors (and what else must be remembered with them) in the slots of several plans.
+    """Past queries (or their tickets) in the slots of several plans.
 
     Args:
         plans: one for every sequence of delays.
-        shape: of what is remembered at each update for one sequence: its runs and their vectors.
-        like: a tensor whose dtype and device to use.
+        like: a value as it is stored at each update, ``(seeds, delays, *runs, k)``, one sequence per seed and delay.
         stage_of: for each sequence and each entry of a vector, which of the plan's stages it belongs to,
             ``(sequences, dim)``; None where all plans are without stages.
     """
 
-    def __init__(self, plans: list[SlotPlan], shape: torch.Size, like: Tensor, stage_of: Tensor | None = None) -> None:
+    def __init__(self, plans: list[SlotPlan], like: Tensor, stage_of: Tensor | None = None) -> None:
         sizes = torch.tensor([plan.slots for plan in plans])
         first_row = sizes.cumsum(0) - sizes
         self.write = torch.stack([plan.write for plan in plans], dim=1) + first_row
         read = [plan.read if stage_of is None else plan.read.reshape(len(plan.read), -1) for plan in plans]
-        if stage_of is not None:  # a plan with fewer stages than others repeats its last one, which no entry is of
+        if stage_of is not None:  # a plan with fewer stages repeats its last one, which no entry uses
             most = max(one.shape[1] for one in read)
             read = [torch.cat([one, one[:, -1:].expand(-1, most - one.shape[1])], dim=1) for one in read]
             first_row = first_row[:, None]
         self.read = torch.stack(read, dim=1) + first_row
         self.stage_of = None if stage_of is None else stage_of.to(like.device)
-        self.memory = torch.empty(int(sizes.sum()), *shape, dtype=like.dtype, device=like.device)
+        self.memory = torch.empty(int(sizes.sum()), *like.shape[2:], dtype=like.dtype, device=like.device)
 
     def store(self, write: Tensor, now: Tensor) -> None:
         """Store a row for every sequence."""
@@ -92,13 +91,13 @@ class History:
         return runs.gather(0, slot.unsqueeze(1).expand(-1, runs.shape[1], -1)).view(-1, *self.memory.shape[1:])
 
     @staticmethod
-    def bytes_needed(plans: list[SlotPlan], width: int, itemsize: int) -> int:
+    def bytes_needed(plans: list[SlotPlan], like: Tensor) -> int:
         """Memory that the slots of these plans take."""
-        return sum(plan.slots for plan in plans) * width * itemsize
+        return sum(plan.slots for plan in plans) * like.nbytes // len(plans)
 
 
 def check_memory(what: str, needed: int, device: torch.device) -> None:
-    """Require room for so many bytes; ``what`` says what they are for."""
+    """Raise a MemoryError unless ``needed`` bytes are free; ``what`` says what they are for."""
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[0]
     else:
@@ -106,7 +105,7 @@ def check_memory(what: str, needed: int, device: torch.device) -> None:
             with open("/proc/meminfo") as file:
                 fields = dict(line.split(":") for line in file)
         except OSError:
-            return  # not Linux: the allocation itself will tell
+            return  # not Linux: the allocation itself raises
         available = int(fields["MemAvailable"].split()[0]) * 1024
     if needed > available:
         raise MemoryError(

@@ -1,9 +1,10 @@
-"""What is recorded of a simulation: loss, accuracy, and at last a trace."""
+"""The records of a simulation: losses, metrics, and the trace with its axes."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,16 @@ import torch
 from torch import Tensor
 
 from lategrad.problems.problem import measure
+from lategrad.rules.rule import AnyRule
+from lategrad.support.validation import require
 from lategrad.trace import Axis, Trace
 
 if TYPE_CHECKING:
-    from lategrad.simulator.oracle import Simulation
+    from lategrad.simulator.run import Simulation
 
 
 class Recorder:
-    """Collects the records of a simulation and makes a trace of them at any time."""
+    """Collects the records of a simulation; the trace can be made at any time."""
 
     def __init__(
         self,
@@ -30,44 +33,38 @@ class Recorder:
     ) -> None:
         self.simulation, self.config, self.save_to = simulation, config, save_to
         self.single = single
-        self.axes = tuple(axis for axis, dropped in zip(axes, [*single, *[False] * len(axes)], strict=False)
-                          if not dropped)  # fmt: skip
+        self.axes = tuple(axis for i, axis in enumerate(axes) if i > 1 or not single[i])
         self.steps: list[int] = []
-        self.losses: list[Tensor] = []
-        self.accuracies: list[Tensor] = []
-        self.test_losses: list[Tensor] = []
-        self.metrics: dict[str, list[Tensor]] = {}
+        self.values: dict[str, list[Tensor]] = {}
         self.begin = time.monotonic()
 
     def record(self, step: int) -> None:
-        """Evaluate the rule's output now."""
+        """Evaluate the rule's present output."""
         rule, state, problem = self.simulation.rule, self.simulation.state, self.simulation.problem
         output = rule.output(state)
         measured = measure(problem, output)
-        self.losses.append(measured.loss.squeeze(-1).cpu())
-        if measured.accuracy is not None:
-            self.accuracies.append(measured.accuracy.squeeze(-1).cpu())
-        if measured.test_loss is not None:
-            self.test_losses.append(measured.test_loss.squeeze(-1).cpu())
-        for name, value in measured.metrics.items():
-            self.metrics.setdefault(name, []).append(value.squeeze(-1).cpu())
+        values = {"loss": measured.loss, "accuracy": measured.accuracy, "test_loss": measured.test_loss}
+        for name, value in (values | {f"metrics/{name}": v for name, v in measured.metrics.items()}).items():
+            if value is not None:
+                self.values.setdefault(name, []).append(value.squeeze(-1).cpu())
         self.output, self.query = output.cpu().clone(), rule.query(state).cpu().clone()
         self.steps.append(step)
         if self.save_to is not None:
             self.trace().save(self.save_to)
 
     def trace(self) -> Trace:
-        """What has been recorded so far; of a record that Ctrl-C came into, nothing."""
-        whole = slice(len(self.steps))
+        """What has been recorded so far, without a record that Ctrl-C interrupted."""
         updates, elapsed = self.steps[-1], time.monotonic() - self.begin
         runs = math.prod(self.simulation.shape[:-1])
         arrivals, workers = self.simulation.arrivals, self.simulation.workers
         refused = self._drop(self.simulation.refused.squeeze(-1).cpu(), before=0).tolist()
         speed = {"seconds": elapsed, "run_steps_per_second": updates * runs / elapsed}
+        columns = {name: self._drop(torch.stack(values[: len(self.steps)]), before=1)
+                   for name, values in self.values.items()}  # fmt: skip
         return Trace(
             steps=torch.tensor(self.steps),
-            loss=self._drop(torch.stack(self.losses[whole]), before=1),
-            accuracy=self._drop(torch.stack(self.accuracies[whole]), before=1) if self.accuracies else None,
+            loss=columns["loss"],
+            accuracy=columns.get("accuracy"),
             delays=self._drop(self.simulation.delays[:updates].int(), before=1),
             output=self._drop(self.output, before=0),
             query=self._drop(self.query, before=0),
@@ -76,8 +73,8 @@ class Recorder:
             time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
             worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
             local_steps=None if workers is None else self._drop(workers.local_steps[:updates], before=1),
-            test_loss=self._drop(torch.stack(self.test_losses[whole]), before=1) if self.test_losses else None,
-            metrics={name: self._drop(torch.stack(values[whole]), before=1) for name, values in self.metrics.items()},
+            test_loss=columns.get("test_loss"),
+            metrics={name.removeprefix("metrics/"): c for name, c in columns.items() if name.startswith("metrics/")},
         )
 
     def _drop(self, value: Tensor, before: int) -> Tensor:
@@ -92,3 +89,41 @@ class Recorder:
             return None
         stacked = torch.stack([torch.stack(row, dim=-1) for row in values], dim=1)  # type: ignore[arg-type]
         return self._drop(stacked[:updates], before=1)
+
+
+def rule_axes(rule: AnyRule[Any], runs: torch.Size, names: Sequence[str] | None) -> list[Axis]:
+    """An axis for each run dimension of a rule: a name, and the values of the hyper-parameter of that name.
+
+    >>> import lategrad as lg
+    >>> rule = lg.Steady(lr=torch.tensor([[[0.5]], [[2.0]]]), c=torch.tensor([[10.0], [20.0], [30.0]]))
+    >>> rule_axes(rule, torch.Size([2, 3]), names=None)
+    [Axis(name='lr', values=(0.5, 2.0)), Axis(name='c', values=(10.0, 20.0, 30.0))]
+    """
+    if names is not None:
+        require("axes", names, len(names) == len(runs) == len(set(names)),
+                f"{len(runs)} different names, one for each run dimension of the rule")  # fmt: skip
+    return [
+        _rule_axis(rule, runs, position, None if names is None else names[position]) for position in range(len(runs))
+    ]
+
+
+def _rule_axis(rule: AnyRule[Any], runs: torch.Size, position: int, own_name: str | None) -> Axis:
+    varying = {}
+    for name, value in _named_tensors(rule):
+        shape = (1,) * (len(runs) + 1 - value.dim()) + tuple(value.shape)
+        if shape[position] == runs[position]:
+            alone = all(length == 1 for i, length in enumerate(shape) if i != position)
+            varying[name] = tuple(value.flatten().tolist()) if alone else None
+    counted = tuple(range(runs[position]))
+    if own_name is not None:
+        return Axis(own_name, varying.get(own_name) or counted)
+    ((name, values),) = varying.items() if len(varying) == 1 else [(f"run{position}", None)]
+    return Axis(name if values else f"run{position}", values or counted)
+
+
+def _named_tensors(part: Any) -> Iterator[tuple[str, Tensor]]:
+    for name, value in getattr(part, "__dict__", {}).items():
+        if isinstance(value, Tensor):
+            yield name, value
+        else:
+            yield from _named_tensors(value)

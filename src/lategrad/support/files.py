@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write next to ``path`` that takes its place at the end, on the disk, unless something was raised.
+    """A temporary file next to ``path`` that replaces it at the end, synced to disk, unless an exception is raised.
 
     A reader sees the old file or the new one, never half of one.
     """
@@ -27,7 +27,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def read_regular(path: Path, most: int | None = None) -> bytes:
     """The contents of a file, or its first ``most`` bytes; a folder, a FIFO or a device is an ``OSError`` at once."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would be waited for
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without it, opening a FIFO blocks
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(f"{str(path)!r} is not a file")
@@ -35,7 +35,7 @@ def read_regular(path: Path, most: int | None = None) -> bytes:
 
 
 def _sync(path: Path) -> None:
-    """Wait for the disk; a folder, whose names are meant then, can be opened on POSIX systems only."""
+    """Sync a file, or the names in a folder, which only POSIX systems can open."""
     if path.is_dir() and os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,19 @@
-"""Options of classes and functions, read off their signatures and written as texts such as ``lr=0.1|1,power=2``."""
+"""Objects written as texts: one grammar for rules, constraint sets, delays, problems and schedules.
+
+======================================  ============================================================================
+``NAME``                                ``steady``, ``whole``, ``digits``
+``NAME:VALUE,VALUE``                    ``ball:5``, ``box:-1,1``, ``lognormal:7,0.4``, ``sgd:0.1``
+``NAME:OPTION=VALUE,OPTION=VALUE``      ``steady:lr=1,c=20``, ``ball:radius=5``, ``cluster:workers=50,slow=1x100``
+``package.module:Class:...``            your own class, or a function that returns the object
+``path/to/file.py:Class:...``           the same, from a file
+======================================  ============================================================================
+
+NAME is a name of ``lategrad list``. The arguments are those of the class in Python: first values in their order, then
+values by name. They are converted by the argument's annotation, or else by its default: numbers, words, ``true``,
+``false``, ``none``. An argument may be a text of the same grammar, such as ``domain=box:0,1`` of a rule: a part without
+``=`` that follows a named value belongs to it. A hyper-parameter of a rule may have several values, ``lr=0.1|1|10``:
+a sweep, in which each value is a run.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +23,19 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor
 
-from lategrad.support.validation import did_you_mean
+from lategrad.support.validation import did_you_mean, require
+
+Built = TypeVar("Built", covariant=True)
+Self = TypeVar("Self", bound="Spec[Any]")
 
 REQUIRED = inspect.Parameter.empty
 """The default of an option that has none."""
@@ -26,17 +46,18 @@ _READABLE = (float, int, bool, str)
 
 @dataclass(frozen=True)
 class Option:
-    """One hyper-parameter that can be written as text."""
+    """An argument that can be written as text."""
 
     name: str
-    types: tuple[Any, ...]
+    types: tuple[Any, ...] = ()
     """Those of its annotation, or of its default; none at all: anything."""
     default: Any = REQUIRED
     choices: tuple[str, ...] = ()
+    convert: Callable[[str], Any] | None = None
+    """Reads the text instead, such as :func:`lategrad.parse_set`."""
 
     @property
     def required(self) -> bool:
-        """Whether it must be given."""
         return self.default is REQUIRED
 
     @property
@@ -48,13 +69,15 @@ class Option:
         return self.name if self.required else f"{self.name}={as_text(self.default)}"
 
     def parse(self, text: str, owner: str) -> tuple[Any, ...]:
-        """The value that a text gives it, or the values, ``0.1|1|10``; ``owner`` is whose option messages say it is."""
+        """The value of a text, or the values of a sweep, ``0.1|1|10``; ``owner`` is for messages."""
         values = tuple(self._parse_one(part.strip(), owner) for part in text.split("|"))
         if len(values) > 1 and not self.sweeps:
             raise ValueError(f"{self.name} of {owner} takes one value, got {text!r}")
         return values
 
     def _parse_one(self, text: str, owner: str) -> Any:
+        if self.convert is not None:
+            return self.convert(text)
         readers = self._readers()
         for _, convert in readers:
             try:
@@ -65,7 +88,7 @@ class Option:
         raise ValueError(f"{self.name} of {owner} must be {valid}, got {text!r}")
 
     def _readers(self) -> list[tuple[str, Callable[[str], Any]]]:
-        """What may be written, in words, and how it is read; the first that can read a text does."""
+        """Descriptions of what is valid and functions that read it; the first that can read a text does."""
         readers: list[tuple[str, Callable[[str], Any]]] = []
         if NoneType in self.types:
             readers.append(("none", lambda text: {"none": None}[text.lower()]))
@@ -90,79 +113,178 @@ def as_text(value: Any) -> str:
 
 
 def options_of(make: Callable[..., Any]) -> dict[str, Option]:
-    """The options of a class or a function that can be written as text, in their order.
+    """The arguments of a class or a function that can be written as text, in their order.
 
     >>> import lategrad as lg
     >>> [str(option) for option in options_of(lg.Steady).values()]
     ['lr=1', 'c=30', 'per_coordinate=false', 'weight_decay=0']
     """
-    options = {}
-    hints = _hints(make)
-    for name, parameter in inspect.signature(make).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        option = _option(name, hints.get(name), parameter.default)
-        if option is not None:
-            options[name] = option
-    return options
-
-
-def _hints(make: Callable[..., Any]) -> dict[str, Any]:
     annotated = make.__init__ if isinstance(make, type) and not dataclasses.is_dataclass(make) else make  # type: ignore[misc]
     try:
-        return get_type_hints(annotated)
+        hints = get_type_hints(annotated)
     except NameError:  # a name that only type checkers import: the defaults must tell then
-        return {}
+        hints = {}
+    named = [p for p in inspect.signature(make).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    options = (_option(p.name, hints.get(p.name), p.default) for p in named)
+    return {option.name: option for option in options if option is not None}
 
 
 def _option(name: str, hint: Any, default: Any) -> Option | None:
     if hint is None:
-        known = default is not REQUIRED and default is not None
-        return Option(name, (type(default),) if known else (), default) if not known or _simple(default) else None
+        if default is REQUIRED or default is None:
+            return Option(name, (), default)
+        return Option(name, (type(default),), default) if type(default) in _READABLE else None
     members = get_args(hint) if get_origin(hint) is not Literal and get_args(hint) else (hint,)
     choices = tuple(c for member in members if get_origin(member) is Literal for c in get_args(member))
     types = tuple(type(c) for c in choices) + tuple(m for m in members if get_origin(m) is not Literal)
     return Option(name, types, default, tuple(map(str, choices))) if set(types) & set(_READABLE) else None
 
 
-def _simple(value: Any) -> bool:
-    return type(value) in _READABLE
-
-
 def parse_options(text: str, options: Mapping[str, Option], owner: str) -> dict[str, tuple[Any, ...]]:
-    """The values that ``lr=0.1|1,power=2`` gives; a part without ``=`` belongs to the value before it.
+    """The values of ``0.1|1,power=2``: without a name in the order of the options, then by name.
 
     >>> import lategrad as lg
-    >>> parse_options("lr=0.1|1,c=20", options_of(lg.Steady), "Steady")
+    >>> parse_options("0.1|1,c=20", options_of(lg.Steady), "Steady")
     {'lr': (0.1, 1.0), 'c': (20.0,)}
     """
-    given: dict[str, tuple[Any, ...]] = {}
-    for name, value in split_options(text, owner):
-        if name not in options:
-            valid = ", ".join(map(str, options.values())) or "none"
-            raise ValueError(f"{owner} has no option {name!r}{did_you_mean(name, options)}; its options: {valid}")
-        if name in given:
-            raise ValueError(f"{name} of {owner} is given twice in {text!r}")
-        given[name] = options[name].parse(value, owner)
-    return given
-
-
-def split_options(text: str, owner: str) -> list[tuple[str, str]]:
-    """Pairs of names and texts: ``box:0,1`` has a comma of its own.
-
-    >>> split_options("lr=1,domain=box:0,1", "steady")
-    [('lr', '1'), ('domain', 'box:0,1')]
-    """
     pairs: list[tuple[str, str]] = []
-    for part in text.split(",") if text else []:
+    named = False
+    for position, part in enumerate(text.split(",") if text.strip() else []):
         name, equals, value = part.partition("=")
         if equals:
+            named = True
             pairs.append((name.strip(), value.strip()))
-        elif pairs:
+        elif named:  # a comma of the value before, as in domain=box:0,1
             pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{part.strip()}")
+        elif position < len(options):
+            pairs.append((list(options)[position], part.strip()))
         else:
-            raise ValueError(f"the options of {owner} are written NAME=VALUE,NAME=VALUE, got {text!r}")
-    return pairs
+            most = f"{len(options)} value{'s' if len(options) > 1 else ''}"
+            raise ValueError(f"{owner} takes at most {most}, got {text!r}; its options: {_shown(options)}")
+    values: dict[str, tuple[Any, ...]] = {}
+    for name, value in pairs:
+        if name not in options:
+            meant = did_you_mean(name, options)
+            raise ValueError(f"{owner} has no option {name!r}{meant}; its options: {_shown(options)}")
+        if name in values:
+            raise ValueError(f"{name} of {owner} is given twice in {text!r}")
+        values[name] = options[name].parse(value, owner)
+    return values
+
+
+def _shown(options: Mapping[str, Option]) -> str:
+    return ", ".join(map(str, options.values())) or "none"
+
+
+@dataclass(frozen=True)
+class Entry(Generic[Built]):
+    """What a name stands for."""
+
+    summary: str
+    make: Callable[..., Built]
+    """Takes the options by name."""
+    options: Mapping[str, Option]
+    form: str = ""
+    """How it is written, where it is not ``NAME:OPTION=VALUE``."""
+    whole: bool = False
+    """Whether its one option is all of the text, commas included."""
+
+    @property
+    def parameter(self) -> str:
+        """The name of its first option."""
+        return next(iter(self.options))
+
+
+def entry_of(summary: str, make: Callable[..., Built], form: str = "", **defaults: Any) -> Entry[Built]:
+    """An entry with the options of a class, some with another default."""
+    options = {name: replace(option, default=defaults.get(name, option.default))
+               for name, option in options_of(make).items()}  # fmt: skip
+    return Entry(summary, partial(make, **defaults), options, form)
+
+
+@dataclass(frozen=True)
+class Spec(Generic[Built]):
+    """A text that has been read: the entry that it names, and the values of its options, several for a sweep."""
+
+    kind: str
+    name: str
+    entry: Entry[Built]
+    values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    is_own: bool = False
+    """Whether it names a class of the user's own."""
+
+    @property
+    def swept(self) -> list[str]:
+        """The options with several values, in the order of the axes that they make."""
+        return [name for name, values in self.values.items() if len(values) > 1]
+
+    def with_option(self: Self, name: str, *values: Any) -> Self:
+        return replace(self, values={**self.values, name: values})
+
+    def build(self, **more: Any) -> Built:
+        """The object; ``more`` are values of options that the text leaves open (None: none). A sweep makes tensors."""
+        owner, more = f"{self.kind} {self.name!r}", {name: value for name, value in more.items() if value is not None}
+        takes = inspect.signature(self.entry.make).parameters.values()
+        for name, value in more.items():
+            require(name, value, name not in self.values, f"None: {owner} has its own")
+            known = any(p.name == name or p.kind is p.VAR_KEYWORD for p in takes)
+            require(name, value, known, f"None: {owner} takes no {name}")
+        values = {**{name: self._value(name) for name in self.values}, **more}
+        missing = [name for name, option in self.entry.options.items() if option.required and name not in values]
+        if missing:
+            form = self.entry.form or f"{self.name}:{','.join(f'{name}=VALUE' for name in missing)}"
+            raise ValueError(f"{owner} needs {' and '.join(missing)}: write {form}")
+        try:
+            return self.entry.make(**values)
+        except ValueError as error:
+            raise ValueError(f"{owner}: {error}") from None
+
+    def _value(self, name: str) -> Any:
+        """The value of an option, or a tensor with an axis of runs for it."""
+        values = self.values[name]
+        if len(values) == 1:
+            return values[0]
+        after = len(self.swept) - self.swept.index(name)
+        return torch.tensor(values, dtype=torch.float64).view(-1, *[1] * after)
+
+
+def read_spec(
+    text: str, kind: str, table: Mapping[str, Entry[Built]], more: Mapping[str, Option] | None = None
+) -> Spec[Built]:
+    """Read a text of the grammar above.
+
+    Args:
+        text: what was written.
+        kind: what it should be, for messages: "rule", "constraint set", "delay", "problem".
+        table: the entries by name.
+        more: options that every entry takes besides its own.
+    """
+    name, _, arguments = (part.strip() for part in text.partition(":"))
+    own = None if name in table else own_target(text)
+    if own is not None:
+        name, arguments = f"{own[0]}:{own[1]}", own[2]
+        entry = _own_entry(kind, own[0], own[1])
+    elif name in table:
+        entry = table[name]
+    else:
+        forms = ", ".join(entry.form or name for name, entry in table.items())
+        raise ValueError(f"unknown {kind} {name!r}{did_you_mean(name, table)}; valid: {forms}")
+    owner = f"{kind} {name!r}"
+    if entry.whole:
+        values = {entry.parameter: entry.options[entry.parameter].parse(arguments, owner)} if arguments else {}
+    else:
+        values = parse_options(arguments, {**entry.options, **(more or {})}, owner)
+    return Spec(kind, name, entry, values, own is not None)
+
+
+def parse_spec(text: str, kind: str, table: Mapping[str, Entry[Built]]) -> Built:
+    return read_spec(text, kind, table).build()
+
+
+def _own_entry(kind: str, module: str, name: str) -> Entry[Any]:
+    make = load_object(module, name)
+    require(kind, f"{module}:{name}", callable(make), f"a class, or a function that makes a {kind}")
+    return entry_of((make.__doc__ or "").strip().partition("\n")[0], make)
 
 
 def own_target(text: str) -> tuple[str, str, str] | None:

@@ -27,8 +27,7 @@ def _children(tree: object) -> list[Any]:
 
 
 def _keys(tree: dict[Any, Any]) -> list[Any]:
-    """In an order that does not depend on how the dict was made."""
-    return sorted(tree, key=str)
+    return sorted(tree, key=str)  # whatever the order of insertion
 
 
 def _child_names(tree: object) -> list[str]:
@@ -80,12 +79,12 @@ def leaf_names(tree: object, prefix: str = "") -> list[str]:
 
 
 def require_state(state: object, owner: str, place: str = "state") -> None:
-    """Require a tree of tensors: whatever else changes in a state, hosts would not see it change.
+    """Require a tree of tensors: hosts copy tensors only, and would lose any other change of a state.
 
     Args:
         state: of a rule or learner.
-        owner: whose it is, for the message.
-        place: where in the whole state this part is, for the message.
+        owner: the name of the rule or learner, for the message.
+        place: the part of the whole state, for the message.
 
     >>> require_state({"x": torch.zeros(2), "updates": 0}, "MyRule")
     Traceback (most recent call last):
@@ -104,15 +103,15 @@ def require_state(state: object, owner: str, place: str = "state") -> None:
         require_state(child, owner, f"{place}.{name}")
 
 
-def structure(tree: object) -> Any:
-    """What a tree is made of, without its tensors: equal for two states that fit into each other."""
+def tree_structure(tree: object) -> Any:
+    """The types and names in a tree, without its tensors: equal for two states of the same form."""
     if isinstance(tree, Tensor):
         return "tensor"
-    return type(tree).__name__, _child_names(tree), [structure(child) for child in _children(tree)]
+    return type(tree).__name__, _child_names(tree), [tree_structure(child) for child in _children(tree)]
 
 
 def owned(tree: Tree) -> Tree:
-    """The same tree with memory of its own for every tensor."""
+    """A copy of the tree in which every tensor has its own memory."""
     return map_tensors(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
 
 

@@ -1,6 +1,6 @@
-"""Random numbers that depend on a key alone, and the one list of what keys stand for.
+"""Random numbers that depend on a key alone, and the list of what keys stand for.
 
-A key is a seed, a :class:`Stream` and whatever numbers tell two draws of that stream apart, so that two streams with
+A key is a seed, a :class:`Stream` and the numbers that distinguish two draws of that stream, so that two streams with
 one seed share no random numbers. The values are part of every recorded result: they must never change.
 """
 
@@ -22,36 +22,34 @@ class Stream(IntEnum):
     NOISE = 3
     """Gaussian noise of gradients."""
     DELAYS = 0x64656C6179
-    """Laws of delays."""
+    """Delay distributions."""
     PARTS = 0x7061727473
-    """The models inside a delay model."""
+    """The parts of a composed delay model."""
     COMPUTING = 0x636F6D70
     """Computing times of a virtual cluster."""
     PREEMPTION = 0x646F776E
-    """When workers of a virtual cluster go and come back."""
+    """When workers of a virtual cluster leave and return."""
     OWN_SAMPLES = 0x73747265616D
     """Runs of a simulation that do not share samples."""
     WORKER = 0x776F726B6572
     """The samples of a real worker."""
     PAUSES = 0x7061757365
-    """How long a real worker is held back on purpose."""
+    """Artificial pauses of a real worker."""
     VALIDATION = 0x76616C6964
     """Which training rows are held out."""
 
 
 def generator(*key: int) -> np.random.Generator:
-    """A NumPy generator."""
     return np.random.default_rng(np.random.SeedSequence(key))
 
 
 def torch_generator(*key: int) -> torch.Generator:
-    """A generator for torch, on the CPU."""
     state = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
 
 def derived_seed(*key: int) -> int:
-    """A seed for someone who takes a seed.
+    """An integer seed that depends on the key.
 
     >>> derived_seed(0, Stream.WORKER, 1) == derived_seed(0, Stream.WORKER, 1) != derived_seed(0, Stream.WORKER, 2)
     True

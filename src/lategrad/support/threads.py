@@ -1,4 +1,4 @@
-"""How many threads torch uses, for a while."""
+"""Set the number of threads of torch for a block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """So many threads inside the block, and as many as before after it.
+    """Use ``count`` threads inside the block, and the previous number after it.
 
     >>> with torch_threads(1):
     ...     torch.get_num_threads()

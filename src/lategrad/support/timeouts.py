@@ -1,4 +1,4 @@
-"""Calls that might never return: how long they are waited for is decided here, and not by them."""
+"""Run a call in a thread and give up after a timeout."""
 
 from __future__ import annotations
 
@@ -9,13 +9,49 @@ from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from typing import TypeVar
 
-_GLANCE = 0.1  # seconds between two looks at how long is still to be waited
+_POLL_INTERVAL = 0.1  # seconds after which the limit is looked at again
 
 Returned = TypeVar("Returned")
 
 
 class OutOfTimeError(TimeoutError):
-    """What was called has not returned in time; it is left to itself."""
+    """A call has not returned in time; its thread continues without a caller."""
+
+
+def run_in_thread(
+    call: Callable[[], Returned],
+    name: str,
+    future: Future[Returned] | None = None,
+    undo: Callable[[Returned], object] | None = None,
+) -> Future[Returned]:
+    """Start a call in a daemon thread, which does not keep the interpreter alive.
+
+    Args:
+        call: what to run.
+        name: of the thread.
+        future: takes what the call returns or raises; by default a new one, which is returned.
+        undo: called by the thread with a result that comes after the future was canceled.
+
+    >>> run_in_thread(lambda: 6 * 7, "answer").result()
+    42
+    """
+    promise: Future[Returned] = Future() if future is None else future
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:  # raised again where the result is read
+            with suppress(InvalidStateError):
+                promise.set_exception(error)
+            return
+        try:
+            promise.set_result(result)
+        except InvalidStateError:
+            if undo is not None:
+                undo(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return promise
 
 
 def limited(
@@ -25,13 +61,13 @@ def limited(
     *,
     undo: Callable[[Returned], object] | None = None,
 ) -> Returned:
-    """What a call returns or raises, if it does so in time; signals are heeded meanwhile, wherever the call is stuck.
+    """What a call returns or raises within a time limit; signals are handled meanwhile, wherever the call hangs.
 
     Args:
-        call: made by a thread of its own, which does not keep the interpreter from ending.
-        seconds: how long it is waited for; a function where that may change meanwhile, as when the run is to end.
-        what: the beginning of the sentence that says what did not happen in time.
-        undo: called by that thread, with what came when nobody waited for it any more.
+        call: runs in a thread of its own; it is not started where the limit is 0.
+        seconds: the limit; a function where it may change meanwhile, as when the run is asked to stop.
+        what: how the error message begins: what did not happen in time.
+        undo: called by that thread with a result that comes too late.
 
     >>> limited(lambda: 6 * 7, seconds=60.0, what="the answer did not come")
     42
@@ -40,31 +76,17 @@ def limited(
     lategrad.support.timeouts.OutOfTimeError: the event did not come within 0.01 s
     """
     limit = seconds if callable(seconds) else lambda: seconds
-    promise: Future[Returned] = Future()
     begin = time.monotonic()
+    if limit() <= 0:
+        raise OutOfTimeError(f"{what} within {limit():g} s")
+    promise: Future[Returned] = Future()
     try:
-        if limit() > 0:
-            threading.Thread(target=_keep, args=(promise, call, undo), name="lategrad-limited", daemon=True).start()
+        run_in_thread(call, "lategrad-limited", promise, undo)
         while not promise.done():
             left = begin + limit() - time.monotonic()
             if left <= 0 and promise.cancel():
                 raise OutOfTimeError(f"{what} within {limit():g} s")
-            wait([promise], min(max(left, 0.0), _GLANCE))
+            wait([promise], min(max(left, 0.0), _POLL_INTERVAL))
         return promise.result()
     finally:
-        promise.cancel()  # if Ctrl-C has ended the wait: what comes is to be undone
-
-
-def _keep(promise: Future[Returned], call: Callable[[], Returned], undo: Callable[[Returned], object] | None) -> None:
-    """Make the call; a promise that was cancelled takes nothing any more."""
-    try:
-        returned = call()
-    except BaseException as error:  # whatever it is, it is raised where the call is waited for
-        with suppress(InvalidStateError):
-            promise.set_exception(error)
-        return
-    try:
-        promise.set_result(returned)
-    except InvalidStateError:
-        if undo is not None:
-            undo(returned)
+        promise.cancel()  # if Ctrl-C ends the wait: a result that comes is undone

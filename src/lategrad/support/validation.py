@@ -1,4 +1,4 @@
-"""Checks at the edges: every bad argument raises a ValueError with its name, its value and what is valid."""
+"""Argument checks: a bad argument raises a ValueError with its name, its value and what is valid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 Scalar = float | Tensor
 """A hyper-parameter: a float, or a tensor of shape ``(*runs, 1)`` with one value for each run."""
 
-_SHOWN = 8  # entries of a tensor in a message
+_MAX_ENTRIES = 8  # of a tensor in a message
 
 
 def _all_true(condition: bool | Tensor) -> bool:
@@ -28,15 +28,15 @@ def require(name: str, value: object, condition: bool | Tensor, valid: str) -> N
     ValueError: radius must be a finite number >= 0, got -1.0
     """
     if not _all_true(condition):
-        raise ValueError(f"{name} must be {valid}, got {_shown(value)}")
+        raise ValueError(f"{name} must be {valid}, got {_format(value)}")
 
 
-def _shown(value: object) -> str:
-    """A value in a message: numbers as they are written, not as tensors print."""
+def _format(value: object) -> str:
+    """A value in a message: tensors as plain numbers."""
     if not isinstance(value, Tensor):
         return repr(value)
-    entries = [f"{entry:g}" for entry in value.detach().flatten()[:_SHOWN].tolist()]
-    more = ", ..." if value.numel() > _SHOWN else ""
+    entries = [f"{entry:g}" for entry in value.detach().flatten()[:_MAX_ENTRIES].tolist()]
+    more = ", ..." if value.numel() > _MAX_ENTRIES else ""
     return entries[0] if value.numel() == 1 else f"[{', '.join(entries)}{more}]"
 
 
@@ -94,7 +94,6 @@ def require_device(name: str, value: str | torch.device) -> torch.device:
 
 
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Require one of the given words."""
     if value not in choices:
         meant = did_you_mean(str(value), choices)
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{meant}")

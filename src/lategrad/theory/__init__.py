@@ -1,4 +1,4 @@
-r"""The theorems as functions: what to expect, and what a correct run stays under.
+r"""The theorems as functions: bounds that a correct run satisfies.
 
 Every function states which of its constants are explicit. The derivations, and the places where the
 printed constants of the paper do not follow from the printed argument, are in docs/theory.md; those of our own
@@ -30,8 +30,8 @@ from lategrad.theory.steady import (
 from lategrad.theory.strongly_convex import (
     gradient_difference,
     strongly_convex_displacement,
+    strongly_convex_lr,
     strongly_convex_regret,
-    strongly_convex_step,
     theorem_3,
     theorem_4,
 )
@@ -57,10 +57,10 @@ __all__ = [
     "steady_short_in_constant_delay",
     "steady_shortening",
     "strongly_convex_displacement",
+    "strongly_convex_lr",
     "strongly_convex_regret",
-    "strongly_convex_step",
     "theorem_1",
     "theorem_2",
     "theorem_3",
     "theorem_4",
-]
+]  # fmt: skip

@@ -11,7 +11,7 @@ from lategrad.theory.regret import gradient_bound
 def anytime_displacement(t: int, tau: int, D: float) -> float:
     r""":math:`\|x_t - x_{t-\tau}\| \le 2 \tau D / (t+1)` for Algorithm 1 with :math:`\alpha_t = t`.
 
-    Explicit, and true for any gradients whatever. The paper's proof has :math:`8 \tau D / t`.
+    Explicit, and true for any gradients. The paper's proof has :math:`8 \tau D / t`.
 
     >>> anytime_displacement(t=99, tau=5, D=2.0)
     0.2
@@ -45,7 +45,7 @@ def theorem_2(steps: int, *, L: float, D: float, G: float, sigma: float, delays:
 
     The three constants in the bracket are the proof's. The factor :math:`\sqrt2` and the last term are
     ours: OptimisticOGD's regret constant is 2 where the proof assumes :math:`\sqrt2`, and the first round
-    has no hint, which the proof passes over. All explicit.
+    has no hint, which the proof ignores. All explicit.
     """
     spread = math.sqrt(steps * (delays.sigma**2 + delays.mu**2))
     printed = 13 * L * D**2 * math.sqrt(steps) + 57 * L * D**2 * spread + 5 * D * sigma * (steps + 1) ** 1.5

@@ -1,4 +1,4 @@
-"""What the theorems know of delays."""
+"""Statistics of delays that appear in the theorems."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class DelayStatistics(NamedTuple):
-    """What the theorems know of a sequence of delays."""
+    """Statistics of a sequence of delays that appear in the theorems."""
 
     mu: float
     """The mean."""
     sigma: float
     """The standard deviation."""
     early: float | None = None
-    r""":math:`\sum_t (\tau_t + 2)^2 / t`, in which late gradients count most at the start; None if not known."""
+    r""":math:`\sum_t (\tau_t + 2)^2 / t`, in which delays at the start count most; None if unknown."""
 
 
 def delay_statistics(delays: Tensor) -> DelayStatistics:
@@ -32,14 +32,14 @@ def delay_statistics(delays: Tensor) -> DelayStatistics:
 
 
 def largest_in_flight(delays: Tensor) -> int:
-    r"""How many gradients are on their way at once, at most: those of updates t with :math:`t - \tau_t \le i < t`.
+    r"""The largest number of gradients in flight at once: those of updates t with :math:`t - \tau_t \le i < t`.
 
     For a constant delay it is the delay; for workers that hold one query each, their number less one.
 
-    >>> largest_in_flight(torch.tensor([0, 1, 2, 0, 2, 2]))  # after the first query, updates 2 and 3 are to come
+    >>> largest_in_flight(torch.tensor([0, 1, 2, 0, 2, 2]))  # after the first query: updates 2 and 3
     2
     """
     updates = torch.arange(1, len(delays) + 1)
-    asked = updates - delays
-    begins, ends = (torch.bincount(times, minlength=len(delays) + 2) for times in (asked, updates))
+    queries = updates - delays
+    begins, ends = (torch.bincount(times, minlength=len(delays) + 2) for times in (queries, updates))
     return int((begins - ends).cumsum(0).max())

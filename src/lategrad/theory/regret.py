@@ -34,7 +34,7 @@ def ftrl_regret(weights: Tensor, *, D: float, gradient: float, lr: float) -> flo
         \frac{D^2}{2\,\mathrm{lr}} \sqrt{A_T} + \frac{\mathrm{lr}\, G^2}{2}
         \Big(\alpha_1 + \sum_{t=2}^T \frac{\alpha_t^2}{\sqrt{A_{t-1}}}\Big), \qquad A_t = \sum_{i \le t} \alpha_i^2
 
-    Explicit, on every sequence (docs/theory.md). The step of round t is the one of t - 1, hence the index.
+    Explicit, on every sequence (docs/theory.md). Round t uses the learning rate of round t - 1, hence the index.
 
     >>> import torch
     >>> round(ftrl_regret(torch.ones(100), D=1.0, gradient=1.0, lr=1.0), 2)  # of order sqrt(T)
@@ -42,8 +42,8 @@ def ftrl_regret(weights: Tensor, *, D: float, gradient: float, lr: float) -> flo
     """
     squares = weights.double() ** 2
     totals = squares.cumsum(0).sqrt()
-    steps = (squares[0] / totals[0] + (squares[1:] / totals[:-1]).sum()).item()
-    return D**2 / (2 * lr) * totals[-1].item() + lr * gradient**2 / 2 * steps
+    total = (squares[0] / totals[0] + (squares[1:] / totals[:-1]).sum()).item()
+    return D**2 / (2 * lr) * totals[-1].item() + lr * gradient**2 / 2 * total
 
 
 def optimistic_ogd_regret(D: float, surprise: float) -> float:

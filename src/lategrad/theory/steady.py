@@ -1,4 +1,4 @@
-r"""Steady: what docs/steady.md proves, as functions.
+r"""The bounds of Steady that docs/steady.md proves, as functions.
 
 On a set K of diameter D, with update t receiving a gradient :math:`g_t` of the query of time
 :math:`s_t = t - \tau_t`, and :math:`S_t = \sum_{i \le t} i^2 \|g_i\|^2`. All constants are explicit.
@@ -15,7 +15,7 @@ from lategrad.theory.delays import largest_in_flight
 
 
 def steady_reach(lr: float, D: float) -> float:
-    """m: a delay's worth of steps is to carry the iterate no further than 2 lr or a tenth of the set."""
+    """m: the updates of one delay move the iterate by at most 2 lr or a tenth of the set."""
     return min(2 * lr, D / 10)
 
 
@@ -23,7 +23,7 @@ def steady_activity(squares: Tensor) -> float:
     r"""A bound on :math:`\sum_{t \le T} t^2 \|g_t\|^2 / S_t` from :math:`S_1, \dots, S_T`.
 
     :math:`\min_n\, (n + \ln (S_T / S_n))` over the n with :math:`S_n > 0`, on any gradients; 0 if all are zero. It
-    grows as ln T, and a first gradient that is nearly zero costs one more, not its logarithm.
+    grows as ln T, and a first gradient that is nearly zero adds one, not its logarithm.
 
     >>> squares = (torch.arange(1, 1001).double() ** 2).cumsum(0)  # gradients of norm 1
     >>> round(steady_activity(squares), 2)
@@ -49,7 +49,7 @@ def steady_drift(delays: Tensor, *, lr: float, c: float, activity: float) -> flo
 
 
 def steady_regret(D: float, lr: float, squares: float) -> float:
-    r"""Of the shortened steps: :math:`\sum_t \lambda_t s_t \langle g_t, w_t - u \rangle \le (D^2 / (2\, \mathrm{lr}) +
+    r"""Weighted regret :math:`\sum_t \lambda_t s_t \langle g_t, w_t - u \rangle \le (D^2 / (2\, \mathrm{lr}) +
     \mathrm{lr}) \sqrt{S_T}`, with :math:`\lambda_t = \mathrm{lr}_t / \mathrm{lr}`, on any gradients and any delays.
     """
     return (D**2 / (2 * lr) + lr) * math.sqrt(squares)
@@ -58,7 +58,7 @@ def steady_regret(D: float, lr: float, squares: float) -> float:
 def steady_regret_in_constant_delay(T: int, *, D: float, lr: float, squares: float, gradient: float, tau: int) -> float:
     r"""A bound on :math:`\sum_t s_t \langle g_t, w_t - u \rangle` for :math:`\tau_t = \min(\tau, t - 1)`.
 
-    For gradients of norm at most G: :func:`steady_regret` and, for the shortened steps,
+    For gradients of norm at most G: :func:`steady_regret` and, for the reduced learning rates,
     :math:`D^2 (1 + \tau)\, G\, (T + 2) / (\sqrt3\, m)`.
     """
     shortened = D**2 * (1 + tau) * gradient * (T + 2) / (math.sqrt(3) * steady_reach(lr, D))
@@ -101,15 +101,15 @@ def steady_in_random_delays(
     T: int, *, L: float, D: float, G: float, sigma: float, lr: float, c: float, mu: float, in_flight: int,
     activity: float, shortening: float,
 ) -> float:  # fmt: skip
-    r"""A bound on :math:`E[f(x_T) - f^*]` for delays that vary, independent of the data, each of mean at most ``mu``.
+    r"""A bound on :math:`E[f(x_T) - f^*]` for varying delays, independent of the data, with means of at most ``mu``.
 
     :func:`steady_in_constant_delay` with :math:`\mu` for :math:`\tau`, :math:`\sqrt{\mu F}` for it in the term with A,
-    and for the shortened steps :math:`2 G D / (T (T+1))` times the mean of :func:`steady_shortening`.
+    and for the reduced learning rates :math:`2 G D / (T (T+1))` times the mean of :func:`steady_shortening`.
 
     Args:
         T, L, D, G, sigma, lr, c: as there.
         mu: bound on the mean of every delay.
-        in_flight: F, the largest number of gradients on their way (:func:`~lategrad.theory.largest_in_flight`).
+        in_flight: F, the largest number of gradients in flight (:func:`~lategrad.theory.largest_in_flight`).
         activity: A, its mean.
         shortening: the mean of :func:`steady_shortening` over the delays.
     """

@@ -18,7 +18,7 @@ def strongly_convex_displacement(t: int, tau: int, H: float, gradient: float) ->
     return 48 * gradient * (tau + 2) / (H * t)
 
 
-def strongly_convex_step(t: int, H: float) -> float:
+def strongly_convex_lr(t: int, H: float) -> float:
     r""":math:`\eta_t = 8 / (H \alpha_{1:t})` for :math:`\alpha_t = t^2`.
 
     The paper's lemma: :math:`\alpha_t \eta_t` never grows, and :math:`\alpha_t^2 \eta_t \le
@@ -47,19 +47,19 @@ def strongly_convex_regret(H: float, D: float, *, surprise: Tensor, to_comparato
     Explicit, on every sequence of gradients and for every u in K.
 
     Args:
-        H: strong convexity, which is in the steps.
+        H: strong convexity, which sets the learning rates.
         D: diameter of K.
         surprise: :math:`\|g_t - M_t\|` for t = 1, ..., T.
         to_comparator: :math:`\|x_t - u\|` for t = 1, ..., T.
         ahead: :math:`\|x_t - y_{t-1}\|` for t = 1, ..., T.
     """
-    eta = [strongly_convex_step(t, H) for t in range(1, len(surprise) + 1)]
+    eta = [strongly_convex_lr(t, H) for t in range(1, len(surprise) + 1)]
     total = D**2 / eta[0]
     for t, gap in enumerate(surprise.tolist(), start=1):
         total += t**4 * eta[t - 1] / 2 * gap**2
         if t > 1:
-            far, led = to_comparator[t - 1].item(), ahead[t - 1].item()
-            total += 2 * (1 / eta[t - 1] - 1 / eta[t - 2]) * (far**2 + led**2)
+            distances = to_comparator[t - 1].item() ** 2 + ahead[t - 1].item() ** 2
+            total += 2 * (1 / eta[t - 1] - 1 / eta[t - 2]) * distances
     return total
 
 
@@ -89,7 +89,7 @@ def theorem_3(steps: int, *, L: float, H: float, D: float, G: float, sigma: floa
 
 
 def theorem_4(steps: int, *, L: float, H: float, D: float, G: float, sigma: float, delays: DelayStatistics) -> float:
-    r"""Algorithm 4 (late gradients); bounds :math:`E[f(\bar x_T) - f^*]` for f convex and L-smooth also beyond K.
+    r"""Algorithm 4 (delayed gradients); bounds :math:`E[f(\bar x_T) - f^*]` for f convex and L-smooth also beyond K.
 
     .. math::
 
@@ -105,9 +105,9 @@ def theorem_4(steps: int, *, L: float, H: float, D: float, G: float, sigma: floa
     G2 = gradient_bound(G, sigma) ** 2
     n = min(steps, 1200 * L / H)
     start = 1200 * L / H * G * D * n * (n + 1)
-    lateness = delays.sigma**2 + delays.mu**2 + 4 * delays.mu + 4
+    second_moment = delays.sigma**2 + delays.mu**2 + 4 * delays.mu + 4  # of delay + 2
     early_delays = 2 * steps * (delays.mu + 2) if delays.early is None else delays.early
-    late = L**2 * G2 / H**3 * (2764800 * early_delays + 18432 * steps * lateness)
+    late = L**2 * G2 / H**3 * (2764800 * early_delays + 18432 * steps * second_moment)
     noise = 240 * sigma**2 * steps * (steps + 1) / H
     drift = (576 * steps + 16) * G2 / H
     return (start + late + noise + drift + H * D**2 / 2) / _total_weight(steps)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lategrad.optim import Delayed
 
 OWN = "own"
-"""The name of the optimizer that the training function brings along."""
+"""The name of the training function's own optimizer."""
 
 Train = Callable[["Wrap"], Any]
 Build = Callable[[list[nn.Parameter]], Optimizer]
@@ -31,7 +31,7 @@ Optimizers = Mapping[str, Build]
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be run."""
+    """One run to make."""
 
     optimizer: str
     delay: int
@@ -40,37 +40,35 @@ class Task:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it."""
+    """The result of a run."""
 
     task: Task
     updates: tuple[int, ...]
-    """After how many updates each number was given."""
+    """The number of updates before each value."""
     values: tuple[float, ...]
-    """The numbers, the last of which is the result; one that is not finite is not a number (nan)."""
+    """The values over time, the last of which is the result; NaN for one that is not finite."""
     seconds: float
     memory: int
-    """Bytes that the process, or its GPU, held at most."""
+    """Peak memory of the process, or its GPU, in bytes."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; what is not finite, for which JSON has no word, is null."""
+        """Plain values; null for values that are not finite."""
         return {**asdict(self), "values": [finite_or_none(value) for value in self.values]}
 
     @staticmethod
     def from_json(saved: dict[str, Any]) -> Run:
-        """A run from its plain values."""
         values = tuple(math.nan if value is None else value for value in saved["values"])
         return Run(Task(**saved["task"]), tuple(saved["updates"]), values, saved["seconds"], saved["memory"])
 
 
 def finite_or_none(value: Any) -> Any:
-    """None in place of a float that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def stages_of(profile: str | None) -> int | None:
-    """The stages of ``"stages:8"``; None for the same delay everywhere.
+def parse_profile(profile: str | None) -> int | None:
+    """The number of stages in ``"stages:8"``; None for the same delay everywhere.
 
-    >>> stages_of("stages:8"), stages_of(None)
+    >>> parse_profile("stages:8"), parse_profile(None)
     (8, None)
     """
     if profile is None:
@@ -82,10 +80,9 @@ def stages_of(profile: str | None) -> int | None:
 
 
 class Wrap:
-    """What a training function is given, to make its optimizer a late one: ``optimizer = wrap(optimizer)``.
+    """The argument of a training function, which delays its optimizer: ``optimizer = wrap(optimizer)``.
 
-    ``wrap.delay`` and ``wrap.seed`` say which run it is. Where delays are by stage, the model is needed too:
-    ``wrap(optimizer, model)``.
+    ``wrap.delay`` and ``wrap.seed`` identify the run. Delays by stage need the model: ``wrap(optimizer, model)``.
     """
 
     def __init__(self, task: Task, build: Build | None = None, stages: int | None = None) -> None:
@@ -94,8 +91,8 @@ class Wrap:
         self._build, self._stages = build, stages
 
     def __call__(self, optimizer: Optimizer, model: nn.Module | None = None) -> Delayed:
-        """The optimizer, or the one that takes its place in this run, with late gradients."""
-        from lategrad.optim import Delayed  # here: it brings torch's compiler along, which takes a second
+        """The optimizer, or the one that replaces it in this run, with delayed gradients."""
+        from lategrad.optim import Delayed  # here: it imports torch's compiler, which takes a second
 
         if self.wrapped is not None:
             raise RuntimeError("wrap was called twice: a training function wraps one optimizer")
@@ -112,7 +109,7 @@ class Wrap:
         return self.wrapped
 
 
-def carry_out(train: Train, task: Task, build: Build | None = None, stages: int | None = None) -> Run:
+def run_training(train: Train, task: Task, build: Build | None = None, stages: int | None = None) -> Run:
     """Run a training function once, with all global random generators at the task's seed."""
     random.seed(task.seed)
     np.random.seed(task.seed)
@@ -122,9 +119,9 @@ def carry_out(train: Train, task: Task, build: Build | None = None, stages: int 
     wrap, begin = Wrap(task, build, stages), time.perf_counter()
     updates, values = [], []
 
-    def note(value: Any) -> None:
+    def record(value: Any) -> None:
         if wrap.wrapped is None:
-            raise RuntimeError("the training function gave a number before it called wrap(optimizer)")
+            raise RuntimeError("the training function gave a value before it called wrap(optimizer)")
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -134,23 +131,23 @@ def carry_out(train: Train, task: Task, build: Build | None = None, stages: int 
 
     result = train(wrap)
     if isinstance(result, Generator):
-        result = yield_all(result, note)
+        result = _drain(result, record)
     if result is not None or not values:
-        note(result)
+        record(result)
     return Run(task, tuple(updates), tuple(values), time.perf_counter() - begin, _peak_memory())
 
 
-def yield_all(numbers: Generator[Any, None, Any], note: Callable[[Any], None]) -> Any:
-    """Pass on what a generator yields; gives what it returns."""
+def _drain(values: Generator[Any, None, Any], record: Callable[[Any], None]) -> Any:
+    """Record the values of a generator, and return its return value."""
     while True:
         try:
-            note(next(numbers))
+            record(next(values))
         except StopIteration as end:
             return end.value
 
 
 def _peak_memory() -> int:
-    """Of the GPU where there is one, of the process otherwise; 0 where that is not known."""
+    """Of the GPU if there is one, else of the process; 0 if unknown."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0:
         return int(torch.cuda.max_memory_allocated())
     if sys.platform != "linux":

@@ -1,4 +1,4 @@
-"""A study to look at: a table, a picture, one page."""
+"""The result of a study as a table, a picture and a web page."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lategrad.tolerance_study.result import Point, Tolerance
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLUMNS = ("optimizer", "delay", "number", "gap to delay 0", "updates", "rounds", "slower by", "verdict")
+    from lategrad.tolerance_study.result import Point, Tolerance
+
+_COLUMNS = ("optimizer", "delay", "value", "gap to delay 0", "updates", "rounds", "slower by", "verdict")
 _MEANING = {
-    "free": "the gap is within the cost that was allowed",
+    "free": "the gap is within the accepted cost",
     "unclear": "the gap is larger, but within two standard errors of the seeds: more seeds would tell",
-    "tax": "it costs, and is still improving fast enough that more updates would pay it back",
-    "floor": "it costs, and has stopped improving, or is too slow to pay it back",
-    "costs": "it costs; the training gave too few numbers over time to say more",
-    "diverged": "the number is not finite",
+    "recoverable": "the gap is larger, but the value still improves fast enough that more updates would close it",
+    "permanent": "the gap is larger, and the value has stopped improving or is too slow to close it",
+    "costs": "the gap is larger; the training gave too few values over time to say more",
+    "diverged": "the value is not finite",
 }
 
 
@@ -31,7 +31,7 @@ def _cells(point: Point) -> tuple[str, ...]:
     return (
         point.optimizer,
         str(point.delay),
-        f"{point.number:.4g}{_plus_minus(point.spread)}",
+        f"{point.value:.4g}{_plus_minus(point.spread)}",
         "" if point.delay == 0 else f"{point.gap:+.3g}{_plus_minus(point.gap_spread)}",
         f"{point.updates:,}",
         f"{point.rounds:,.0f}",
@@ -45,17 +45,15 @@ def _plus_minus(spread: float) -> str:
 
 
 def conclusions(result: Tolerance) -> list[str]:
-    """A sentence for each optimizer."""
     lines = []
     for name in result.optimizers:
         largest, longest = result.largest(optimizer=name), result.delays[-1]
         at_least = "at least " if largest == longest else ""
-        lines.append(f"{name}: stands {at_least}a delay of {largest} at a cost of {result.cost:.0%}.")
+        lines.append(f"{name}: tolerates {at_least}a delay of {largest} at a cost of {result.cost:.0%}.")
     return lines
 
 
 def table(result: Tolerance) -> str:
-    """The points as a Markdown table, and a sentence for each optimizer."""
     rows = [_COLUMNS, *(_cells(point) for point in result.points())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     lines = [
@@ -66,7 +64,7 @@ def table(result: Tolerance) -> str:
 
 
 def plot(result: Tolerance, path: str | os.PathLike[str] | None = None) -> Figure:
-    """The number against the delay, with the range of seeds; the own optimizer over updates where that is known."""
+    """The value against the delay, with the range of seeds; and over updates if values over time are known."""
     from matplotlib.figure import Figure
 
     over_time = len(result.curve(result.optimizers[0], 0)[1]) > 2
@@ -74,11 +72,11 @@ def plot(result: Tolerance, path: str | os.PathLike[str] | None = None) -> Figur
     figure = Figure(figsize=(4.4 * min(panels, 3), 3.6 * math.ceil(panels / 3)), layout="constrained")
     axes = [figure.add_subplot(math.ceil(panels / 3), min(panels, 3), i + 1) for i in range(panels)]
     for name in result.optimizers:
-        numbers = [result.numbers(name, delay) for delay in result.delays]
-        (line,) = axes[0].plot(result.delays, [of_seeds.mean() for of_seeds in numbers], marker="o", label=name)
-        low, high = [of_seeds.min() for of_seeds in numbers], [of_seeds.max() for of_seeds in numbers]
+        values = [result.values(name, delay) for delay in result.delays]
+        (line,) = axes[0].plot(result.delays, [of_seeds.mean() for of_seeds in values], marker="o", label=name)
+        low, high = [of_seeds.min() for of_seeds in values], [of_seeds.max() for of_seeds in values]
         axes[0].fill_between(result.delays, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
-    first = result.numbers(result.optimizers[0], 0).mean()
+    first = result.values(result.optimizers[0], 0).mean()
     allowed = first + (1 if result.better == "lower" else -1) * result.cost * abs(first)
     axes[0].axhline(allowed, color="grey", linestyle=":", linewidth=1, label=f"{result.cost:.0%} worse")
     where = "at the first stage" if result.profile else "of every gradient"
@@ -95,7 +93,7 @@ def plot(result: Tolerance, path: str | os.PathLike[str] | None = None) -> Figur
         axis.legend(fontsize="x-small")
     for axis in axes:
         axis.grid(alpha=0.3)
-        if over_time:  # what diverges leaves the picture
+        if over_time:  # diverging curves leave the picture
             axis.set_ylim(*_range_without_delay(result))
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +102,7 @@ def plot(result: Tolerance, path: str | os.PathLike[str] | None = None) -> Figur
 
 
 def _range_without_delay(result: Tolerance) -> tuple[float, float]:
-    """The numbers of the runs without delay, a little more on the better side, and as much again on the worse."""
+    """The range of the runs without delay, 10% larger on the better side and 100% on the worse."""
     curves = [result.curve(name, 0)[1] for name in result.optimizers]
     finite = np.concatenate([curve[np.isfinite(curve)] for curve in curves])
     low, high = float(finite.min()), float(finite.max())
@@ -113,7 +111,6 @@ def _range_without_delay(result: Tolerance) -> tuple[float, float]:
 
 
 def page(result: Tolerance) -> str:
-    """One HTML page, with the picture inside."""
     drawing = io.StringIO()
     plot(result).savefig(drawing, format="svg")
     picture = drawing.getvalue()
@@ -127,15 +124,16 @@ def page(result: Tolerance) -> str:
     profile = "the same delay everywhere" if result.profile is None else f"delays of {result.profile}"
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>What delay can {escape(result.name)} stand?</title>
+<title>Which delay does {escape(result.name)} tolerate?</title>
 <style>body {{ font: 16px/1.5 sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
 table {{ border-collapse: collapse; }}
 td, th {{ padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #ccc; }}
 td:first-child, th:first-child {{ text-align: left; }} svg {{ max-width: 100%; height: auto; }}</style></head>
-<body><h1>What delay can {escape(result.name)} stand?</h1>
+<body><h1>Which delay does {escape(result.name)} tolerate?</h1>
 <ul>{sentences}</ul>
-<p>{len(result.runs)} runs, {escape(profile)}, {result.better} is better. A gap is that of each seed to itself without
-delay, ± the standard deviation over seeds. Rounds are updates / (1 + delay): how many can build one on another.</p>
+<p>{len(result.runs)} runs, {escape(profile)}, {result.better} is better. A gap is against the same seed
+without delay, ± the standard deviation over seeds. Rounds are updates / (1 + delay): the length of a chain of updates
+each of which can depend on the one before.</p>
 {picture[picture.index("<svg") :]}
 <table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
 <dl>{meaning}</dl></body></html>

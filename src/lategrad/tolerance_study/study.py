@@ -1,30 +1,30 @@
-"""All runs of a study: planned, carried out one after another or side by side, and kept."""
+"""The runs of a study: planned, executed in order or in parallel, and stored."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 import json
-import math
 import os
 import pickle
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 from lategrad.delays.base import require_count
 from lategrad.support.files import replacing
 from lategrad.support.validation import require, require_choice, require_number
 from lategrad.tolerance_study.result import BETTER, Tolerance
-from lategrad.tolerance_study.run import OWN, Build, Optimizers, Run, Task, Train, carry_out, stages_of
+from lategrad.tolerance_study.run import OWN, Build, Optimizers, Run, Task, Train, parse_profile, run_training
 
 DELAYS = (0, 1, 2, 4, 8, 16, 32, 64)
 
@@ -42,25 +42,25 @@ def tolerance(
     out: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Tolerance:
-    """How much delay can a training stand? Runs it at every delay, and says what each one costs.
+    """Measure which delay a training tolerates: run it at every delay, and report the cost of each.
 
     Args:
         train: the training, a function of ``wrap``: it calls ``optimizer = wrap(optimizer)`` once (with delays by
-            stage ``wrap(optimizer, model)``), trains, and returns one number, such as a validation loss. A function
-            that *yields* the number over time says more: how many more updates a delay takes, and whether more
-            updates would pay it back. Everything else is as it was.
-        delays: how late gradients are, in updates; 0 is always run.
+            stage ``wrap(optimizer, model)``), trains, and returns one value, such as a validation loss. A function
+            that *yields* values over time shows more: the slowdown of a delay, and whether more updates would
+            recover its cost. Nothing else changes.
+        delays: in updates; 0 is always run.
         optimizers: others to compare with the training's own, by name: functions from a list of parameters to an
-            optimizer, which takes the place of the one that is wrapped.
-        seeds: how many; torch, numpy and random are seeded with 0, 1, ... before each run, and ``wrap.seed`` says
-            which it is.
+            optimizer, which replaces the wrapped one.
+        seeds: number of seeds; torch, numpy and random are seeded with 0, 1, ... before each run, and ``wrap.seed`` is
+            the run's.
         profile: "stages:8" for the delays of a pipeline of 8 stages, from the delay at the first stage to 0 at the
             last; None for the same delay everywhere.
-        better: "lower" numbers (losses) or "higher" ones (accuracies, returns).
-        cost: what may be lost, as a share of the number without delay; verdicts use it.
-        workers: processes that runs are spread over; they must be able to import ``train``. "auto" makes the run with
-            the longest delay first, and then as many side by side as cores and half of the free memory take.
-        out: folder in which finished runs are kept, so that a study that was broken off goes on where it was.
+        better: "lower" values (losses) or "higher" ones (accuracies, returns).
+        cost: the accepted loss, as a share of the value without delay; verdicts use it.
+        workers: number of processes; they must be able to import ``train``. "auto" makes the run with the longest delay
+            first, and then as many in parallel as fit into the cores and half of the free memory.
+        out: folder for finished runs, so that an interrupted study continues.
         progress: show a progress bar; by default on a terminal.
 
     >>> import torch, lategrad as lg
@@ -82,36 +82,36 @@ def tolerance(
     require_count("seeds", seeds, low=1)
     require_choice("better", better, BETTER)
     require_number("cost", cost, low=0)
-    auto = workers == "auto"
-    require("workers", workers, auto or (isinstance(workers, int) and workers >= 1), "an integer >= 1, or 'auto'")
-    stages = stages_of(profile)
+    is_valid = workers == "auto" or (isinstance(workers, int) and workers >= 1)
+    require("workers", workers, is_valid, "an integer >= 1, or 'auto'")
+    stages = parse_profile(profile)
     builders: dict[str, Build | None] = {OWN: None, **(optimizers or {})}
     require("optimizers", optimizers, len(builders) == 1 + len(optimizers or {}), f"without the name {OWN!r}")
     tasks = [Task(name, delay, seed) for name in builders for delay in delays for seed in range(seeds)]
     about: dict[str, Any] = {"train": _identity(train), "profile": profile, "better": better}
-    kept = _Kept(None if out is None else Path(out), about)
-    done = {task: run for task in tasks if (run := kept.load(task)) is not None}
-    left = [task for task in tasks if task not in done]
+    store = _RunStore(None if out is None else Path(out), about)
+    done = {task: run for task in tasks if (run := store.load(task)) is not None}
+    remaining = [task for task in tasks if task not in done]
     job = partial(_job, train, stages, builders)
-    with _bar(sys.stderr.isatty() if progress is None else progress, len(tasks), len(done)) as advance:
-        for run in _carried_out(job, left, workers):
-            kept.save(run)
-            done[run.task] = run
-            advance(run)
+    show = sys.stderr.isatty() if progress is None else progress
+    for run in track(_execute(job, remaining, workers), "runs", len(remaining), console=Console(stderr=True),
+                     transient=True, disable=not show):  # fmt: skip
+        store.save(run)
+        done[run.task] = run
     result = Tolerance(tuple(done[task] for task in tasks), better=better, cost=cost, profile=profile,
                        name=about["train"]["name"])  # fmt: skip
-    if seeds > 1 and result.seeds_are_alike():
-        warnings.warn("all seeds gave the same numbers: the training sets a seed of its own (wrap.seed is the run's)",
+    if seeds > 1 and result.seeds_agree():
+        warnings.warn("all seeds gave the same values: the training sets its own seed (wrap.seed is the run's)",
                       stacklevel=2)  # fmt: skip
     return result
 
 
 def _job(train: Train, stages: int | None, builders: dict[str, Build | None], task: Task) -> Run:
-    return carry_out(train, task, builders[task.optimizer], stages)
+    return run_training(train, task, builders[task.optimizer], stages)
 
 
 def _identity(train: Train) -> dict[str, str]:
-    """The name of a training function and a checksum of its source, where there is one."""
+    """The name of a training function and a checksum of its source, if there is one."""
     name = getattr(train, "__qualname__", type(train).__qualname__)
     try:
         source = inspect.getsource(inspect.unwrap(train))
@@ -120,8 +120,7 @@ def _identity(train: Train) -> dict[str, str]:
     return {"name": name, "source": hashlib.sha256(source.encode()).hexdigest()[:16]}
 
 
-def _carried_out(job: Any, tasks: list[Task], workers: int | str) -> Iterator[Run]:
-    """The runs as they are finished."""
+def _execute(job: Any, tasks: list[Task], workers: int | str) -> Iterator[Run]:
     if workers == 1 or not tasks:
         yield from map(job, tasks)
         return
@@ -135,7 +134,7 @@ def _carried_out(job: Any, tasks: list[Task], workers: int | str) -> Iterator[Ru
         with _pool(1, os.cpu_count() or 1) as alone:
             first = alone.submit(job, tasks[0]).result()
         yield first
-        tasks, workers = tasks[1:], side_by_side(first.memory)
+        tasks, workers = tasks[1:], parallel_runs(first.memory)
     assert isinstance(workers, int)
     with _pool(workers, max(1, (os.cpu_count() or 1) // workers)) as pool:
         futures = [pool.submit(job, task) for task in tasks]
@@ -150,8 +149,8 @@ def _pool(workers: int, threads: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,))
 
 
-def side_by_side(memory: int) -> int:
-    """How many runs of so many bytes fit into half of the free memory, at most one for each core."""
+def parallel_runs(memory: int) -> int:
+    """The number of runs of ``memory`` bytes that fit into half of the free memory, at most one for each core."""
     cores = os.cpu_count() or 1
     if torch.cuda.is_available():
         free = torch.cuda.mem_get_info()[0]
@@ -162,29 +161,29 @@ def side_by_side(memory: int) -> int:
     return max(1, min(cores, free // 2 // max(1, memory)))
 
 
-class _Kept:
-    """Finished runs in a folder, a file for each; without a folder nothing is kept."""
+class _RunStore:
+    """Finished runs in a folder, a file for each; without a folder nothing is stored."""
 
     def __init__(self, folder: Path | None, about: dict[str, Any]) -> None:
         self._folder = None if folder is None else folder / "runs"
         if folder is None or self._folder is None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        note = folder / "study.json"
-        if note.exists():
-            before = json.loads(note.read_text())
+        description = folder / "study.json"
+        if description.exists():
+            before = json.loads(description.read_text())
             for name, value in about.items():
                 if before.get(name) != value:
                     raise ValueError(f"out must be another folder: the runs in {str(folder)!r} had {name} "
                                      f"{before.get(name)}, not {value}")  # fmt: skip
-        with replacing(note) as part:
+        with replacing(description) as part:
             part.write_text(json.dumps(about, indent=1))
 
     def _path(self, task: Task) -> Path:
         assert self._folder is not None
         name = "".join(c if c.isalnum() or c in "-_." else "_" for c in task.optimizer)
-        told_apart = hashlib.sha256(task.optimizer.encode()).hexdigest()[:6]
-        return self._folder / f"{name}-{told_apart}-delay{task.delay}-seed{task.seed}.json"
+        checksum = hashlib.sha256(task.optimizer.encode()).hexdigest()[:6]  # names may differ in other characters only
+        return self._folder / f"{name}-{checksum}-delay{task.delay}-seed{task.seed}.json"
 
     def load(self, task: Task) -> Run | None:
         if self._folder is None or not self._path(task).exists():
@@ -195,24 +194,3 @@ class _Kept:
         if self._folder is not None:
             with replacing(self._path(run.task)) as part:
                 part.write_text(json.dumps(run.as_json()))
-
-
-@contextmanager
-def _bar(show: bool, total: int, done: int) -> Iterator[Any]:
-    if not show:
-        yield lambda run: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-               TextColumn("{task.description}"))  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, completed=done)
-
-        def advance(run: Run) -> None:
-            number = "diverged" if not math.isfinite(run.values[-1]) else f"{run.values[-1]:.4g}"
-            last = f"{run.task.optimizer}, delay {run.task.delay}, seed {run.task.seed}: {number}"
-            bar.update(task, advance=1, description=last)
-
-        yield advance

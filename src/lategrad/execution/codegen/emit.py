@@ -1,40 +1,39 @@
-"""A function of vectors as C loops over vectors that lie in many tensors.
+"""Translate a function of vectors and scalars into C loops.
 
-A rule's update is traced once. What comes out is short: entry-by-entry arithmetic on long vectors, arithmetic
-on single numbers, and sums over a vector. :func:`emit` turns it into C that runs as it is on any number of
-tensors, wherever they lie: their addresses and sizes are data, not code. So compiling takes the same second
-for one tensor and for four hundred, and a step is a fixed number of passes over the memory:
+A rule's update is traced once. The trace is short: elementwise arithmetic on vectors, arithmetic on scalars, and sums
+over a vector. :func:`emit` turns it into C that runs on vectors cut into any number of tensors: their addresses and
+sizes are data, not code. One call alternates between two kinds of stage:
 
-- *numbers* of level p: what depends on p sums after one another;
-- *pass* p: the sums of level p + 1, chunk by chunk; in the last pass all results are written.
+- *scalars* of level p: everything that depends on p sums taken one after another;
+- *loop* p: a loop over all entries that takes the sums of level p + 1; the last loop also writes all vector results.
 
-Entry-by-entry values are computed again in every pass that needs them: arithmetic is cheaper than memory.
-The same text is compiled for the CPU (OpenMP) and for NVIDIA GPUs.
+Elementwise values are computed again in every loop that needs them: arithmetic is cheaper than memory. The same text
+is compiled for the CPU (OpenMP) and for NVIDIA GPUs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from lategrad.execution.backend import UnsupportedError
 from lategrad.execution.codegen.ops import (
     ARITHMETIC,
-    COMPUTED,
-    CPU_HEAD,
-    CUDA_HEAD,
-    FILLED,
+    CONSTANT,
+    CPU_HEADER,
+    CUDA_HEADER,
+    IDENTITY,
     LOGIC,
-    SAME,
-    STORED,
+    MEMORY_TYPES,
+    VALUE_TYPES,
     literal,
 )
-from lategrad.execution.unsupported import UnsupportedError
 
 _aten = torch.ops.aten
 
@@ -46,57 +45,67 @@ THREADS = 256
 
 
 @dataclass
-class Pass:
-    """One pass over the vectors."""
+class Loop:
+    """One loop over the entries of all vectors."""
 
     level: int
-    nodes: list[Node] = field(default_factory=list)
-    """What is computed for every entry."""
-    reads: list[int] = field(default_factory=list)
-    """The long inputs that it reads, by their places."""
-    numbers: list[Node] = field(default_factory=list)
-    sums: list[Node] = field(default_factory=list)
-    writes: list[tuple[int, Node]] = field(default_factory=list)
-    """The long places that it writes, and what."""
+    """Number of sums taken one after another before it can run."""
+    sums: list[Node]
+    writes: list[tuple[int, Node]]
+    """The operands that it writes, and the values."""
+    values: list[Node]
+    """What is computed for every entry, in order."""
+    reads: list[int]
+    """The vector operands that it reads."""
+    scalars: list[Node]
+
+    @property
+    def operands(self) -> list[int]:
+        """All vector operands that it touches."""
+        return list(dict.fromkeys([*self.reads, *(operand for operand, _ in self.writes)]))
 
 
 @dataclass
 class Source:
-    """C code, and what it wants to be called with."""
+    """C code and the memory that a call needs; both versions define a function ``run``."""
 
     cpu: str
     cuda: str
-    """Both have a function ``run``; on a GPU its first argument is the stage."""
+    """Its first argument is the stage."""
     stages: list[bool]
-    """What to launch on a GPU, in this order: with a block for every chunk, or with one."""
-    places: int
-    numbers: int
-    """Eight-byte slots for numbers between the passes."""
+    """The stages to launch on a GPU, in order: True for one block per chunk (a loop), False for a single block."""
+    operands: int
+    scalars: int
+    """Eight-byte slots for scalars that later stages read."""
     sums: int
-    """Sums of one pass, at most."""
+    """The largest number of sums that one loop takes."""
 
 
 class _Emitter:
-    """A traced graph as passes; ``places`` are the tensors that the code is given, numbers and vectors apart."""
+    """Turns a traced graph into loops. Operand i < number of inputs is input i; results may have operands beyond."""
 
     def __init__(self, graph: GraphModule, size: int, targets: Sequence[int | None], dtypes: Sequence[torch.dtype]):
         graph.graph.eliminate_dead_code()
-        self.graph, self.size = graph, size
-        self.nodes = list(graph.graph.nodes)
-        (results,) = next(node for node in self.nodes if node.op == "output").args
+        self.graph, self.size, self.dtypes = graph, size, dtypes
+        *self.nodes, output = graph.graph.nodes
         self.inputs = [node for node in self.nodes if node.op == "placeholder"]
-        self.results = [(place, node) for place, node in zip(targets, results, strict=True) if place is not None]
-        self.dtypes = dtypes
+        self.index = {node: i for i, node in enumerate(self.nodes)}
         self.level: dict[Node, int] = {}
         for node in self.nodes:
-            if node.op != "output":
-                below = max((self.level[used] for used in node.all_input_nodes), default=0)
-                self.level[node] = below + 1 if self.is_sum(node) else below
-        self.count = max(self.level.values()) + 1
-        # A number that is ready after the last pass needs numbers of its own, but no pass.
-        self.slots = {node: i for i, node in enumerate(n for n in self.nodes if self.is_number(n))}
+            below = max((self.level[used] for used in node.all_input_nodes), default=0)
+            self.level[node] = below + 1 if self.is_sum(node) else below
+        self.slots = {node: i for i, node in enumerate(n for n in self.nodes if self.is_scalar(n))}
+        unchanged = dict(enumerate(self.inputs))
+        results = [
+            (operand, node) for operand, node in zip(targets, output.args[0], strict=True) if operand is not None
+        ]
+        self.results = [(operand, node) for operand, node in results
+                        if self.value(node).numel() and unchanged.get(operand) is not node]  # fmt: skip
+        self.loops = self.plan_loops()
+        self.loop_at = {loop.level: (i, loop) for i, loop in enumerate(self.loops)}
+        self.levels = range(max(self.level.values()) + 1)  # scalars may be ready after the last loop
 
-    # ---- What kind of value
+    # ---- What kind of value a node is
 
     def value(self, node: Node) -> Tensor:
         value = getattr(self.graph, str(node.target)) if node.op == "get_attr" else node.meta["val"]
@@ -104,7 +113,7 @@ class _Emitter:
             raise UnsupportedError(f"{node.target} gives {type(value).__name__}")
         return value
 
-    def is_long(self, node: Node) -> bool:
+    def is_vector(self, node: Node) -> bool:
         shape = tuple(self.value(node).shape)
         if shape == (self.size,):
             return True
@@ -112,37 +121,46 @@ class _Emitter:
             raise UnsupportedError(f"{node.target} has shape {shape}")
         return False
 
-    def is_number(self, node: Node) -> bool:
-        return node.op != "output" and not self.is_long(node) and self.value(node).numel() == 1
+    def is_scalar(self, node: Node) -> bool:
+        return not self.is_vector(node) and self.value(node).numel() == 1
+
+    def is_norm(self, node: Node) -> bool:
+        return node.target is _aten.linalg_vector_norm.default and node.args[1:2] in ((), (2,))
 
     def is_sum(self, node: Node) -> bool:
-        if node.op != "call_function" or not self.is_number(node) or not any(map(self.is_long, node.all_input_nodes)):
+        if node.op != "call_function" or not self.is_scalar(node) or not any(map(self.is_vector, node.all_input_nodes)):
             return False
-        square = node.target is _aten.linalg_vector_norm.default and (len(node.args) < 2 or node.args[1] == 2)
-        if not (square or node.target in (_aten.sum.dim_IntList, _aten.mean.dim)):
+        if not (self.is_norm(node) or node.target in (_aten.sum.dim_IntList, _aten.mean.dim)):
             raise UnsupportedError(f"{node.target} of a vector")
         return True
 
     def dtype(self, node: Node) -> torch.dtype:
         dtype = self.value(node).dtype
-        if dtype not in STORED:
+        if dtype not in MEMORY_TYPES:
             raise UnsupportedError(f"{node.target} has dtype {dtype}")
         return dtype
 
     def type(self, node: Node) -> str:
-        return COMPUTED[self.dtype(node)]
+        return VALUE_TYPES[self.dtype(node)]
 
     # ---- Expressions
 
+    def name(self, node: Node) -> str:
+        return f"v{self.index[node]}"
+
+    def saved(self, node: Node) -> str:
+        """The slot that holds a scalar between stages."""
+        return f"*({self.type(node)}*)(saved + {self.slots[node]})"
+
+    def define(self, node: Node, value: str) -> str:
+        return f"const {self.type(node)} {self.name(node)} = {value};"
+
     def argument(self, value: Any, ctype: str) -> str:
         if isinstance(value, Node):
-            return f"v{self.name(value)}" if self.type(value) == ctype else f"({ctype})v{self.name(value)}"
+            return self.name(value) if self.type(value) == ctype else f"({ctype}){self.name(value)}"
         if isinstance(value, bool | int | float):
             return f"({ctype})({literal(value)})"
         raise UnsupportedError(f"argument {value!r}")
-
-    def name(self, node: Node) -> int:
-        return self.nodes.index(node)
 
     def expression(self, node: Node) -> str:
         target, args, ctype = node.target, node.args, self.type(node)
@@ -151,11 +169,11 @@ class _Emitter:
         half = self.dtype(node) in (torch.bfloat16, torch.float16)
         if half and (target is not _aten._to_copy.default or self.dtype(node) not in self.dtypes):
             raise UnsupportedError(f"{target} in {self.dtype(node)}")  # it would have to be rounded
-        if target in SAME:
+        if target in IDENTITY:
             return self.argument(args[0], ctype)
-        if target in FILLED:
-            filled = FILLED[target]
-            return self.argument(args[filled] if isinstance(filled, int) else filled, ctype)
+        if target in CONSTANT:
+            constant = CONSTANT[target]
+            return self.argument(args[constant] if isinstance(constant, int) else constant, ctype)
         if node.kwargs.get("alpha", 1) != 1:
             raise UnsupportedError(f"{target} with alpha")
         if target in ARITHMETIC:
@@ -166,220 +184,192 @@ class _Emitter:
         if target is _aten.where.self:
             return f"{self.argument(args[0], 'bool')} ? " + " : ".join(self.argument(a, ctype) for a in args[1:])
         if target is _aten.clamp.default:
-            low, high = (*args[1:], None)[:2]
             value = self.argument(args[0], ctype)
-            for sign, bound in (("<", low), (">", high)):
-                limit = None if bound is None else self.argument(bound, ctype)
-                value = value if limit is None else f"({value} {sign} {limit} ? {limit} : {value})"
+            for sign, bound in zip("<>", args[1:], strict=False):
+                if bound is not None:
+                    limit = self.argument(bound, ctype)
+                    value = f"({value} {sign} {limit} ? {limit} : {value})"
             return value
         if target is _aten.pow.Tensor_Scalar:
-            return self.power(self.argument(args[0], ctype), args[1], ctype)
-        if target in (_aten.lerp.Scalar, _aten.lerp.Tensor):
-            a, b, share = (self.argument(x, ctype) for x in args)
-            return f"{share} < 0.5f ? {a} + {share} * ({b} - {a}) : {b} - ({b} - {a}) * (1 - {share})"
+            base, exponent = (self.argument(a, ctype) for a in args)
+            simple = {0: "1", 1: base, 2: f"{base} * {base}", 0.5: f"sqrt({base})", -1: f"1 / {base}"}
+            return simple.get(args[1]) or f"pow({base}, {exponent})"
         raise UnsupportedError(str(target))
 
     def common_type(self, args: Sequence[Any]) -> str:
-        dtype = None
-        for node in (a for a in args if isinstance(a, Node)):
-            dtype = self.dtype(node) if dtype is None else torch.promote_types(dtype, self.dtype(node))
-        if dtype is None or (not dtype.is_floating_point and any(isinstance(a, float) for a in args)):
+        dtypes = [self.dtype(a) for a in args if isinstance(a, Node)]
+        dtype = torch.promote_types(dtypes[0], dtypes[-1])
+        if not dtype.is_floating_point and any(isinstance(a, float) for a in args):
             raise UnsupportedError(f"a comparison of {args}")
-        return COMPUTED[dtype]
+        return VALUE_TYPES[dtype]
 
-    def power(self, base: str, exponent: Any, ctype: str) -> str:
-        simple = {0: "1", 1: base, 2: f"{base} * {base}", 0.5: f"sqrt({base})", -1: f"1 / {base}"}
-        if exponent in simple:
-            return simple[exponent]
-        return f"pow({base}, {self.argument(exponent, ctype)})"
+    # ---- Stages
 
-    # ---- Passes
-
-    def passes(self) -> list[Pass]:
-        sums = [node for node in self.nodes if node.op != "output" and self.is_sum(node)]
-        results = [(place, node) for place, node in self.results if self.is_long(node)]
-        # Whatever a sum reads must not have been overwritten.
+    def plan_loops(self) -> list[Loop]:
+        sums = [node for node in self.nodes if self.is_sum(node)]
+        results = [(operand, node) for operand, node in self.results if self.is_vector(node)]
+        # Vectors are written last: no sum may read an entry that was overwritten.
         last = max([self.level[node] for _, node in results] + [self.level[node] - 1 for node in sums], default=-1)
         planned = []
         for level in range(last + 1):
-            of_level = [node for node in sums if self.level[node] == level + 1]
-            if of_level or level == last:
-                planned.append(self._pass(Pass(level, sums=of_level, writes=results if level == last else [])))
+            here = [node for node in sums if self.level[node] == level + 1]
+            if here or level == last:
+                planned.append(self.loop(level, here, results if level == last else []))
         return planned
 
-    def _pass(self, one: Pass) -> Pass:
-        wanted = [used for node in one.sums for used in node.all_input_nodes] + [node for _, node in one.writes]
-        seen: set[Node] = set()
-        while wanted:
-            node = wanted.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            if self.is_long(node):
-                wanted.extend(node.all_input_nodes)
-        ordered = [node for node in self.nodes if node in seen]
-        one.numbers = [node for node in ordered if not self.is_long(node)]
-        one.reads = [self.inputs.index(node) for node in ordered if self.is_long(node) and node.op == "placeholder"]
-        one.nodes = [node for node in ordered if self.is_long(node) and node.op != "placeholder"]
-        return one
+    def loop(self, level: int, sums: list[Node], writes: list[tuple[int, Node]]) -> Loop:
+        pending = [used for node in sums for used in node.all_input_nodes] + [node for _, node in writes]
+        needed: set[Node] = set()
+        while pending:
+            node = pending.pop()
+            if node not in needed:
+                needed.add(node)
+                pending.extend(node.all_input_nodes if self.is_vector(node) else [])
+        vectors = [node for node in self.nodes if node in needed and self.is_vector(node)]
+        return Loop(
+            level=level,
+            sums=sums,
+            writes=writes,
+            values=[node for node in vectors if node.op != "placeholder"],
+            reads=[self.inputs.index(node) for node in vectors if node.op == "placeholder"],
+            scalars=[node for node in self.nodes if node in needed and not self.is_vector(node)],
+        )
 
-    def body(self, one: Pass, which: int) -> str:
-        """What one pass does with one entry."""
-        read = [self.inputs[place] for place in one.reads]
-        arguments = [f"const {self.type(n)} v{self.name(n)}" for n in [*read, *one.numbers]]
-        arguments += [f"{COMPUTED[self.dtypes[place]]}& w{i}" for i, (place, _) in enumerate(one.writes)]
-        arguments += [f"double& s{i}" for i in range(len(one.sums))]
-        lines = [f"const {self.type(n)} v{self.name(n)} = {self.expression(n)};" for n in one.nodes]
-        for i, (place, node) in enumerate(one.writes):
-            lines.append(f"w{i} = {self.argument(node, COMPUTED[self.dtypes[place]])};")
-        for i, node in enumerate(one.sums):
+    def entry_function(self, loop: Loop, number: int) -> str:
+        """What a loop does with one entry, as a C function."""
+        arguments = [
+            f"const {self.type(n)} {self.name(n)}" for n in [*(self.inputs[i] for i in loop.reads), *loop.scalars]
+        ]
+        arguments += [f"{VALUE_TYPES[self.dtypes[operand]]}& w{i}" for i, (operand, _) in enumerate(loop.writes)]
+        arguments += [f"double& s{i}" for i in range(len(loop.sums))]
+        lines = [self.define(node, self.expression(node)) for node in loop.values]
+        for i, (operand, node) in enumerate(loop.writes):
+            lines.append(f"w{i} = {self.argument(node, VALUE_TYPES[self.dtypes[operand]])};")
+        for i, node in enumerate(loop.sums):
             term = self.argument(node.args[0], "double")
             lines.append(f"s{i} += {term} * {term};" if self.is_norm(node) else f"s{i} += {term};")
-        return f"INLINE void entry_{which}({', '.join(arguments)}) {{\n  " + "\n  ".join(lines) + "\n}\n"
+        return f"INLINE void entry_{number}({', '.join(arguments)}) {{\n  " + "\n  ".join(lines) + "\n}\n"
 
-    def is_norm(self, node: Node) -> bool:
-        return node.target is _aten.linalg_vector_norm.default
+    def entry_call(self, loop: Loop, number: int, read: str, write: str) -> str:
+        """The call for one entry; ``read`` and ``write`` say how operand {0} is accessed."""
+        outputs = " ".join(f"{VALUE_TYPES[self.dtypes[operand]]} w{i};" for i, (operand, _) in enumerate(loop.writes))
+        arguments = [read.format(operand) for operand in loop.reads] + [self.name(n) for n in loop.scalars]
+        arguments += [f"w{i}" for i in range(len(loop.writes))] + [f"s{i}" for i in range(len(loop.sums))]
+        stores = " ".join(write.format(operand, f"w{i}") for i, (operand, _) in enumerate(loop.writes))
+        return f"{outputs} entry_{number}({', '.join(arguments)}); {stores} }}\n"
 
-    def numbers(self, level: int, passes: list[Pass]) -> list[str]:
-        """The numbers of a level: each is computed, kept for the passes, and written where it belongs."""
+    def loop_start(self, loop: Loop) -> str:
+        """Pointers to the chunk, scalars from their slots, sums at zero."""
+        lines = ["const i64 t = chunk_of[2 * c], begin = chunk_of[2 * c + 1];",
+                 f"const i64 n = sizes[t] - begin < {CHUNK} ? sizes[t] - begin : {CHUNK};"]  # fmt: skip
+        for operand in loop.operands:
+            ctype = MEMORY_TYPES[self.dtypes[operand]]
+            lines.append(f"{ctype}* const p{operand} = ({ctype}*)vectors[{operand} * tensors + t] + begin;")
+        lines += [self.define(node, self.saved(node)) for node in loop.scalars]
+        lines += [f"double s{i} = 0;" for i in range(len(loop.sums))]
+        return "\n".join(lines) + "\n"
+
+    def sums_before(self, level: int) -> list[Node]:
+        return self.loop_at[level - 1][1].sums if level - 1 in self.loop_at else []
+
+    def totals(self, level: int) -> str:
+        """Add up the sums that the loop before this level left for every chunk."""
+        sums = range(len(self.sums_before(level)))
+        return "".join(f"const double total_{i} = total(sums + {i} * chunks, chunks);\n" for i in sums)
+
+    def scalar_stage(self, level: int) -> str:
+        """Compute the scalars of a level, save each for later stages, and write results."""
         lines = []
-        before = {n for n in self.slots if self.level[n] < level}
-        here = [n for n in self.slots if self.level[n] == level]
-        for node in {used: None for n in here for used in n.all_input_nodes if used in before}:
-            lines.append(f"const {self.type(node)} v{self.name(node)} = {self.kept(node)};")
-        sums = next((p.sums for p in passes if p.level == level - 1), [])
+        here = [node for node in self.slots if self.level[node] == level]
+        earlier = {used: None for node in here for used in node.all_input_nodes
+                   if used in self.slots and self.level[used] < level}  # fmt: skip
+        lines += [self.define(node, self.saved(node)) for node in earlier]
+        sums = self.sums_before(level)
         for node in here:
-            ctype, name = self.type(node), f"v{self.name(node)}"
             if node.op == "placeholder":
-                place = self.inputs.index(node)
-                value = f"load(*(const {STORED[self.dtype(node)]}*)numbers[{place}])"
+                value = f"load(*(const {MEMORY_TYPES[self.dtype(node)]}*)scalars[{self.inputs.index(node)}])"
             elif node in sums:
                 value = f"total_{sums.index(node)}"
                 value = f"{value} / {self.size}" if node.target is _aten.mean.dim else value
-                value = f"({ctype})" + (f"sqrt({value})" if self.is_norm(node) else f"({value})")
+                value = f"({self.type(node)})" + (f"sqrt({value})" if self.is_norm(node) else f"({value})")
             else:
                 value = self.expression(node)
-            lines.append(f"const {ctype} {name} = {value};")
-            lines.append(f"{self.kept(node)} = {name};")
-        for place, node in self.results:
-            if not self.is_long(node) and self.level[node] == level:
-                value = self.argument(node, COMPUTED[self.dtypes[place]])
-                lines.append(f"store(*({STORED[self.dtypes[place]]}*)numbers[{place}], {value});")
-        return lines
+            lines += [self.define(node, value), f"{self.saved(node)} = {self.name(node)};"]
+        for operand, node in self.results:
+            if not self.is_vector(node) and self.level[node] == level:
+                value = self.argument(node, VALUE_TYPES[self.dtypes[operand]])
+                lines.append(f"store(*({MEMORY_TYPES[self.dtypes[operand]]}*)scalars[{operand}], {value});")
+        return "\n".join(lines) + "\n"
 
-    def kept(self, node: Node) -> str:
-        return f"*({self.type(node)}*)(kept + {self.slots[node]})"
-
-    # ---- The two forms
+    # ---- The code for each device
 
     def source(self) -> Source:
-        stays = dict(enumerate(self.inputs))
-        self.results = [(place, node) for place, node in self.results
-                        if self.value(node).numel() and stays.get(place) is not node]  # fmt: skip
-        passes = self.passes()
-        bodies = "".join(self.body(one, i) for i, one in enumerate(passes))
-        levels = [self.numbers(level, passes) for level in range(self.count)]
-        most = max((len(one.sums) for one in passes), default=0)
+        functions = "".join(self.entry_function(loop, i) for i, loop in enumerate(self.loops))
+        half = "#define HALF\n" if torch.float16 in self.dtypes else ""
         return Source(
-            cpu=("#define HALF\n" if torch.float16 in self.dtypes else "")
-            + CPU_HEAD
-            + bodies
-            + self.cpu(passes, levels),
-            cuda=CUDA_HEAD + bodies + self.cuda(passes, levels),
-            stages=[over_chunks for _, over_chunks in self.stages(passes)],
-            places=len(self.dtypes),
-            numbers=max(1, len(self.slots)),
-            sums=max(1, most),
+            cpu=half + CPU_HEADER + functions + self.cpu(),
+            cuda=CUDA_HEADER + functions + self.cuda(),
+            stages=[is_loop for _, is_loop in self.stages()],
+            operands=len(self.dtypes),
+            scalars=max(1, len(self.slots)),
+            sums=max([1, *(len(loop.sums) for loop in self.loops)]),
         )
 
-    def stages(self, passes: list[Pass]) -> list[tuple[str, bool]]:
-        """The functions of the GPU's code in their order, and whether each takes a block for every chunk."""
-        with_pass = {one.level for one in passes}
+    def stages(self) -> list[tuple[str, bool]]:
+        """The stages by the names of their GPU functions, and whether each is a loop."""
         stages = []
-        for level in range(self.count):
-            stages.append((f"numbers_{level}", False))
-            if level in with_pass:
-                stages.append((f"pass_{level}", True))
+        for level in self.levels:
+            stages.append((f"scalars_{level}", False))
+            stages += [(f"loop_{level}", True)] if level in self.loop_at else []
         return stages
 
-    def pointers(self, one: Pass) -> list[str]:
-        lines = []
-        for place in dict.fromkeys([*one.reads, *(place for place, _ in one.writes)]):
-            ctype = STORED[self.dtypes[place]]
-            lines.append(f"{ctype}* const p{place} = ({ctype}*)vectors[{place} * tensors + t] + begin;")
-        for node in one.numbers:
-            lines.append(f"const {self.type(node)} v{self.name(node)} = {self.kept(node)};")
-        lines.extend(f"double s{i} = 0;" for i in range(len(one.sums)))
-        return lines
-
-    def entry(self, one: Pass, which: int, read: str, write: str) -> str:
-        """The call for one entry, with texts for reading and writing place {0}."""
-        outs = " ".join(f"{COMPUTED[self.dtypes[place]]} w{i};" for i, (place, _) in enumerate(one.writes))
-        arguments = [read.format(place) for place in one.reads] + [f"v{self.name(n)}" for n in one.numbers]
-        arguments += [f"w{i}" for i in range(len(one.writes))] + [f"s{i}" for i in range(len(one.sums))]
-        stores = " ".join(write.format(place, f"w{i}") for i, (place, _) in enumerate(one.writes))
-        return f"{outs} entry_{which}({', '.join(arguments)}); {stores}"
-
-    def totals(self, passes: list[Pass], level: int) -> str:
-        """The sums that the pass before this level has left for every chunk."""
-        sums = next((one.sums for one in passes if one.level == level - 1), [])
-        return "".join(f"const double total_{i} = total(sums + {i} * chunks, chunks);\n" for i in range(len(sums)))
-
-    def cpu(self, passes: list[Pass], levels: list[list[str]]) -> str:
-        text = """extern "C" void run(const i64* numbers, const i64* vectors, i64 tensors, const i64* where,
-  const i64* sizes, i64 chunks, double* kept, double* sums, i64 threads) {\n"""
-        by_level = {one.level: (i, one) for i, one in enumerate(passes)}
-        for level, lines in enumerate(levels):
-            text += "{\n"
-            text += self.totals(passes, level)
-            text += "\n".join(lines) + "\n}\n"
-            if level in by_level:
-                which, one = by_level[level]
-                reduction = f" reduction(+:{','.join(f's{i}' for i in range(len(one.sums)))})" if one.sums else ""
+    def cpu(self) -> str:
+        text = """extern "C" void run(const i64* scalars, const i64* vectors, i64 tensors, const i64* chunk_of,
+  const i64* sizes, i64 chunks, double* saved, double* sums, i64 threads) {\n"""
+        for level in self.levels:
+            text += "{\n" + self.totals(level) + self.scalar_stage(level) + "}\n"
+            if level in self.loop_at:
+                number, loop = self.loop_at[level]
+                names = [f"s{i}" for i in range(len(loop.sums))]
+                reduction = f" reduction(+:{','.join(names)})" if names else ""
                 text += "#pragma omp parallel for num_threads(threads) schedule(static)\n"
-                text += "for (i64 c = 0; c < chunks; ++c) {\n"
-                text += "const i64 t = where[2 * c], begin = where[2 * c + 1];\n"
-                text += f"const i64 n = sizes[t] - begin < {CHUNK} ? sizes[t] - begin : {CHUNK};\n"
-                text += "\n".join(self.pointers(one))
-                text += f"\n#pragma omp simd{reduction}\nfor (i64 i = 0; i < n; ++i) {{ "
-                text += self.entry(one, which, "load(p{0}[i])", "store(p{0}[i], {1});") + " }\n"
-                text += "".join(f"sums[{i} * chunks + c] = s{i};\n" for i in range(len(one.sums))) + "}\n"
+                text += "for (i64 c = 0; c < chunks; ++c) {\n" + self.loop_start(loop)
+                text += f"#pragma omp simd{reduction}\nfor (i64 i = 0; i < n; ++i) {{ "
+                text += self.entry_call(loop, number, "load(p{0}[i])", "store(p{0}[i], {1});")
+                text += "".join(f"sums[{i} * chunks + c] = {name};\n" for i, name in enumerate(names)) + "}\n"
         return text + "}\n"
 
-    def cuda(self, passes: list[Pass], levels: list[list[str]]) -> str:
+    def cuda(self) -> str:
         text = ""
-        arguments = """const i64* numbers, const i64* vectors, int tensors, const i64* where, const i64* sizes,
-  int chunks, double* kept, double* sums"""
-        for level, lines in enumerate(levels):
-            text += f"INLINE void numbers_{level}({arguments}) {{\n"
-            text += self.totals(passes, level)
-            text += "if (threadIdx.x) return;\n" + "\n".join(lines) + "\n}\n"
-        for which, one in enumerate(passes):
-            text += f"INLINE void pass_{one.level}({arguments}) {{\n"
-            text += "const int c = blockIdx.x;\nconst i64 t = where[2 * c], begin = where[2 * c + 1];\n"
-            text += f"const int n = sizes[t] - begin < {CHUNK} ? (int)(sizes[t] - begin) : {CHUNK};\n"
-            text += "\n".join(self.pointers(one)) + "\n"
-            places = list(dict.fromkeys([*one.reads, *(place for place, _ in one.writes)]))
-            aligned = " && ".join(f"aligned(p{place})" for place in places)
-            text += f"const int fours = {aligned} ? n / 4 : 0;\n"
+        arguments = """const i64* scalars, const i64* vectors, int tensors, const i64* chunk_of, const i64* sizes,
+  int chunks, double* saved, double* sums"""
+        for level in self.levels:
+            text += f"INLINE void scalars_{level}({arguments}) {{\n" + self.totals(level)
+            text += "if (threadIdx.x) return;\n" + self.scalar_stage(level) + "}\n"
+        for number, loop in enumerate(self.loops):
+            text += f"INLINE void loop_{loop.level}({arguments}) {{\nconst int c = blockIdx.x;\n" + self.loop_start(
+                loop
+            )
+            aligned = " && ".join(f"aligned(p{operand})" for operand in loop.operands)
+            text += f"const int fours = {aligned} ? (int)n / 4 : 0;\n"
             text += f"for (int i = threadIdx.x; i < fours; i += {THREADS}) {{\n"
-            for place in places:
-                ctype = STORED[self.dtypes[place]]
-                load = f" = ((const Four<{ctype}>*)p{place})[i]" if place in one.reads else ""
-                text += f"Four<{ctype}> f{place}{load};\n"
+            for operand in loop.operands:
+                ctype = MEMORY_TYPES[self.dtypes[operand]]
+                load = f" = ((const Four<{ctype}>*)p{operand})[i]" if operand in loop.reads else ""
+                text += f"Four<{ctype}> f{operand}{load};\n"
             text += "#pragma unroll\nfor (int k = 0; k < 4; ++k) { "
-            text += self.entry(one, which, "load(f{0}.at[k])", "store(f{0}.at[k], {1});") + " }\n"
-            for place, _ in one.writes:
-                text += f"((Four<{STORED[self.dtypes[place]]}>*)p{place})[i] = f{place};\n"
-            text += f"}}\nfor (int i = 4 * fours + threadIdx.x; i < n; i += {THREADS}) {{ "
-            text += self.entry(one, which, "load(p{0}[i])", "store(p{0}[i], {1});") + " }\n"
-            for i in range(len(one.sums)):
+            text += self.entry_call(loop, number, "load(f{0}.at[k])", "store(f{0}.at[k], {1});")
+            for operand, _ in loop.writes:
+                text += f"((Four<{MEMORY_TYPES[self.dtypes[operand]]}>*)p{operand})[i] = f{operand};\n"
+            text += f"}}\nfor (int i = 4 * fours + threadIdx.x; i < (int)n; i += {THREADS}) {{ "
+            text += self.entry_call(loop, number, "load(p{0}[i])", "store(p{0}[i], {1});")
+            for i in range(len(loop.sums)):
                 text += f"s{i} = block_sum(s{i}); if (!threadIdx.x) sums[{i} * chunks + c] = s{i};\n"
             text += "}\n"
         # One kernel for all stages: it is compiled once, which takes most of the first step.
         text += f'extern "C" __global__ void __launch_bounds__({THREADS}) run(int stage, {arguments}) {{\n'
-        for i, (name, _) in enumerate(self.stages(passes)):
-            text += f"if (stage == {i}) {name}(numbers, vectors, tensors, where, sizes, chunks, kept, sums);\n"
+        for i, (name, _) in enumerate(self.stages()):
+            text += f"if (stage == {i}) {name}(scalars, vectors, tensors, chunk_of, sizes, chunks, saved, sums);\n"
         return text + "}\n"
 
 
@@ -390,20 +380,20 @@ def emit(
     targets: Sequence[int | None],
     dtypes: Sequence[torch.dtype],
 ) -> Source:
-    """The function as C.
+    """Translate a pure function of tensors that returns a list of tensors.
 
     Args:
-        function: of tensors, returns a list of tensors; pure.
-        inputs: what it is traced on: vectors of shape ``(size,)``, and single numbers. Input i has place i.
+        function: what to translate.
+        inputs: examples to trace it on: vectors of shape ``(size,)``, and scalars. Input i is operand i.
         size: the length of the vectors.
-        targets: for each result, the place that it is written to, or None: that of an input, or beyond.
-        dtypes: of what lies at each place.
+        targets: for each result, the operand that it is written to (that of an input, or one beyond), or None.
+        dtypes: of all operands.
 
     Raises:
-        UnsupportedError: when it does something else than arithmetic and sums over a vector, or when an input that is
-            written is another input, too: a trace cannot tell the two apart.
+        UnsupportedError: when the function does anything but arithmetic and sums over a vector, or when an input that
+            is written is passed twice: a trace cannot tell the two apart.
     """
-    written = [inputs[place] for place in targets if place is not None and place < len(inputs)]
+    written = [inputs[operand] for operand in targets if operand is not None and operand < len(inputs)]
     if any(sum(one is other for other in inputs) > 1 for one in written):
         raise UnsupportedError("a tensor that is written is two inputs")
     from torch.fx.experimental.proxy_tensor import make_fx  # takes a second

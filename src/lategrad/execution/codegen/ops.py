@@ -1,4 +1,4 @@
-"""What torch's operations are in C, and the functions that all loops share."""
+"""The C expression of each supported torch operation, and the C functions that all loops share."""
 
 from __future__ import annotations
 
@@ -10,32 +10,22 @@ import torch
 _aten = torch.ops.aten
 
 _TYPES = {torch.float32: "float", torch.float64: "double", torch.int64: "i64", torch.bool: "bool"}
-STORED = _TYPES | {torch.bfloat16: "bf16", torch.float16: "f16"}
-COMPUTED = _TYPES | {torch.bfloat16: "float", torch.float16: "float"}
-"""What lies in memory, and what is calculated with."""
+MEMORY_TYPES = _TYPES | {torch.bfloat16: "bf16", torch.float16: "f16"}
+VALUE_TYPES = _TYPES | {torch.bfloat16: "float", torch.float16: "float"}
+"""C types of operands in memory, and of values in registers: half precision is computed in float."""
 
-SAME = {
-    _aten._to_copy.default,
-    _aten.alias.default,
-    _aten.clone.default,
-    _aten.detach.default,
-    _aten.expand.default,
-    _aten.lift_fresh_copy.default,
-    _aten.reshape.default,
-    _aten.squeeze.dim,
-    _aten.unsqueeze.default,
-    _aten.view.default,
-}
-"""Nothing but the dtype changes."""
+_SHAPES = ("alias", "clone", "detach", "expand", "lift_fresh_copy", "reshape", "unsqueeze", "view")
+IDENTITY = {_aten._to_copy.default, _aten.squeeze.dim, *(getattr(_aten, name).default for name in _SHAPES)}
+"""Operations that change nothing but the shape or the dtype."""
 
-FILLED = {
+CONSTANT = {
     _aten.full.default: 1,
     _aten.full_like.default: 1,
     _aten.ones_like.default: 1.0,
     _aten.scalar_tensor.default: 0,
     _aten.zeros_like.default: 0.0,
 }
-"""All entries alike: the number, or (an integer) where it is among the arguments."""
+"""Operations with the same value everywhere: that value, or (an integer) its position among the arguments."""
 
 ARITHMETIC: dict[Any, str] = {
     _aten.abs.default: "fabs({0})",
@@ -45,6 +35,9 @@ ARITHMETIC: dict[Any, str] = {
     _aten.div.Tensor: "{0} / {1}",
     _aten.exp.default: "exp({0})",
     _aten.floor.default: "floor({0})",
+    **dict.fromkeys(
+        (_aten.lerp.Scalar, _aten.lerp.Tensor), "{2} < 0.5f ? {0} + {2} * ({1} - {0}) : {1} - ({1} - {0}) * (1 - {2})"
+    ),
     _aten.log.default: "log({0})",
     _aten.maximum.default: "{0} > {1} || {0} != {0} ? {0} : {1}",
     _aten.minimum.default: "{0} < {1} || {0} != {0} ? {0} : {1}",
@@ -61,9 +54,7 @@ ARITHMETIC: dict[Any, str] = {
     _aten.sqrt.default: "sqrt({0})",
     _aten.sub.Tensor: "{0} - {1}",
 }
-"""Of arguments that have been cast to the dtype of the result."""
-
-_COMPARISONS = {"eq": "==", "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "ne": "!="}
+"""Expressions of arguments that are cast to the dtype of the result."""
 
 LOGIC: dict[Any, str] = {
     _aten.bitwise_and.Tensor: "{0} && {1}",
@@ -72,14 +63,13 @@ LOGIC: dict[Any, str] = {
     _aten.logical_and.default: "{0} && {1}",
     _aten.logical_not.default: "!{0}",
     _aten.logical_or.default: "{0} || {1}",
-    **{getattr(_aten, name).Scalar: f"{{0}} {sign} {{1}}" for name, sign in _COMPARISONS.items()},
-    **{getattr(_aten, name).Tensor: f"{{0}} {sign} {{1}}" for name, sign in _COMPARISONS.items()},
 }
-"""Of arguments in their common dtype; the result is a bool."""
+for _name, _sign in {"eq": "==", "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "ne": "!="}.items():
+    LOGIC |= dict.fromkeys((getattr(_aten, _name).Scalar, getattr(_aten, _name).Tensor), f"{{0}} {_sign} {{1}}")
+"""Expressions of arguments that are cast to their common dtype; the result is a bool."""
 
 
 def literal(value: float) -> str:
-    """A number in C."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -106,7 +96,7 @@ INLINE unsigned bf16_bits(unsigned bits) {
 }
 """
 
-CPU_HEAD = (
+CPU_HEADER = (
     """#include <cmath>
 #include <cstring>
 using namespace std;
@@ -120,15 +110,15 @@ INLINE void store(bf16& to, float x) { unsigned bits; memcpy(&bits, &x, 4); to.b
 INLINE float load(f16 x) { _Float16 y; memcpy(&y, &x, 2); return y; }
 INLINE void store(f16& to, float x) { _Float16 y = x; memcpy(&to, &y, 2); }
 #endif
-INLINE double total(const double* of_chunks, i64 chunks) {
+INLINE double total(const double* partial, i64 chunks) {
   double sum = 0;
-  for (i64 c = 0; c < chunks; ++c) sum += of_chunks[c];
+  for (i64 c = 0; c < chunks; ++c) sum += partial[c];
   return sum;
 }
 """
 )
 
-CUDA_HEAD = (
+CUDA_HEADER = (
     "#define INLINE static __device__ __forceinline__\n"
     + _COMMON
     + """
@@ -148,9 +138,9 @@ INLINE double block_sum(double x) {
   if (threadIdx.x == 0) for (int w = 0; w < blockDim.x / 32; ++w) total += of_warp[w];
   return total;
 }
-INLINE double total(const double* of_chunks, int chunks) {
+INLINE double total(const double* partial, int chunks) {
   double sum = 0;
-  for (int c = threadIdx.x; c < chunks; c += blockDim.x) sum += of_chunks[c];
+  for (int c = threadIdx.x; c < chunks; c += blockDim.x) sum += partial[c];
   return block_sum(sum);
 }
 """

@@ -1,59 +1,44 @@
-"""The backend of C loops: for calls that must cost microseconds, and for vectors that lie in many tensors.
-
-What is written by hand needs a reason. On the CPU, one update of ``Anytime`` that also writes the next query,
-microseconds on one core (``benchmarks/bench_update.py``; with guards and asserts skipped, the 45 become 23):
-
-========== ======= ============= =======
-entries    eager   torch.compile C loops
-========== ======= ============= =======
-7,850           72            45       9
-1,000,000    9,700           460     330
-10,000,000 220,000        12,200  10,500
-========== ======= ============= =======
-
-On an NVIDIA H200, a step of ``AnytimeSGD`` on 2e8 float32 parameters as one tensor and as 400, in times of fused SGD
-with momentum (``benchmarks/bench_optim_gpu.py`` prints the first): these loops .90 and .80, at .94 and .90 of a copy's
-bandwidth, first step within .3 s, no vector beyond the state; a Triton kernel with the addresses as data .86 and .75,
-which would need a second translation of every operation; a flat buffer with the gradients gathered and
-``torch.compile`` 1.24 and 1.09, and one more vector.
-
-Addresses and sizes are data: four hundred tensors compile in the second that one takes, no tensor is copied to make
-them one vector, and the number of threads may change. The same text is compiled for the CPU and for NVIDIA GPUs. See
-:mod:`lategrad.execution.codegen.emit` for what can be translated.
-"""
+"""Compile generated loops, and call them on the memory of a rule's state."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lategrad.execution.backend import Run, UnsupportedError
 from lategrad.execution.codegen.emit import CHUNK, THREADS, emit
-from lategrad.execution.eager import Run
-from lategrad.execution.unsupported import UnsupportedError
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
 from lategrad.support.runs import map_tensors, tensors
 from lategrad.support.torch_private import cpu_library, cuda_kernel, missing_compiler
 from lategrad.support.validation import require
 
-_MOST_KNOWN = 1024  # sets of addresses that are remembered
+_MAX_CACHED = 1024  # tables of addresses
 
-Place = Tensor | Sequence[Tensor]
-"""What lies at a place: a number, or a vector as its tensors."""
+Operand = Tensor | Sequence[Tensor]
+"""What a loop reads or writes: a scalar, or a vector as the tensors that it is cut into."""
+
+Address = int | list[int]
+"""Where an operand is: the address of a scalar, or those of a vector's tensors."""
+
+
+def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Where tensors are in memory."""
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 class Loops:
-    """A pure function of vectors and numbers as loops over vectors that lie in tensors of given sizes.
+    """A pure function of vectors and scalars as C loops over vectors that are cut into tensors of given sizes.
 
     Args:
-        function: returns a list of vectors and numbers.
-        inputs: for each argument, a number or a vector as an example, or the dtype of a vector.
-        targets: for each result, the place that it is written to: that of an argument, or beyond them.
-        beyond: the dtypes of the places beyond.
+        function: returns a list of vectors and scalars.
+        inputs: for each argument, a scalar or a vector as an example, or the dtype of a vector.
+        targets: for each result, the operand that it is written to: that of an argument, or one beyond.
+        beyond: the dtypes of the operands beyond the arguments.
         sizes: the entries of each tensor of a vector.
         device: where everything lies.
 
@@ -77,76 +62,73 @@ class Loops:
             raise UnsupportedError(missing)
         examples = [i if isinstance(i, Tensor) else torch.empty(1, dtype=i, device=device).expand(size)
                     for i in inputs]  # fmt: skip
-        source = emit(function, examples, size, targets, [*(example.dtype for example in examples), *beyond])
-        where = [(t, begin) for t, size in enumerate(sizes) for begin in range(0, size, CHUNK)]
-        self._tensors, self._chunks, self._sizes = len(sizes), len(where), list(sizes)
-        self._table = torch.zeros(source.places * (1 + len(sizes)), dtype=torch.int64, device=device)
-        self._addresses: list[int] = []
-        self._memory = {
-            "numbers": self._table[: source.places],
-            "vectors": self._table[source.places :],
-            "where": torch.tensor(where, dtype=torch.int64, device=device),
-            "sizes": torch.tensor(sizes, dtype=torch.int64, device=device),
-            "kept": torch.zeros(source.numbers, dtype=torch.float64, device=device),
-            "sums": torch.zeros(source.sums * len(where), dtype=torch.float64, device=device),
-        }
-        self._source, self._device = source, device
-        m = self._memory
-        self._arguments: list[Any] = [m["numbers"], m["vectors"], self._tensors, m["where"], m["sizes"], self._chunks,
-                                      m["kept"], m["sums"]]  # fmt: skip
-        if device.type == "cpu":
-            self._arguments = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_longlong(a)
-                               for a in self._arguments]  # fmt: skip
+        self._source = emit(function, examples, size, targets, [*(example.dtype for example in examples), *beyond])
+        chunks = [(t, begin) for t, size in enumerate(sizes) for begin in range(0, size, CHUNK)]
+        self._sizes, self._chunks, self._device = list(sizes), len(chunks), device
+        self._last_table: list[int] = []
+        operands = self._source.operands
+        self._table = torch.zeros(operands * (1 + len(sizes)), dtype=torch.int64, device=device)
+        """Where the operands are: the scalars, then the tensors of each vector."""
+        self._arguments: list[Any] = [
+            self._table[:operands],
+            self._table[operands:],
+            len(sizes),
+            torch.tensor(chunks, dtype=torch.int64, device=device),
+            torch.tensor(sizes, dtype=torch.int64, device=device),
+            len(chunks),
+            torch.zeros(self._source.scalars, dtype=torch.float64, device=device),
+            torch.zeros(self._source.sums * len(chunks), dtype=torch.float64, device=device),
+        ]
+        self._call: Callable[..., None] | None = None  # compiled at the first call
 
     @property
     def passes(self) -> int:
-        """How often one call goes over the vectors."""
+        """How many loops over the vectors one call makes."""
         return sum(self._source.stages)
 
-    @cached_property
-    def _launch(self) -> Callable[[], None]:
-        """Compiled when it is first needed."""
+    def _compile(self) -> Callable[..., None]:
+        """A function of the number of threads."""
         if self._device.type == "cpu":
             run = cpu_library(self._source.cpu).run
-            run.restype = None
-            return lambda: run(*self._arguments, ctypes.c_longlong(torch.get_num_threads()))
+            arguments = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_longlong(a)
+                         for a in self._arguments]  # fmt: skip
+            run.argtypes, run.restype = [*map(type, arguments), ctypes.c_longlong], None
+            return partial(run, *arguments)
         kernel = cuda_kernel(self._source.cuda, "run", self._device.index or 0)
 
-        def launch() -> None:
+        def launch(threads: int) -> None:
             with torch.cuda.device(self._device):
-                for stage, over_chunks in enumerate(self._source.stages):
-                    grid = (self._chunks if over_chunks else 1, 1, 1)
-                    kernel(grid, (THREADS, 1, 1), [stage, *self._arguments])
+                for stage, is_loop in enumerate(self._source.stages):
+                    kernel((self._chunks if is_loop else 1, 1, 1), (THREADS, 1, 1), [stage, *self._arguments])
 
         return launch
 
-    def place(self, value: Tensor) -> Place:
-        """A tensor that holds a number or a whole vector, as a place."""
-        return value.split(self._sizes) if value.shape == (sum(self._sizes),) else value
+    def address(self, value: Tensor) -> Address:
+        """Where a tensor is that holds a scalar or a whole vector."""
+        return addresses_of(value.split(self._sizes)) if value.shape == (sum(self._sizes),) else value.data_ptr()
 
-    def addresses_of(self, places: Sequence[Place]) -> list[int]:
-        """Where that is in memory."""
-        none = [0] * self._tensors
-        addresses = [place.data_ptr() if isinstance(place, Tensor) else 0 for place in places]
-        for place in places:
-            addresses += none if isinstance(place, Tensor) else [tensor.data_ptr() for tensor in place]
-        return addresses
+    def table(self, addresses: Sequence[Address]) -> list[int]:
+        """The addresses of all operands as one list."""
+        none = [0] * len(self._sizes)
+        table = [one if isinstance(one, int) else 0 for one in addresses]
+        for one in addresses:
+            table += none if isinstance(one, int) else one
+        return table
 
-    def __call__(self, places: Sequence[Place]) -> None:
-        """Run on what lies at each place now."""
-        self.run(self.addresses_of(places))
+    def __call__(self, operands: Sequence[Operand]) -> None:
+        self.run(self.table([one.data_ptr() if isinstance(one, Tensor) else addresses_of(one) for one in operands]))
 
-    def run(self, addresses: list[int]) -> None:
-        """Run on what lies at addresses that are known already."""
-        if addresses != self._addresses:
-            self._table.copy_(torch.tensor(addresses), non_blocking=True)
-            self._addresses = addresses
-        self._launch()
-
-
-def _formal(tensor: Tensor) -> Tensor:
-    """A tensor's form, without its memory."""
-    return tensor.to("meta")
+    def run(self, table: list[int]) -> None:
+        """Run on operands whose table is known."""
+        if table != self._last_table:
+            if self._device.type == "cpu":
+                self._table.numpy()[:] = table  # seven times as fast as through a tensor
+            else:
+                self._table.copy_(torch.tensor(table), non_blocking=True)
+            self._last_table = table
+        if self._call is None:
+            self._call = self._compile()
+        self._call(torch.get_num_threads())
 
 
 def update_loops(
@@ -158,46 +140,43 @@ def update_loops(
     *,
     ticket: Tensor | None = None,
     query_dtype: torch.dtype | None = None,
+    maximize: bool = False,
 ) -> Loops:
-    """A rule's update; its places: the rule's tensors, delay, [ticket,] the state's leaves, gradient [, next query].
+    """A rule's update; operands: the rule's tensors, delay, [ticket,] the state's leaves, gradient [, next query].
 
-    Args:
-        rule: for one run.
-        template: a state, of any device.
-        grad_dtype: of the gradients; the rule gets them in the dtype of its query.
-        sizes: the entries of each tensor of a vector.
-        device: where everything lies.
-        ticket: an example, if the calls bring one; without, it is that of the present query.
-        query_dtype: of the next query, if it is to be written.
+    ``template`` is a state on any device, ``sizes`` the entries of each tensor of a vector. ``ticket`` is an example,
+    if calls bring a ticket; otherwise it is that of the present query. The next query is written if it has a dtype.
     """
     if getattr(rule, "blocks", None) is not None:
         raise UnsupportedError(f"{type(rule).__name__} looks at shapes")
-    query = map_tensors(_formal, rule).query(map_tensors(_formal, template))
+    meta_rule, meta_state = (map_tensors(lambda leaf: leaf.to("meta"), tree) for tree in (rule, template))
+    query = meta_rule.query(meta_state)
     if query.shape != (sum(sizes),):
         raise UnsupportedError(f"vectors of shape {tuple(query.shape)} in tensors of {sum(sizes)} entries")
     # Fresh examples: a tensor must not be two inputs, and query and ticket may be parts of the state.
-    known = [*tensors(rule), torch.zeros(1, dtype=torch.int64, device=device)]
-    known += [] if ticket is None else [torch.empty_like(ticket, device=device)]
+    first = [*tensors(rule), torch.zeros(1, dtype=torch.int64, device=device)]
+    first += [] if ticket is None else [torch.empty_like(ticket, device=device)]
     leaves = [leaf.dtype if leaf.shape == query.shape else torch.empty_like(leaf, device=device)
               for leaf in tensors(template)]  # fmt: skip
 
     def update(*inputs: Tensor) -> list[Tensor]:
-        rest = iter(inputs)
-        with_tensors = map_tensors(lambda _: next(rest), rule)
-        delay = next(rest)
-        carried = None if ticket is None else next(rest)
-        state = map_tensors(lambda _: next(rest), template)
-        carried = issue_ticket(with_tensors, state) if carried is None else carried
-        fresh = apply_update(with_tensors, state, next(rest).to(query.dtype), delay, carried)
-        return [*tensors(fresh), *([] if query_dtype is None else [with_tensors.query(fresh)])]
+        remaining = iter(inputs)
+        traced_rule, delay = map_tensors(lambda _: next(remaining), rule), next(remaining)
+        traced_ticket = None if ticket is None else next(remaining)
+        state = map_tensors(lambda _: next(remaining), template)
+        grad = next(remaining).to(query.dtype)
+        if traced_ticket is None:
+            traced_ticket = issue_ticket(traced_rule, state)
+        updated = apply_update(traced_rule, state, -grad if maximize else grad, delay, traced_ticket)
+        return [*tensors(updated), *([] if query_dtype is None else [traced_rule.query(updated)])]
 
-    inputs = [*known, *leaves, grad_dtype]
-    targets = [*range(len(known), len(known) + len(leaves)), *([] if query_dtype is None else [len(inputs)])]
+    inputs = [*first, *leaves, grad_dtype]
+    targets = [*range(len(first), len(first) + len(leaves)), *([] if query_dtype is None else [len(inputs)])]
     return Loops(update, inputs, targets, [] if query_dtype is None else [query_dtype], sizes, device)
 
 
 def loops_run(rule: AnyRule[Any], state: Any) -> Run:
-    """The update of a state whose vectors are in one piece each; the calls must come with that same state."""
+    """The update of a state that has one tensor for each of its parts; every call must bring that same state."""
     query = rule.query(state)
     if query.dim() != 1 or any(not leaf.is_contiguous() for leaf in tensors(state)):
         raise UnsupportedError("many runs at once, or a state with gaps in its memory")
@@ -205,39 +184,38 @@ def loops_run(rule: AnyRule[Any], state: Any) -> Run:
     query = query.to("meta")
     ticket_form = issue_ticket(rule, state).to("meta") if needs_ticket(rule) else None
     delay_buffer = torch.zeros(1, dtype=torch.int64, device=device)
-    known: dict[tuple[int, ...], list[int]] = {}
+    cached: dict[tuple[int, ...], list[int]] = {}
 
-    def made(writes_query: bool) -> Loops:
+    def build(writes_query: bool) -> Loops:
         query_dtype = query.dtype if writes_query else None
         return update_loops(rule, state, query.dtype, query.shape, device, ticket=ticket_form, query_dtype=query_dtype)
 
-    loops = {False: made(False)}  # raises here and now when there is no such form
+    built = {False: build(False)}  # raises here and now when there is no such form
 
     def run(_: Any, grad: Tensor, delay: Tensor, ticket: Tensor, query_out: Tensor | None) -> None:
-        changing = [] if ticket_form is None else [checked("ticket", ticket, ticket_form, device)]
-        changing.append(checked("grad", grad, query, device))
+        tickets = [] if ticket_form is None else [check_form("ticket", ticket, ticket_form, device)]
+        vectors = [check_form("grad", grad, query, device)]
         if query_out is not None:
-            changing.append(checked("query_out", query_out, query, device))
-            require("query_out", query_out.stride(), changing[-1] is query_out, "without gaps in its memory")
-        one = loops.get(query_out is not None)
-        if one is None:
-            one = loops[query_out is not None] = made(query_out is not None)
+            vectors.append(check_form("query_out", query_out, query, device))
+            require("query_out", query_out.stride(), vectors[-1] is query_out, "without gaps in its memory")
+        loops = built.get(query_out is not None)
+        if loops is None:
+            loops = built[query_out is not None] = build(query_out is not None)
         delay_buffer.copy_(delay)
-        key = tuple([value.data_ptr() for value in changing])
-        addresses = known.get(key)
-        if addresses is None:  # a worker's vectors stay where they are, so that this is rare
-            of_ticket = len(changing) - 1 - (query_out is not None)
-            values = [*rule_tensors, delay_buffer, *changing[:of_ticket], *leaves, *changing[of_ticket:]]
-            if len(known) >= _MOST_KNOWN:
-                known.clear()
-            addresses = known[key] = one.addresses_of([one.place(value) for value in values])
-        one.run(addresses)
+        key = tuple([value.data_ptr() for value in (*tickets, *vectors)])
+        table = cached.get(key)
+        if table is None:  # rare: the vectors of workers stay where they are
+            if len(cached) >= _MAX_CACHED:
+                cached.clear()
+            operands = [*rule_tensors, delay_buffer, *tickets, *leaves, *vectors]
+            table = cached[key] = loops.table([loops.address(value) for value in operands])
+        loops.run(table)
 
     return run
 
 
-def checked(name: str, value: Tensor, form: Tensor, device: torch.device) -> Tensor:
-    """The value without gaps; loops read memory as what it should be, so raise when it is something else."""
+def check_form(name: str, value: Tensor, form: Tensor, device: torch.device) -> Tensor:
+    """The value, contiguous; raises when it is not what the loops would read its memory as."""
     if value.shape != form.shape or value.dtype != form.dtype or value.device != device:
         got = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
         require(name, got, False, f"{form.dtype} of shape {tuple(form.shape)} on {device}")

@@ -1,11 +1,11 @@
-"""The rules that the library is measured against, each as its authors state it.
+"""The published rules that the library is measured against.
 
-Delayed SGD itself is :class:`lategrad.SGD`. A rule whose paper has no constraints takes a ``domain`` all the
-same, so that all can be compared on one problem; the projection is then ours and outside the rule's theory,
-and its docstring says so.
+Which source each one was checked against, what is its authors' and what is ours: the site's page "Sources of the
+baselines", and in short the paragraph "Source" of each docstring. Delayed SGD itself is :class:`lategrad.SGD`. A rule
+whose paper has no constraints takes a ``domain`` all the same, so that all can be compared on one problem; the
+projection is then ours and outside the rule's theory.
 """
 
-from lategrad.domains import take_texts
 from lategrad.rules.baselines.ada_delay import AdaDelay
 from lategrad.rules.baselines.adamw import AdamW
 from lategrad.rules.baselines.adaptive_revision import AdaptiveRevision
@@ -33,34 +33,7 @@ from lategrad.rules.baselines.staleness_aware import StalenessAware
 from lategrad.rules.baselines.unixgrad import UniXGrad
 from lategrad.rules.baselines.weight_prediction import WeightPrediction
 
-__all__ = [
-    "DCASGD",
-    "AdaDelay",
-    "AdamW",
-    "AdaptiveDCASGD",
-    "AdaptiveRevision",
-    "AsyncAdaGrad",
-    "ClippedSGD",
-    "DANASlim",
-    "DelayAdaptive",
-    "DelayedNesterov",
-    "FedAsync",
-    "FedBuff",
-    "GapAware",
-    "MomentumLookAhead",
-    "Muon",
-    "NAdam",
-    "PickySGD",
-    "PipeMare",
-    "Rennala",
-    "Ringmaster",
-    "RingmasterMuon",
-    "SGDMomentum",
-    "ScheduleFree",
-    "ScheduleFreeAdamW",
-    "StalenessAware",
-    "UniXGrad",
-    "WeightPrediction",
-]
-
-take_texts(vars())
+__all__ = ["DCASGD", "AdaDelay", "AdamW", "AdaptiveDCASGD", "AdaptiveRevision", "AsyncAdaGrad", "ClippedSGD",
+           "DANASlim", "DelayAdaptive", "DelayedNesterov", "FedAsync", "FedBuff", "GapAware", "MomentumLookAhead",
+           "Muon", "NAdam", "PickySGD", "PipeMare", "Rennala", "Ringmaster", "RingmasterMuon", "SGDMomentum",
+           "ScheduleFree", "ScheduleFreeAdamW", "StalenessAware", "UniXGrad", "WeightPrediction"]  # fmt: skip

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number, require_share
 
@@ -17,13 +17,10 @@ from lategrad.support.validation import Scalar, require_choice, require_number, 
 class AdamWState(NamedTuple):
     """State of :class:`AdamW`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
+    x: Tensor  # x_{t+1}, the iterate
     moments: Moments
-    mean: Tensor
-    """The average of :math:`x_1, \\dots, x_t`; without averaging it has no entries."""
-    t: Tensor
-    """Updates so far."""
+    mean: Tensor  # the average of x_1 .. x_t; without averaging it has no entries
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +33,11 @@ class AdamW:
         x_{t+1} = \Pi_K\Big((1 - \mathrm{lr}\,\lambda) x_t
             - \mathrm{lr}\, \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}\Big)
 
-    The projection is ours and outside its theory.
+    Source: equal to ``torch.optim.AdamW``, whose defaults these are. Ours: the projection and the averages.
 
     Args:
-        lr: the step.
-        domain: K.
+        lr: learning rate.
+        domain: K, the constraint set.
         beta1, beta2, eps, weight_decay: torch's 0.9, 0.999, 1e-8 and 0.01.
         average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T` with weights 1
             ("uniform") or t ("linear").
@@ -67,24 +64,18 @@ class AdamW:
     average: str = "none"
 
     def __post_init__(self) -> None:
-        require_number("lr", self.lr, low=0)
-        require_share("beta1", self.beta1)
-        require_share("beta2", self.beta2)
-        require_number("eps", self.eps, low=0, strict=True)
-        require_number("weight_decay", self.weight_decay, low=0)
+        resolve_domain(self)
+        require_adam(self)
         require_choice("average", self.average, AVERAGES)
 
     def init(self, x0: Tensor) -> AdamWState:
-        """Start at the projection of ``x0``."""
         x = first_query(self, x0)
         return AdamWState(x=x, moments=start_moments(x), mean=start_mean(x, self.average), t=per_run(x, 0))
 
     def query(self, state: AdamWState) -> Tensor:
-        """The iterate."""
         return state.x
 
     def update(self, state: AdamWState, grad: Tensor, delay: Delay) -> AdamWState:
-        """One projected step, and the decay of the weights."""
         t = state.t + 1
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
         direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
@@ -96,5 +87,13 @@ class AdamW:
         )
 
     def output(self, state: AdamWState) -> Tensor:
-        """The last iterate, or the average of the queries that have had their update."""
         return state.x if self.average == "none" else state.mean
+
+
+def require_adam(rule: Any) -> None:
+    """Raise a ValueError for a hyper-parameter of Adam that is out of its range."""
+    require_number("lr", rule.lr, low=0)
+    require_share("beta1", rule.beta1)
+    require_share("beta2", rule.beta2)
+    require_number("eps", rule.eps, low=0, strict=True)
+    require_number("weight_decay", rule.weight_decay, low=0)

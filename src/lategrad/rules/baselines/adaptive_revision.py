@@ -1,4 +1,4 @@
-"""AdaptiveRevision (McMahan & Streeter 2014): AdaGrad that takes back the steps it made without knowing better."""
+"""AdaptiveRevision (McMahan & Streeter 2014): AdaGrad that revises its past steps once late gradients are known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import AVERAGES, Delay, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number
 
@@ -17,26 +17,20 @@ from lategrad.support.validation import Scalar, require_choice, require_number
 class AdaptiveRevisionState(NamedTuple):
     """State of :class:`AdaptiveRevision`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-    grad_sum: Tensor
-    """:math:`\\bar g`, the sum of all gradients received, float64."""
-    z: Tensor
-    """For every coordinate 1 plus the squares of the gradients and their products with those they missed, float64."""
-    z_max: Tensor
-    """:math:`z'`, the largest z so far, float64."""
-    mean: Tensor
-    """The average of :math:`x_1, \\dots, x_t`; without averaging it has no entries."""
-    t: Tensor
-    """Updates so far."""
+    x: Tensor  # x_{t+1}, the iterate
+    grad_sum: Tensor  # the paper's g-bar, the sum of all gradients received, float64
+    z: Tensor  # 1 + squares of gradients and twice their products with those they missed, float64
+    z_max: Tensor  # z', the largest z so far, float64
+    mean: Tensor  # the average of x_1 .. x_t; without averaging it has no entries
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveRevision:
-    r"""AdaptiveRevision: per coordinate AdaGrad with late gradients, whose past steps are revised.
+    r"""AdaptiveRevision: AdaGrad per coordinate that revises its past steps when a late gradient arrives.
 
-    A query carries the gradient sum :math:`\bar g_{\mathrm{old}}` of the moment it was handed out; what has
-    arrived since is :math:`b = \bar g - \bar g_{\mathrm{old}}`. For every coordinate, with
+    A query carries the gradient sum :math:`\bar g_{\mathrm{old}}` at the time it was handed out; what has arrived
+    since is :math:`b = \bar g - \bar g_{\mathrm{old}}`. For every coordinate, with
     :math:`\eta = \mathrm{lr}/\sqrt{z'}`, :math:`z = z' = 1` at the start:
 
     .. math::
@@ -45,15 +39,15 @@ class AdaptiveRevision:
         x \leftarrow \Pi_K(x - \eta_{\mathrm{new}} g + (\eta_{\mathrm{old}} - \eta_{\mathrm{new}}) b), \quad
         \bar g \leftarrow \bar g + g
 
-    The revision in the third step takes back a part of the steps that were made, too long, while g was on its
-    way. lr is tuned. Reported by its authors to beat AdaGrad
-    at delays of 1000 and more. It has a regret bound, so that the average of the queries is the output in
-    theory; the authors run the last iterate. The algorithm is written from memory of the paper. The
-    projection is ours and outside its theory.
+    The revision in the third step takes back a part of the steps that were made, too long, while g was on its way.
+
+    Source: checked against the implementation of M. Li (dmlc/wormhole, ``DTAdaGradHandle2``), which equals this one
+    for its default ``beta`` = 1; the paper itself was read in its abstract. Ours: the projection, and the average of
+    the queries, which the regret bound speaks of, as the default output.
 
     Args:
-        lr: the paper's :math:`\alpha`.
-        domain: K.
+        lr: learning rate, the paper's :math:`\alpha`; to be tuned.
+        domain: K, the constraint set.
         average: the output is the average of :math:`x_1, \dots, x_T` with weights 1 ("uniform") or t
             ("linear"), or the last iterate ("none").
 
@@ -67,8 +61,8 @@ class AdaptiveRevision:
     >>> rule.output(rule.update(state, torch.tensor([1.0]), torch.tensor(1), ticket))  # z' = 5: -2/sqrt(5)
     tensor([-0.8944])
 
-    Must know: the gradient sum of the moment at which the query was handed out, its ticket; nothing of the
-    smoothness, and no bound on the delays.
+    Must know: the gradient sum at the time the query was handed out, its ticket; nothing of the smoothness, and no
+    bound on the delays.
 
     Guarantee: in its paper, a bound on the regret for every coordinate and any delays, without a projection.
 
@@ -81,11 +75,11 @@ class AdaptiveRevision:
     average: str = "uniform"
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_choice("average", self.average, AVERAGES)
 
     def init(self, x0: Tensor) -> AdaptiveRevisionState:
-        """Start at the projection of ``x0``, with z = z' = 1 and no gradient received."""
         x = first_query(self, x0)
         ones = torch.ones_like(x, dtype=torch.float64)
         mean = start_mean(x, self.average)
@@ -94,15 +88,12 @@ class AdaptiveRevision:
         )
 
     def query(self, state: AdaptiveRevisionState) -> Tensor:
-        """The iterate."""
         return state.x
 
     def ticket(self, state: AdaptiveRevisionState) -> Tensor:
-        """The sum of the gradients received before the query was handed out, float64."""
         return state.grad_sum
 
     def update(self, state: AdaptiveRevisionState, grad: Tensor, delay: Delay, ticket: Tensor) -> AdaptiveRevisionState:
-        """One projected step, and the revision of the steps that were made since the query."""
         t = state.t + 1
         missed = state.grad_sum - ticket
         g = grad.double()
@@ -121,5 +112,4 @@ class AdaptiveRevision:
         )
 
     def output(self, state: AdaptiveRevisionState) -> Tensor:
-        """The average of the queries that have had their update, or the last iterate."""
         return state.x if self.average == "none" else state.mean

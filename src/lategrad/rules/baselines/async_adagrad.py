@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import AVERAGES, Delay, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number
 
@@ -17,14 +17,10 @@ from lategrad.support.validation import Scalar, require_choice, require_number
 class AsyncAdaGradState(NamedTuple):
     """State of :class:`AsyncAdaGrad`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-    z: Tensor
-    """For every coordinate 1 plus the sum of the squared gradients, float64."""
-    mean: Tensor
-    """The average of :math:`x_1, \\dots, x_t`; without averaging it has no entries."""
-    t: Tensor
-    """Updates so far."""
+    x: Tensor  # x_{t+1}, the iterate
+    z: Tensor  # for every coordinate 1 plus the sum of the squared gradients, float64
+    mean: Tensor  # the average of x_1 .. x_t; without averaging it has no entries
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +29,17 @@ class AsyncAdaGrad:
 
     .. math:: z \leftarrow z + g^2, \qquad x \leftarrow \Pi_K(x - \mathrm{lr}\, g / \sqrt{z})
 
-    The descent form that McMahan and Streeter compare with (Duchi et al. average in the dual):
-    :class:`AdaptiveRevision` with :math:`b = 0`, without the revision and without the products of gradients that
-    missed each other, which are all that delays change there. lr is tuned. The start z = 1 is that of
-    AdaptiveRevision. The projection is coordinate by coordinate in theory (WholeSpace, Box and their products);
-    others are outside it.
+    The descent form (Duchi et al. average in the dual): :class:`AdaptiveRevision` without the revision and without the
+    products of gradients that missed each other, which are all that delays change there.
+
+    Source: checked against M. Li's implementation (dmlc/wormhole, ``AdaGradHandle``), which divides by
+    :math:`1 + \sqrt{\sum g^2}` where this divides by :math:`\sqrt{1 + \sum g^2}`, as :class:`AdaptiveRevision` does;
+    neither paper was found in full. Ours: that start, and the averages. The projection is coordinate by coordinate in
+    theory (WholeSpace, Box and their products); others are outside it.
 
     Args:
-        lr: the step of a coordinate whose gradients are small.
-        domain: K.
+        lr: learning rate of a coordinate whose gradients are small; to be tuned.
+        domain: K, the constraint set.
         average: the output is the average of :math:`x_1, \dots, x_T` with weights 1 ("uniform") or t
             ("linear"), or the last iterate ("none").
 
@@ -65,31 +63,23 @@ class AsyncAdaGrad:
     average: str = "uniform"
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_choice("average", self.average, AVERAGES)
 
     def init(self, x0: Tensor) -> AsyncAdaGradState:
-        """Start at the projection of ``x0``, with z = 1."""
         x = first_query(self, x0)
         z = torch.ones_like(x, dtype=torch.float64)
         return AsyncAdaGradState(x=x, z=z, mean=start_mean(x, self.average), t=per_run(x, 0))
 
     def query(self, state: AsyncAdaGradState) -> Tensor:
-        """The iterate."""
         return state.x
 
     def update(self, state: AsyncAdaGradState, grad: Tensor, delay: Delay) -> AsyncAdaGradState:
-        """One projected AdaGrad step."""
         t = state.t + 1
         z = state.z + grad.double() ** 2
-        move = self.lr * grad / z.sqrt()
-        return AsyncAdaGradState(
-            x=self.domain.project(state.x - move.to(state.x.dtype)),
-            z=z,
-            mean=next_mean(state.mean, state.x, t, self.average),
-            t=t,
-        )
+        x = self.domain.project(state.x - (self.lr * grad / z.sqrt()).to(state.x.dtype))
+        return AsyncAdaGradState(x=x, z=z, mean=next_mean(state.mean, state.x, t, self.average), t=t)
 
     def output(self, state: AsyncAdaGradState) -> Tensor:
-        """The average of the queries that have had their update, or the last iterate."""
         return state.x if self.average == "none" else state.mean

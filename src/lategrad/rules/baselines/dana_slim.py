@@ -8,22 +8,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require_number, require_share
 
 
 class DANASlimState(NamedTuple):
     """State of :class:`DANASlim`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-    velocity: Tensor
-    """:math:`v_i` of the worker i whose gradient came last."""
+    x: Tensor  # x_{t+1}, the iterate
+    velocity: Tensor  # v_i of the worker i whose gradient came last
 
 
 @dataclass(frozen=True, eq=False)
-class DANASlim:
+class DANASlim(LastIterate):
     r"""DANA-Slim: Nesterov momentum at the workers, plain SGD at the server.
 
     .. math:: v_i \leftarrow \gamma v_i + g, \qquad x_{t+1} = \Pi_K\big(x_t - \mathrm{lr}\,(\gamma v_i + g)\big)
@@ -31,13 +30,15 @@ class DANASlim:
     with i the worker that sends g. A worker that has handed in its gradient is given the next query: its momentum
     travels with the query, as the ticket. At a constant delay :math:`\tau` that is exactly :math:`\tau + 1` workers
     in turn, each from rest; without delay it is SGD with Nesterov momentum. Where delays are random, a query that
-    several gradients are computed at lends its momentum to all of them. The projection is ours and outside its
-    theory.
+    several gradients are computed at lends its momentum to all of them.
+
+    Source: not checked: neither the paper's algorithm nor its authors' code was found, only notes of a reader with the
+    same two formulas. Ours: the momentum in the ticket, and the projection.
 
     Args:
-        lr: the step.
-        domain: K.
-        momentum: :math:`\gamma`, the authors' 0.9.
+        lr: learning rate.
+        domain: K, the constraint set.
+        momentum: :math:`\gamma`, 0.9.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.DANASlim(lr=1.0)
@@ -60,28 +61,19 @@ class DANASlim:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_share("momentum", self.momentum)
 
     def init(self, x0: Tensor) -> DANASlimState:
-        """Start at the projection of ``x0``, at rest."""
         x = first_query(self, x0)
         return DANASlimState(x=x, velocity=torch.zeros_like(x))
-
-    def query(self, state: DANASlimState) -> Tensor:
-        """The iterate."""
-        return state.x
 
     def ticket(self, state: DANASlimState) -> Tensor:
         """The momentum of the worker that gets the query."""
         return state.velocity
 
     def update(self, state: DANASlimState, grad: Tensor, delay: Delay, ticket: Tensor) -> DANASlimState:
-        """One projected step of what the worker sends."""
         velocity = self.momentum * ticket + grad
-        sent = self.momentum * velocity + grad
-        return DANASlimState(x=self.domain.project(state.x - as_dtype(self.lr, grad) * sent), velocity=velocity)
-
-    def output(self, state: DANASlimState) -> Tensor:
-        """The last iterate."""
-        return state.x
+        move = as_dtype(self.lr, grad) * (self.momentum * velocity + grad)
+        return DANASlimState(x=self.domain.project(state.x - move), velocity=velocity)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.rule import Delay, as_number, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -17,28 +18,26 @@ from lategrad.support.validation import Scalar, require_number
 class DelayAdaptiveState(NamedTuple):
     """State of :class:`DelayAdaptive`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-    delay_sum: Tensor
-    """The sum of the delays of all gradients received."""
-    t: Tensor
-    """Updates so far."""
+    x: Tensor  # x_{t+1}, the iterate
+    delay_sum: Tensor  # the sum of the delays of all gradients received
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
-class DelayAdaptive:
-    r"""Delay-adaptive asynchronous SGD: shorter steps for gradients later than there are workers.
+class DelayAdaptive(LastIterate):
+    r"""Delay-adaptive asynchronous SGD: a smaller learning rate for delays beyond the number of workers.
 
     .. math:: x_{t+1} = \Pi_K\Big(x_t - \mathrm{lr}\, \frac{M}{\max(M, \tau_t)}\, g\Big)
 
-    With M workers that are never idle the delays average to M - 1, so that most steps have full length and
-    only stragglers are cut. In theory lr is of order 1/(LM), here
-    it is tuned. Without M it is taken to be one more than the mean delay so far, which is ours. The
-    projection is ours and outside its theory.
+    With M workers that are never idle the delays average to M - 1, so that most gradients have the full learning rate
+    and only those of stragglers a smaller one. In theory lr is of order 1/(LM).
+
+    Source: checked against the authors' notebook (konstmish/asynchronous_sgd). Ours: the estimate of M, one more than
+    the mean delay so far, where it is not given, and the projection.
 
     Args:
-        lr: the full step.
-        domain: K.
+        lr: the full learning rate; to be tuned.
+        domain: K, the constraint set.
         workers: M >= 1; by default estimated from the delays.
 
     >>> import torch, lategrad as lg
@@ -64,27 +63,18 @@ class DelayAdaptive:
     workers: Scalar | None = None
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         if self.workers is not None:
             require_number("workers", self.workers, low=1)
 
     def init(self, x0: Tensor) -> DelayAdaptiveState:
-        """Start at the projection of ``x0``."""
         x = first_query(self, x0)
         return DelayAdaptiveState(x=x, delay_sum=per_run(x, 0), t=per_run(x, 0))
 
-    def query(self, state: DelayAdaptiveState) -> Tensor:
-        """The iterate."""
-        return state.x
-
     def update(self, state: DelayAdaptiveState, grad: Tensor, delay: Delay) -> DelayAdaptiveState:
-        """One projected step, shorter for stragglers."""
         t = state.t + 1
         delay_sum = state.delay_sum + delay
         M = 1 + delay_sum / t if self.workers is None else self.workers * torch.ones_like(t)
-        step = self.lr * M / torch.maximum(M, as_number(delay))
-        return DelayAdaptiveState(x=self.domain.project(state.x - step.to(grad.dtype) * grad), delay_sum=delay_sum, t=t)
-
-    def output(self, state: DelayAdaptiveState) -> Tensor:
-        """The last iterate."""
-        return state.x
+        lr = self.lr * M / torch.maximum(M, as_number(delay))
+        return DelayAdaptiveState(x=self.domain.project(state.x - lr.to(grad.dtype) * grad), delay_sum=delay_sum, t=t)

@@ -1,4 +1,4 @@
-"""Delayed Nesterov (Liu et al. 2024): the outer momentum moves once in N arrivals, with all that came in between."""
+"""Delayed Nesterov (Liu et al. 2024): the outer momentum is updated once in N arrivals, with their mean."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require, require_number, require_share
 
@@ -17,19 +18,15 @@ from lategrad.support.validation import Scalar, require, require_number, require
 class DelayedNesterovState(NamedTuple):
     """State of :class:`DelayedNesterov`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-    velocity: Tensor
-    """m, the momentum, as it was when the buffer was last full."""
-    buffer: Tensor
-    """:math:`\\Delta`, the sum of what has come since then."""
-    collected: Tensor
-    """How many they are."""
+    x: Tensor  # x_{t+1}, the iterate
+    velocity: Tensor  # m, the momentum, as it was when the buffer was last full
+    buffer: Tensor  # Delta, the sum of the gradients since then
+    arrivals: Tensor  # the number of gradients in the buffer
 
 
 @dataclass(frozen=True, eq=False)
-class DelayedNesterov:
-    r"""Delayed Nesterov: every arrival is a step of its own length, and every N-th one also moves the momentum.
+class DelayedNesterov(LastIterate):
+    r"""Delayed Nesterov: every arrival is applied at once, and every N-th one also updates the momentum.
 
     .. math::
 
@@ -39,15 +36,18 @@ class DelayedNesterov:
 
     with :math:`s_t = 1 - cN + c` every N-th time and c otherwise, so that in N arrivals the momentum is applied once
     in all: at once (c = 0), or in equal parts (c = 1/N). N arrivals make one step of Nesterov momentum with their
-    mean. Made for the pseudo-gradients of workers that take local steps. The projection is ours and outside its
-    theory.
+    mean. Made for the pseudo-gradients of workers that take local steps.
+
+    Source: checked against the implementation in HALoS (utnslab/halos, ``opt.py``), which cites the paper and has its
+    default c = 0; the authors' own repository (google-deepmind/asyncdiloco) leaves the rule out. Ours: the defaults of
+    lr (DiLoCo's) and N (that of :func:`lategrad.train`), and the projection.
 
     Args:
-        lr: the step; DiLoCo's 0.7 where gradients are pseudo-gradients.
-        domain: K.
+        lr: learning rate; DiLoCo's 0.7 where gradients are pseudo-gradients.
+        domain: K, the constraint set.
         momentum: :math:`\gamma`, the authors' 0.9.
-        period: N >= 1; the authors take the number of workers, the default is that of :func:`lategrad.train`.
-        activation: c in [0, 1/N]; the authors' default 0.
+        period: N >= 1; the authors take the number of workers.
+        activation: c in [0, 1/N].
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.DelayedNesterov(lr=1.0, period=2)
@@ -74,6 +74,7 @@ class DelayedNesterov:
     activation: Scalar = 0.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_share("momentum", self.momentum)
         require_number("period", self.period, low=1)
@@ -82,30 +83,20 @@ class DelayedNesterov:
         require("activation", self.activation, self.activation * self.period <= 1, "at most 1/period")
 
     def init(self, x0: Tensor) -> DelayedNesterovState:
-        """Start at the projection of ``x0``, at rest."""
         x = first_query(self, x0)
-        rest = torch.zeros_like(x)
-        return DelayedNesterovState(x=x, velocity=rest, buffer=rest.clone(), collected=per_run(x, 0))
-
-    def query(self, state: DelayedNesterovState) -> Tensor:
-        """The iterate."""
-        return state.x
+        zero = torch.zeros_like(x)
+        return DelayedNesterovState(x=x, velocity=zero, buffer=zero.clone(), arrivals=per_run(x, 0))
 
     def update(self, state: DelayedNesterovState, grad: Tensor, delay: Delay) -> DelayedNesterovState:
-        """One projected step of an N-th of the gradient, with the momentum when its time has come."""
         lr, period, share = (as_dtype(value, grad) for value in (self.lr, self.period, self.activation))
-        collected = state.collected + 1
-        full = collected >= self.period
+        arrivals = state.arrivals + 1
+        full = arrivals >= self.period
         buffer = state.buffer + grad
         velocity = torch.where(full, self.momentum * state.velocity + buffer / period, state.velocity)
-        applied = torch.where(full, (1 - share * period + share) * velocity, share * velocity)
+        momentum = self.momentum * torch.where(full, (1 - share * period + share) * velocity, share * velocity)
         return DelayedNesterovState(
-            x=self.domain.project(state.x - lr * (self.momentum * applied + grad / period)),
+            x=self.domain.project(state.x - lr * (momentum + grad / period)),
             velocity=velocity,
             buffer=torch.where(full, 0.0, buffer),
-            collected=torch.where(full, 0.0, collected),
+            arrivals=torch.where(full, 0.0, arrivals),
         )
-
-    def output(self, state: DelayedNesterovState) -> Tensor:
-        """The last iterate."""
-        return state.x

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.rules._common import root_mean_square
+from lategrad.rules.baselines.iterate import LastIterate
+from lategrad.rules.rule import Delay, as_dtype, first_query
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
 
@@ -17,46 +19,48 @@ from lategrad.support.validation import Scalar, require_number, require_share
 class GapAwareState(NamedTuple):
     """State of :class:`GapAware`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-    velocity: Tensor
-    """:math:`v_t`, the decaying sum of the shrunk gradients."""
-    mean_move: Tensor
-    """C, the mean of :math:`|x_{i+1} - x_i|` so far, for every coordinate."""
-    t: Tensor
-    """Updates so far."""
+    x: Tensor  # x_{t+1}, the iterate
+    velocity: Tensor  # v_t, the decaying sum of the shrunk gradients
+    mean_square: Tensor  # s_t, the moving average of v_{t-1}^2 for every coordinate
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
-class GapAware:
+class GapAware(LastIterate):
     r"""Gap-Aware SGD with momentum, coordinate by coordinate.
 
     .. math::
 
-        G_t = 1 + |x_t - x_{t-\tau_t}| / C_t, \qquad v_t = \gamma v_{t-1} + g / G_t, \qquad
+        s_t &= \Gamma s_{t-1} + (1 - \Gamma) v_{t-1}^2, \qquad
+        C_t = \mathrm{lr}\,\Big(\sqrt{s_t / (1 - \Gamma^t)} + \epsilon\Big), \\
+        v_t &= \gamma v_{t-1} + \frac{g}{1 + |x_t - x_{t-\tau_t}| / C_t}, \qquad
         x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, v_t)
 
-    :math:`C_t` is the mean size of an update so far: a gap of n average updates divides the gradient by n + 1, while
-    weights that stayed where they were take it as it is. A query carries itself. Written from
-    memory of the paper; that C is the plain mean over all updates is ours. The projection is ours and outside its
-    theory.
+    :math:`C_t` is the usual size of an update: a gap of n such updates divides the gradient by n + 1, while weights
+    that stayed where they were take it as it is. A query carries itself.
+
+    Source: checked against the code of the authors' group (saareliad/FTPipe, ``sgd_gap_aware.py``), whose
+    :math:`\Gamma` and :math:`\epsilon` these are; where learning rates change it takes the largest so far in
+    :math:`C_t`. The paper itself was read in its abstract. Ours: the projection.
 
     Args:
-        lr: the step.
-        domain: K.
-        momentum: :math:`\gamma`, the authors' 0.9.
+        lr: learning rate.
+        domain: K, the constraint set.
+        momentum: :math:`\gamma`, 0.9.
+        decay: :math:`\Gamma`, 0.999.
+        eps: :math:`\epsilon`, 1e-8.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.GapAware(lr=1.0, momentum=0.0)
     >>> state = rule.init(torch.zeros(1))
     >>> ticket = rule.ticket(state)  # two workers read x_1
     >>> state = rule.update(state, torch.tensor([1.0]), torch.tensor(0), ticket)
-    >>> rule.output(rule.update(state, torch.tensor([1.0]), torch.tensor(1), ticket))  # one update away: half of it
-    tensor([-1.5000])
+    >>> rule.output(rule.update(state, torch.tensor([1.0]), torch.tensor(1), ticket))  # C = 0.71 of v_0 = 0 and v_1 = 1
+    tensor([-1.4143])
 
     Must know: the query that the gradient was taken at, its ticket; not the delay.
 
-    Guarantee: none that we know of for this form.
+    Guarantee: in its paper a rate for smooth objectives, which we have not seen; none for the projection.
 
     Reference: S. Barkai, I. Hakimi and A. Schuster, Gap aware mitigation of gradient staleness, 2020.
     """
@@ -64,34 +68,30 @@ class GapAware:
     lr: Scalar
     domain: ConvexSet = WholeSpace()
     momentum: float = 0.9
+    decay: float = 0.999
+    eps: float = 1e-8
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_share("momentum", self.momentum)
+        require_share("decay", self.decay)
+        require_number("eps", self.eps, low=0, strict=True)
 
     def init(self, x0: Tensor) -> GapAwareState:
-        """Start at the projection of ``x0``, at rest."""
         x = first_query(self, x0)
-        return GapAwareState(x=x, velocity=torch.zeros_like(x), mean_move=torch.zeros_like(x), t=per_run(x, 0))
-
-    def query(self, state: GapAwareState) -> Tensor:
-        """The iterate."""
-        return state.x
+        return GapAwareState(x=x, velocity=torch.zeros_like(x), mean_square=torch.zeros_like(x), t=per_run(x, 0))
 
     def ticket(self, state: GapAwareState) -> Tensor:
-        """The query itself."""
         return state.x
 
     def update(self, state: GapAwareState, grad: Tensor, delay: Delay, ticket: Tensor) -> GapAwareState:
-        """One projected step along the velocity."""
         t = state.t + 1
-        unit = state.mean_move.clamp_min(torch.finfo(grad.dtype).tiny)  # what never moved has no gap
-        gap = 1 + (state.x - ticket).abs() / unit
-        velocity = self.momentum * state.velocity + grad / gap
-        x = self.domain.project(state.x - as_dtype(self.lr, grad) * velocity)
-        moved = average_in(state.mean_move, (x - state.x).abs(), 1 / t)
-        return GapAwareState(x=x, velocity=velocity, mean_move=moved, t=t)
-
-    def output(self, state: GapAwareState) -> Tensor:
-        """The last iterate."""
-        return state.x
+        lr = as_dtype(self.lr, grad)
+        mean_square = self.decay * state.mean_square + (1 - self.decay) * state.velocity * state.velocity
+        usual = lr * root_mean_square(mean_square, t, self.decay, self.eps)
+        gap = (state.x - ticket).abs() / usual.clamp_min(torch.finfo(grad.dtype).tiny)  # lr = 0: 0/tiny
+        velocity = self.momentum * state.velocity + grad / (1 + gap)
+        return GapAwareState(
+            x=self.domain.project(state.x - lr * velocity), velocity=velocity, mean_square=mean_square, t=t
+        )

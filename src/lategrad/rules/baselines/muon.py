@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024): steps along the orthogonal factor of the momentum of every matrix."""
+"""Muon (Jordan et al. 2024): updates along the orthogonal factor of the momentum of every matrix."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules._orthogonalize import matrix_steps
+from lategrad.rules.baselines.adamw import require_adam
 from lategrad.rules.blocks import Blocks
-from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number, require_share
 
@@ -20,21 +21,16 @@ from lategrad.support.validation import Scalar, require_choice, require_number, 
 class MuonState(NamedTuple):
     """State of :class:`Muon`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-    momentum: Tensor
-    """M, the moving average of the gradients that matrices use."""
-    moments: Moments
-    """Adam's, for all that is not a matrix."""
-    mean: Tensor
-    """The average of :math:`x_1, \\dots, x_t`; without averaging it has no entries."""
-    t: Tensor
-    """Updates so far."""
+    x: Tensor  # x_{t+1}, the iterate
+    momentum: Tensor  # M, the moving average of the gradients that matrices use
+    moments: Moments  # Adam's, for all that is not a matrix
+    mean: Tensor  # the average of x_1 .. x_t; without averaging it has no entries
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
 class Muon:
-    r"""Muon on the matrices, AdamW on the rest, with one step for both.
+    r"""Muon on the matrices, AdamW on the rest, with one learning rate for both.
 
     For a matrix of r rows and c columns, as ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`` does it:
 
@@ -43,14 +39,17 @@ class Muon:
         M \leftarrow \mu M + (1 - \mu) G, \qquad N = \mu M + (1 - \mu) G, \qquad
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \cdot 0.2 \sqrt{\max(r, c)}\; \mathrm{orth}(N)
 
-    where orth makes all singular values about 1 (``rules/_orthogonalize.py``; torch does it in bfloat16, we in the
-    dtype of x). The factor gives the step the size that AdamW's has. Convolutions are matrices with a row for every
-    channel that they give. Everything else takes the step of :class:`AdamW` with its constants. Without blocks the
-    vector is one piece without matrices, and the rule is AdamW. The projection is ours and outside its theory.
+    where orth makes all singular values about 1 (``rules/_orthogonalize.py``). The factor gives the update the size
+    that AdamW's has. Convolutions are matrices with a row for every output channel. Everything else takes the update of
+    :class:`AdamW`. Without blocks the vector is one piece without matrices, and the rule is AdamW.
+
+    Source: equal to ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`` and ``torch.optim.AdamW``, whose defaults
+    these are, but for the precision of orth (torch's is bfloat16, ours the dtype of x). Muon's author scales by
+    :math:`\sqrt{\max(1, r/c)}` instead. Ours: the projection and the averages.
 
     Args:
-        lr: the step.
-        domain: K.
+        lr: learning rate.
+        domain: K, the constraint set.
         momentum, weight_decay: of the matrices, torch's 0.95 and 0.1.
         beta1, beta2, eps, other_decay: of the rest, AdamW's 0.9, 0.999, 1e-8 and 0.01.
         average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T` with weights 1
@@ -83,32 +82,27 @@ class Muon:
     blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
-        require_number("lr", self.lr, low=0)
-        for name in ("momentum", "beta1", "beta2"):
-            require_share(name, getattr(self, name))
-        require_number("eps", self.eps, low=0, strict=True)
-        require_number("weight_decay", self.weight_decay, low=0)
+        resolve_domain(self)
+        require_adam(self)
+        require_share("momentum", self.momentum)
         require_number("other_decay", self.other_decay, low=0)
         require_choice("average", self.average, AVERAGES)
 
     def init(self, x0: Tensor) -> MuonState:
-        """Start at the projection of ``x0``."""
         x = first_query(self, x0)
         mean = start_mean(x, self.average)
         return MuonState(x=x, momentum=torch.zeros_like(x), moments=start_moments(x), mean=mean, t=per_run(x, 0))
 
     def query(self, state: MuonState) -> Tensor:
-        """The iterate."""
         return state.x
 
     def update(self, state: MuonState, grad: Tensor, delay: Delay) -> MuonState:
-        """One projected step, and the decay of the weights."""
         t = state.t + 1
         momentum = self.momentum * state.momentum + (1 - self.momentum) * grad
         nesterov = self.momentum * momentum + (1 - self.momentum) * grad
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
         adam = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.other_decay * state.x
-        direction = in_matrices(self.blocks, nesterov, self.weight_decay * state.x, adam)
+        direction = _in_matrices(self.blocks, nesterov, self.weight_decay * state.x, adam)
         return MuonState(
             x=self.domain.project(state.x - as_dtype(self.lr, grad) * direction),
             momentum=momentum,
@@ -118,12 +112,11 @@ class Muon:
         )
 
     def output(self, state: MuonState) -> Tensor:
-        """The last iterate, or the average of the queries that have had their update."""
         return state.x if self.average == "none" else state.mean
 
 
-def in_matrices(blocks: Blocks | None, momentum: Tensor, decay: Tensor, elsewhere: Tensor) -> Tensor:
-    """The step along the momentum plus ``decay`` on every matrix, and ``elsewhere`` on all other blocks."""
+def _in_matrices(blocks: Blocks | None, momentum: Tensor, decay: Tensor, elsewhere: Tensor) -> Tensor:
+    """The direction along the momentum plus ``decay`` on every matrix, and ``elsewhere`` on all other blocks."""
     if blocks is None:
         return elsewhere
     steps, decays, others = matrix_steps(blocks, blocks.split(momentum)), blocks.split(decay), blocks.split(elsewhere)

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lategrad.rules.baselines.iterate import IterateState, LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, norm
+from lategrad.sets import ConvexSet, WholeSpace, norm, resolve_domain
 from lategrad.support.validation import Scalar, require_number
 
 
-class PickyState(NamedTuple):
-    """State of :class:`PickySGD`."""
-
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-
-
 @dataclass(frozen=True, eq=False)
-class PickySGD:
-    r"""Picky SGD: a step if the query of the gradient is near the iterate, else nothing.
+class PickySGD(LastIterate):
+    r"""Picky SGD: an update if the query of the gradient is near the iterate, else nothing.
 
     .. math::
 
         x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g) \text{ if } \|x_t - x_{t-\tau_t}\| \le \epsilon / (2\beta),
         \text{ else } x_t
 
-    A query carries itself. Its theory speaks of one of the iterates;
-    the output here is the last one. Written from memory of the paper; the default distance is ours. The
-    projection is ours and outside its theory.
+    A query carries itself. Its theory speaks of one of the iterates; the output here is the last one.
+
+    Source: not checked: only the abstract and a summary of the paper were found. They confirm that a gradient is used
+    if its query is near the iterate, but not the bound :math:`\epsilon / (2\beta)`, which is from memory. Ours: the
+    default distance, the last iterate as the output, and the projection.
 
     Args:
-        lr: the step.
-        domain: K.
+        lr: learning rate.
+        domain: K, the constraint set.
         distance: :math:`\epsilon / (2\beta)`, how far away a gradient may have been taken.
 
     >>> import torch, lategrad as lg
@@ -62,27 +57,17 @@ class PickySGD:
     distance: Scalar = 1.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("distance", self.distance, low=0)
 
-    def init(self, x0: Tensor) -> PickyState:
-        """Start at the projection of ``x0``."""
-        return PickyState(x=first_query(self, x0))
+    def init(self, x0: Tensor) -> IterateState:
+        return IterateState(x=first_query(self, x0))
 
-    def query(self, state: PickyState) -> Tensor:
-        """The iterate."""
+    def ticket(self, state: IterateState) -> Tensor:
         return state.x
 
-    def ticket(self, state: PickyState) -> Tensor:
-        """The query itself."""
-        return state.x
-
-    def update(self, state: PickyState, grad: Tensor, delay: Delay, ticket: Tensor) -> PickyState:
-        """One projected step, or none."""
+    def update(self, state: IterateState, grad: Tensor, delay: Delay, ticket: Tensor) -> IterateState:
         near = norm(state.x - ticket) <= self.distance
-        stepped = self.domain.project(state.x - as_dtype(self.lr, grad) * grad)
-        return PickyState(x=torch.where(near, stepped, state.x))
-
-    def output(self, state: PickyState) -> Tensor:
-        """The last iterate."""
-        return state.x
+        x = self.domain.project(state.x - as_dtype(self.lr, grad) * grad)
+        return IterateState(x=torch.where(near, x, state.x))

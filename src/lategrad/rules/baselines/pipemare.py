@@ -1,4 +1,4 @@
-"""PipeMare's step schedule (Yang et al. 2021): steps divided by the delay at first, whole at last."""
+"""PipeMare's learning rates (Yang et al. 2021): divided by the delay at first, whole at last."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules.baselines.adamw import require_adam
+from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, as_number, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number, require_share
+from lategrad.support.validation import Scalar, require_number
 
 
 class PipeMareState(NamedTuple):
     """State of :class:`PipeMare`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
+    x: Tensor  # x_{t+1}, the iterate
     moments: Moments
-    t: Tensor
-    """Updates so far."""
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
-class PipeMare:
-    r"""AdamW with PipeMare's first technique, the rescheduled step.
+class PipeMare(LastIterate):
+    r"""AdamW with PipeMare's first technique, the rescheduled learning rate.
 
     .. math:: \mathrm{lr}_t = \frac{\mathrm{lr}}{\max(1, \tau_t)^{p_t}}, \qquad p_t = 1 - \min(t / K, 1)
 
-    The authors take K from the schedule that they train with: a quarter of its first phase, or five times its
-    warm-up. Here there is no schedule, and K = 5000 is a quarter of a run of 20,000 updates. Their second technique,
-    which corrects the weights of the backward pass of a pipeline, has nothing to correct here: forward and backward
-    use the same weights. The projection is ours and outside its theory.
+    PipeMare's second technique, which corrects the weights of the backward pass of a pipeline, has nothing to correct
+    here: forward and backward use the same weights.
+
+    Source: checked second hand, against the baseline of PluralisResearch/AsyncPP (``--lr_correction``), which has the
+    formula above and anneals over 7 epochs; the paper, as we remember it, over a quarter of the first phase of its
+    schedule, or five times its warm-up. Ours: K = 5000, a quarter of a run of 20,000 updates, and the projection.
 
     Args:
-        lr: the step.
-        domain: K.
+        lr: learning rate.
+        domain: K, the constraint set.
         annealing: K, in updates.
         beta1, beta2, eps, weight_decay: as in :class:`AdamW`.
 
@@ -64,31 +66,18 @@ class PipeMare:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        require_number("lr", self.lr, low=0)
+        resolve_domain(self)
+        require_adam(self)
         require_number("annealing", self.annealing, low=0, strict=True)
-        require_share("beta1", self.beta1)
-        require_share("beta2", self.beta2)
-        require_number("eps", self.eps, low=0, strict=True)
-        require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> PipeMareState:
-        """Start at the projection of ``x0``."""
         x = first_query(self, x0)
         return PipeMareState(x=x, moments=start_moments(x), t=per_run(x, 0))
 
-    def query(self, state: PipeMareState) -> Tensor:
-        """The iterate."""
-        return state.x
-
     def update(self, state: PipeMareState, grad: Tensor, delay: Delay) -> PipeMareState:
-        """One projected step of AdamW, shortened."""
         t = state.t + 1
         power = 1 - (t / self.annealing).clamp_max(1)
         lr = self.lr * (-power * as_number(delay).clamp_min(1).log()).exp()  # lr / max(1, tau)^p
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
         direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
         return PipeMareState(x=self.domain.project(state.x - as_dtype(lr, grad) * direction), moments=moments, t=t)
-
-    def output(self, state: PipeMareState) -> Tensor:
-        """The last iterate."""
-        return state.x

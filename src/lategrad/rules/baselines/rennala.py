@@ -1,4 +1,4 @@
-"""Rennala SGD (Tyurin & Richtárik 2023): minibatches collected from whoever is ready first."""
+"""Rennala SGD (Tyurin & Richtárik 2023): minibatches collected from the workers that are ready first."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -17,30 +18,29 @@ from lategrad.support.validation import Scalar, require_number
 class RennalaState(NamedTuple):
     """State of :class:`Rennala`."""
 
-    x: Tensor
-    """The iterate."""
-    batch_mean: Tensor
-    """The mean of the gradients collected at x."""
-    collected: Tensor
-    """How many they are."""
-    age: Tensor
-    """Updates since x is the iterate: a gradient with a larger delay was taken at an older one."""
+    x: Tensor  # the iterate
+    batch_mean: Tensor  # the mean of the gradients collected at x
+    arrivals: Tensor  # the number of gradients collected
+    updates: Tensor  # updates since x last changed: a gradient with a larger delay was taken at an older x
 
 
 @dataclass(frozen=True, eq=False)
-class Rennala:
+class Rennala(LastIterate):
     r"""Rennala SGD: wait for B gradients taken at the current x, then step with their mean.
 
     .. math:: x \leftarrow \Pi_K\Big(x - \frac{\mathrm{lr}}{B} \sum_{i=1}^{B} g_i\Big), \qquad g_i \text{ taken at } x
 
-    Gradients taken at an older x are thrown away; the delay of a gradient tells. In theory B is
-    of order :math:`\sigma^2/\epsilon`, at least 1, for the noise :math:`\sigma^2` and the squared gradient
-    norm :math:`\epsilon` wanted, and lr of order 1/L; here lr is tuned and the default B = 10 is ours. The
-    projection is ours and outside its theory.
+    Gradients taken at an older x are thrown away; the delay of a gradient tells. In theory B is of order
+    :math:`\sigma^2/\epsilon`, at least 1, for the noise :math:`\sigma^2` and the squared gradient norm
+    :math:`\epsilon` wanted, and lr of order 1/L.
+
+    Source: checked against the authors' code (vectozavr/ringmaster-lmo, ``RennalaSGD``) and Algorithm 1 of a later
+    paper of A. Tyurin, which has "stop, or ignore" for the unfinished gradients. Ours: B = 10 (their code has no
+    default and tunes 1 to 16), and the projection.
 
     Args:
-        lr: the step.
-        domain: K.
+        lr: learning rate.
+        domain: K, the constraint set.
         batch: B >= 1.
 
     >>> import torch, lategrad as lg
@@ -68,33 +68,24 @@ class Rennala:
     batch: Scalar = 10
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("batch", self.batch, low=1)
 
     def init(self, x0: Tensor) -> RennalaState:
-        """Start at the projection of ``x0``."""
         x = first_query(self, x0)
-        return RennalaState(x=x, batch_mean=torch.zeros_like(x), collected=per_run(x, 0), age=per_run(x, 0))
-
-    def query(self, state: RennalaState) -> Tensor:
-        """The iterate, the same until a batch is full."""
-        return state.x
+        return RennalaState(x=x, batch_mean=torch.zeros_like(x), arrivals=per_run(x, 0), updates=per_run(x, 0))
 
     def update(self, state: RennalaState, grad: Tensor, delay: Delay) -> RennalaState:
-        """Collect the gradient if it was taken at x; step and begin anew when the batch is full."""
-        at_x = delay <= state.age
-        collected = state.collected + at_x.double()
-        joined = average_in(state.batch_mean, grad, 1 / collected.clamp_min(1))
-        batch_mean = torch.where(at_x, joined, state.batch_mean)
-        full = collected >= self.batch
-        stepped = self.domain.project(state.x - as_dtype(self.lr, grad) * batch_mean)
+        at_x = delay <= state.updates
+        arrivals = state.arrivals + at_x.double()
+        mean = average_in(state.batch_mean, grad, 1 / arrivals.clamp_min(1))
+        batch_mean = torch.where(at_x, mean, state.batch_mean)
+        full = arrivals >= self.batch
+        x = self.domain.project(state.x - as_dtype(self.lr, grad) * batch_mean)
         return RennalaState(
-            x=torch.where(full, stepped, state.x),
+            x=torch.where(full, x, state.x),
             batch_mean=torch.where(full, 0.0, batch_mean),
-            collected=torch.where(full, 0.0, collected),
-            age=torch.where(full, 0.0, state.age + 1),
+            arrivals=torch.where(full, 0.0, arrivals),
+            updates=torch.where(full, 0.0, state.updates + 1),
         )
-
-    def output(self, state: RennalaState) -> Tensor:
-        """The last iterate."""
-        return state.x

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -17,32 +18,31 @@ from lategrad.support.validation import Scalar, require_number
 class RingmasterState(NamedTuple):
     """State of :class:`Ringmaster`."""
 
-    x: Tensor
-    """The iterate."""
-    made: Tensor
-    """k, the number of steps made; gradients that were thrown away do not count."""
+    x: Tensor  # the iterate
+    version: Tensor  # k, the number of times that x has changed; gradients that were thrown away do not count
 
 
 @dataclass(frozen=True, eq=False)
-class Ringmaster:
-    r"""Ringmaster ASGD: a step if fewer than R steps were made since the gradient's query, else nothing.
+class Ringmaster(LastIterate):
+    r"""Ringmaster ASGD: an update if x has changed fewer than R times since the gradient's query, else nothing.
 
     .. math::
 
         x \leftarrow \Pi_K(x - \mathrm{lr}\, g), \quad k \leftarrow k + 1 \qquad \text{if } k - k_{\mathrm{query}} < R
 
-    The delay that counts is the number of steps *made* since the query was handed out: a gradient that is
-    thrown away is an update of the server, but no step. A query therefore carries the number of steps made,
-    and ``delay`` is not used. (With the server's own count a constant delay of R or more would throw away
-    everything for ever.)
+    A gradient that is thrown away is an update of the server but leaves k as it is, so a query carries k, and ``delay``
+    is not used. (With the server's own count a constant delay of R or more would throw away everything for ever.)
 
-    In theory R is :math:`\sigma^2/\epsilon`, rounded up and at least 1, for the noise
-    :math:`\sigma^2` and the squared gradient norm :math:`\epsilon` wanted, and lr is of order 1/(LR); here
-    lr is tuned and the default R = 10 is ours. The projection is ours and outside its theory.
+    In theory R is :math:`\sigma^2/\epsilon`, rounded up and at least 1, for the noise :math:`\sigma^2` and the squared
+    gradient norm :math:`\epsilon` wanted, and lr is of order 1/(LR).
+
+    Source: checked against the authors' code (vectozavr/ringmaster-lmo, ``RingmasterASGD``), which stops a computation
+    as soon as its delay is R; this is the variant that lets it finish and throws it away. Ours: R = 10 (their code has
+    no default), and the projection.
 
     Args:
-        lr: the step.
-        domain: K.
+        lr: learning rate.
+        domain: K, the constraint set.
         threshold: R >= 1.
 
     >>> import torch, lategrad as lg
@@ -54,7 +54,7 @@ class Ringmaster:
     >>> rule.query(state)
     tensor([-3.])
 
-    Must know: the steps made when the query was handed out, its ticket, and R; not the delay.
+    Must know: k when the query was handed out, its ticket, and R; not the delay.
 
     Guarantee: in its paper, on smooth objectives: the best possible time, also where speeds change, without a
     projection.
@@ -68,28 +68,18 @@ class Ringmaster:
     threshold: Scalar = 10
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("threshold", self.threshold, low=1)
 
     def init(self, x0: Tensor) -> RingmasterState:
-        """Start at the projection of ``x0``."""
         x = first_query(self, x0)
-        return RingmasterState(x=x, made=per_run(x, 0))
-
-    def query(self, state: RingmasterState) -> Tensor:
-        """The iterate."""
-        return state.x
+        return RingmasterState(x=x, version=per_run(x, 0))
 
     def ticket(self, state: RingmasterState) -> Tensor:
-        """The number of steps made before the query was handed out, shape ``(*runs, 1)``."""
-        return state.made
+        return state.version
 
     def update(self, state: RingmasterState, grad: Tensor, delay: Delay, ticket: Tensor) -> RingmasterState:
-        """One projected step, or none."""
-        in_time = state.made - ticket < self.threshold
-        stepped = self.domain.project(state.x - as_dtype(self.lr, grad) * grad)
-        return RingmasterState(x=torch.where(in_time, stepped, state.x), made=state.made + in_time.double())
-
-    def output(self, state: RingmasterState) -> Tensor:
-        """The last iterate."""
-        return state.x
+        in_time = state.version - ticket < self.threshold
+        x = self.domain.project(state.x - as_dtype(self.lr, grad) * grad)
+        return RingmasterState(x=torch.where(in_time, x, state.x), version=state.version + in_time.double())

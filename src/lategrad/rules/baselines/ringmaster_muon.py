@@ -1,4 +1,4 @@
-"""Ringmaster with an orthogonalised step (2026): Muon on the gradients that are not too late."""
+"""Ringmaster LMO (2026) for Muon: orthogonalised updates, from gradients that are not too late."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.baselines.muon import in_matrices
+from lategrad.rules._orthogonalize import matrix_steps
+from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.blocks import Blocks
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
 
@@ -19,32 +20,31 @@ from lategrad.support.validation import Scalar, require_number, require_share
 class RingmasterMuonState(NamedTuple):
     """State of :class:`RingmasterMuon`."""
 
-    x: Tensor
-    """The iterate."""
-    momentum: Tensor
-    """M, the moving average of the gradients that were used."""
-    made: Tensor
-    """k, the number of steps made; gradients that were thrown away do not count."""
+    x: Tensor  # the iterate
+    momentum: Tensor  # M, the moving average of the gradients that were used
+    version: Tensor  # k, the number of times that x has changed; gradients that were thrown away do not count
 
 
 @dataclass(frozen=True, eq=False)
-class RingmasterMuon:
-    r"""A step along the linear minimiser of the momentum if fewer than R steps were made since the query, else nothing.
+class RingmasterMuon(LastIterate):
+    r"""Muon with momentum elsewhere, if x has changed fewer than R times since the gradient's query, else nothing.
 
     .. math::
 
-        M \leftarrow \mu M + (1 - \mu) g, \quad x \leftarrow \Pi_K(x - \mathrm{lr}\, \mathrm{lmo}(M)), \quad
-        k \leftarrow k + 1 \qquad \text{if } k - k_{\mathrm{query}} < R
+        M \leftarrow \mu M + (1 - \mu) g, \quad N = \mu M + (1 - \mu) g, \quad
+        x \leftarrow \Pi_K(x - \mathrm{lr}\, d(N)), \quad k \leftarrow k + 1 \quad \text{if } k - k_{\mathrm{query}} < R
 
-    On a matrix of r rows and c columns lmo is :math:`0.2\sqrt{\max(r, c)}` times its orthogonal factor, as in
-    :class:`Muon`; on everything else it is 0.2 times the sign, the minimiser in the largest norm, so that both have
-    the size of Adam's steps. As in :class:`Ringmaster` the delay that counts is the number of steps *made* since the
-    query was handed out, which the query carries. Written from memory of the paper; R = 10, the factor of the sign and
-    :math:`\mu` = 0.95 (Muon's) are ours; there is no weight decay. The projection is ours and outside its theory.
+    On a matrix of r rows and c columns d is :math:`\sqrt{\max(1, r/c)}` times its orthogonal factor, on everything else
+    N itself. As in :class:`Ringmaster` a query carries k, and ``delay`` is not used.
+
+    Source: checked against the authors' code (vectozavr/ringmaster-lmo, ``RingmasterMuonASGD``), constants included:
+    :math:`\mu` = 0.95, R = 2 (tuned from 1 to 16, with lr from 0.04 to 5). It stops a computation as soon as its delay
+    is R, and orthogonalises by Polar Express; ours finishes and is thrown away, and uses Muon's iteration. The
+    projection is ours.
 
     Args:
-        lr: the step.
-        domain: K.
+        lr: learning rate.
+        domain: K, the constraint set.
         threshold: R >= 1.
         momentum: :math:`\mu`.
         blocks: where the matrices are; hosts fill it in.
@@ -55,10 +55,10 @@ class RingmasterMuon:
     >>> ticket = rule.ticket(state)  # all gradients come from x_1
     >>> for tau in range(10):
     ...     state = rule.update(state, torch.tensor([1.0]), torch.tensor(tau), ticket)
-    >>> rule.query(state)
-    tensor([-0.6000])
+    >>> rule.query(state)  # N = 0.0975, 0.1426, 0.1855, then nothing
+    tensor([-0.4256])
 
-    Must know: the steps made when the query was handed out, its ticket, R, and which entries are matrices.
+    Must know: k when the query was handed out, its ticket, R, and which entries are matrices.
 
     Guarantee: in its paper; none that we know of for this form, with a projection.
 
@@ -67,40 +67,39 @@ class RingmasterMuon:
 
     lr: Scalar
     domain: ConvexSet = WholeSpace()
-    threshold: Scalar = 10
+    threshold: Scalar = 2
     momentum: float = 0.95
     blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("threshold", self.threshold, low=1)
         require_share("momentum", self.momentum)
 
     def init(self, x0: Tensor) -> RingmasterMuonState:
-        """Start at the projection of ``x0``."""
         x = first_query(self, x0)
-        return RingmasterMuonState(x=x, momentum=torch.zeros_like(x), made=per_run(x, 0))
-
-    def query(self, state: RingmasterMuonState) -> Tensor:
-        """The iterate."""
-        return state.x
+        return RingmasterMuonState(x=x, momentum=torch.zeros_like(x), version=per_run(x, 0))
 
     def ticket(self, state: RingmasterMuonState) -> Tensor:
-        """The number of steps made before the query was handed out, shape ``(*runs, 1)``."""
-        return state.made
+        return state.version
+
+    def _direction(self, nesterov: Tensor) -> Tensor:
+        if self.blocks is None:
+            return nesterov
+        steps = matrix_steps(self.blocks, self.blocks.split(nesterov))  # 0.2 sqrt(max(r, c)) orth on matrices
+        for i, block in enumerate(self.blocks.parts):
+            if block.kind == "matrix":
+                steps[i] = steps[i] * (5 / block.matrix_shape[1] ** 0.5)  # sqrt(max(1, r/c)) orth
+        return self.blocks.join(steps)
 
     def update(self, state: RingmasterMuonState, grad: Tensor, delay: Delay, ticket: Tensor) -> RingmasterMuonState:
-        """One projected step, or none."""
-        in_time = state.made - ticket < self.threshold
+        in_time = state.version - ticket < self.threshold
         momentum = self.momentum * state.momentum + (1 - self.momentum) * grad
-        direction = in_matrices(self.blocks, momentum, 0 * momentum, 0.2 * momentum.sign())
-        stepped = self.domain.project(state.x - as_dtype(self.lr, grad) * direction)
+        nesterov = self.momentum * momentum + (1 - self.momentum) * grad
+        x = self.domain.project(state.x - as_dtype(self.lr, grad) * self._direction(nesterov))
         return RingmasterMuonState(
-            x=torch.where(in_time, stepped, state.x),
+            x=torch.where(in_time, x, state.x),
             momentum=torch.where(in_time, momentum, state.momentum),
-            made=state.made + in_time.double(),
+            version=state.version + in_time.double(),
         )
-
-    def output(self, state: RingmasterMuonState) -> Tensor:
-        """The last iterate."""
-        return state.x

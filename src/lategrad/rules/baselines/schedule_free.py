@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require, require_number
 
@@ -17,12 +17,9 @@ from lategrad.support.validation import Scalar, require, require_number
 class ScheduleFreeState(NamedTuple):
     """State of :class:`ScheduleFree`."""
 
-    z: Tensor
-    """:math:`z_{t+1}`, the iterate."""
-    x: Tensor
-    """The average of :math:`z_2, \\dots, z_{t+1}`."""
-    t: Tensor
-    """Updates so far."""
+    z: Tensor  # z_{t+1}, the iterate
+    x: Tensor  # the average of z_2 .. z_{t+1}
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,14 +31,16 @@ class ScheduleFree:
         y_t = (1 - b) z_t + b\, x_t, \qquad z_{t+1} = \Pi_K(z_t - \mathrm{lr}\, g), \qquad
         x_{t+1} = x_t + (z_{t+1} - x_t)/t
 
-    As in the authors' code the first update sets :math:`x_2 = z_2`, so that the start is not in the average; with the
-    start in it, this is ``Anytime(OGD(lr, schedule="constant"), power=0, interpolation=b)``. The projection is ours
-    and outside its theory. No warm-up.
+    The first update sets :math:`x_2 = z_2`, so that the start is not in the average; with the start in it, this is
+    ``Anytime(OGD(lr, schedule="constant"), power=0, interpolation=b)``.
+
+    Source: equal to the authors' ``schedulefree.SGDScheduleFree`` without warm-up, b = 0.9 included. Ours: the
+    projection.
 
     Args:
-        lr: the step of z.
-        domain: K.
-        interpolation: b; the authors' 0.9.
+        lr: learning rate of z.
+        domain: K, the constraint set.
+        interpolation: b, the package's momentum.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.ScheduleFree(lr=1.0)
@@ -64,25 +63,22 @@ class ScheduleFree:
     interpolation: Scalar = 0.9
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("interpolation", self.interpolation, low=0)
         require("interpolation", self.interpolation, self.interpolation <= 1, "a number in [0, 1]")
 
     def init(self, x0: Tensor) -> ScheduleFreeState:
-        """x = z = the projection of ``x0``."""
         z = first_query(self, x0)
         return ScheduleFreeState(z=z, x=z.clone(), t=per_run(z, 0))
 
     def query(self, state: ScheduleFreeState) -> Tensor:
-        """The point y between the iterate and the average."""
         return torch.lerp(state.z, state.x, as_dtype(self.interpolation, state.x))
 
     def update(self, state: ScheduleFreeState, grad: Tensor, delay: Delay) -> ScheduleFreeState:
-        """One projected step of z, which joins the average."""
         t = state.t + 1
         z = self.domain.project(state.z - as_dtype(self.lr, grad) * grad)
         return ScheduleFreeState(z=z, x=average_in(state.x, z, 1 / t), t=t)
 
     def output(self, state: ScheduleFreeState) -> Tensor:
-        """The average x."""
         return state.x

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.moments import root_mean_square
+from lategrad.rules._common import root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number, require_share
 
@@ -18,19 +18,15 @@ from lategrad.support.validation import Scalar, require_number, require_share
 class ScheduleFreeAdamWState(NamedTuple):
     """State of :class:`ScheduleFreeAdamW`."""
 
-    z: Tensor
-    """:math:`z_{t+1}`, the iterate."""
-    x: Tensor
-    """The average of :math:`z_2, \\dots, z_{t+1}`."""
-    second: Tensor
-    """Adam's moving average of the squared gradients."""
-    t: Tensor
-    """Updates so far."""
+    z: Tensor  # z_{t+1}, the iterate
+    x: Tensor  # the average of z_2 .. z_{t+1}
+    second: Tensor  # Adam's moving average of the squared gradients
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
 class ScheduleFreeAdamW:
-    r"""Schedule-Free AdamW: Adam's normalised gradients, averaging instead of momentum; query y, output x.
+    r"""Schedule-Free AdamW: Adam's normalized gradients, averaging instead of momentum; query y, output x.
 
     .. math::
 
@@ -38,12 +34,12 @@ class ScheduleFreeAdamW:
         z_{t+1} = \Pi_K\Big(z_t - \mathrm{lr}\Big(\frac{g}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}
             + \lambda y_t\Big)\Big), \qquad x_{t+1} = x_t + (z_{t+1} - x_t)/t
 
-    The authors' weights (the square of lr) are all equal without a warm-up, which is left out here.
-    The projection is ours and outside its theory.
+    Source: equal to the authors' ``schedulefree.AdamWScheduleFree`` without warm-up (its weights, the squares of lr,
+    are then all equal), constants included. Ours: the projection.
 
     Args:
-        lr: the step of z.
-        domain: K.
+        lr: learning rate of z.
+        domain: K, the constraint set.
         interpolation: b, the package's first beta, 0.9.
         beta2, eps, weight_decay: the package's 0.999, 1e-8 and 0.
 
@@ -70,6 +66,7 @@ class ScheduleFreeAdamW:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_share("interpolation", self.interpolation)
         require_share("beta2", self.beta2)
@@ -77,16 +74,13 @@ class ScheduleFreeAdamW:
         require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> ScheduleFreeAdamWState:
-        """x = z = the projection of ``x0``."""
         z = first_query(self, x0)
         return ScheduleFreeAdamWState(z=z, x=z.clone(), second=torch.zeros_like(z), t=per_run(z, 0))
 
     def query(self, state: ScheduleFreeAdamWState) -> Tensor:
-        """The point y between the iterate and the average."""
         return torch.lerp(state.z, state.x, self.interpolation)
 
     def update(self, state: ScheduleFreeAdamWState, grad: Tensor, delay: Delay) -> ScheduleFreeAdamWState:
-        """One projected step of z, which joins the average."""
         t = state.t + 1
         second = self.beta2 * state.second + (1 - self.beta2) * grad * grad
         direction = grad / root_mean_square(second, t, self.beta2, self.eps) + self.weight_decay * self.query(state)
@@ -94,5 +88,4 @@ class ScheduleFreeAdamW:
         return ScheduleFreeAdamWState(z=z, x=average_in(state.x, z, 1 / t), second=second, t=t)
 
     def output(self, state: ScheduleFreeAdamWState) -> Tensor:
-        """The average x."""
         return state.x

@@ -8,34 +8,35 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require, require_number, require_share
 
 
 class SGDMomentumState(NamedTuple):
     """State of :class:`SGDMomentum`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-    velocity: Tensor
-    """:math:`v_t`, the decaying sum of the gradients."""
+    x: Tensor  # x_{t+1}, the iterate
+    velocity: Tensor  # v_t, the decaying sum of the gradients
 
 
 @dataclass(frozen=True, eq=False)
-class SGDMomentum:
+class SGDMomentum(LastIterate):
     r"""SGD with heavy-ball momentum, or with Nesterov's.
 
     .. math:: v_t = \gamma\, v_{t-1} + g, \qquad x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, v_t)
 
-    With ``nesterov`` the step is :math:`g + \gamma v_t` instead of :math:`v_t`; on pseudo-gradients that is DiLoCo's
-    outer optimizer, with a step of 0.7. Late gradients act like more momentum. The projection is ours and outside its
-    theory.
+    With ``nesterov`` the direction is :math:`g + \gamma v_t` instead of :math:`v_t`; on pseudo-gradients that is
+    DiLoCo's outer optimizer, with a learning rate of 0.7. Late gradients act like more momentum.
+
+    Source: equal to ``torch.optim.SGD``, with and without ``nesterov``. The momentum 0.9 is DiLoCo's, and the usual
+    choice. Ours: the projection.
 
     Args:
-        lr: the step.
-        domain: K.
-        momentum: :math:`\gamma`; 0.9, the usual choice.
+        lr: learning rate.
+        domain: K, the constraint set.
+        momentum: :math:`\gamma`.
         nesterov: whether to look ahead along the momentum.
 
     >>> import torch, lategrad as lg
@@ -61,25 +62,16 @@ class SGDMomentum:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_share("momentum", self.momentum)
         require("nesterov", self.nesterov, isinstance(self.nesterov, bool), "True or False")
 
     def init(self, x0: Tensor) -> SGDMomentumState:
-        """Start at the projection of ``x0``, at rest."""
         x = first_query(self, x0)
         return SGDMomentumState(x=x, velocity=torch.zeros_like(x))
 
-    def query(self, state: SGDMomentumState) -> Tensor:
-        """The iterate."""
-        return state.x
-
     def update(self, state: SGDMomentumState, grad: Tensor, delay: Delay) -> SGDMomentumState:
-        """One projected step along the velocity."""
         velocity = self.momentum * state.velocity + grad
         move = grad + self.momentum * velocity if self.nesterov else velocity
         return SGDMomentumState(x=self.domain.project(state.x - as_dtype(self.lr, grad) * move), velocity=velocity)
-
-    def output(self, state: SGDMomentumState) -> Tensor:
-        """The last iterate."""
-        return state.x

@@ -1,34 +1,27 @@
-"""Staleness-aware SGD (Zhang, Gupta, Lian & Liu 2016): the step divided by the delay."""
+"""Staleness-aware SGD (Zhang, Gupta, Lian & Liu 2016): the learning rate divided by the delay."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
 
+from lategrad.rules.baselines.iterate import IterateState, LastIterate
 from lategrad.rules.rule import Delay, as_number, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require_number
 
 
-class StalenessAwareState(NamedTuple):
-    """State of :class:`StalenessAware`."""
-
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
-
-
 @dataclass(frozen=True, eq=False)
-class StalenessAware:
+class StalenessAware(LastIterate):
     r"""Staleness-aware SGD, :math:`x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g / \max(1, \tau_t))`.
 
-    lr is tuned. Written from memory of the paper. The projection is ours
-    and outside its theory.
+    Source: checked against the paper (Sections 2.4 and 4.3: :math:`\alpha_0 / \tau`, delays counted in updates from 0),
+    where the server updates with every gradient (its n-softsync, n the number of workers). Ours: the projection.
 
     Args:
-        lr: the step of a gradient that is at most one update late.
-        domain: K.
+        lr: learning rate of a gradient whose delay is at most 1; to be tuned.
+        domain: K, the constraint set.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.StalenessAware(lr=1.0)
@@ -40,7 +33,7 @@ class StalenessAware:
 
     Must know: the delay of every gradient.
 
-    Guarantee: none that we know of for this form.
+    Guarantee: in its paper (Section 3), the rate of synchronous SGD, without a projection.
 
     Reference: W. Zhang, S. Gupta, X. Lian and J. Liu, Staleness-aware async-SGD for distributed deep
     learning, 2016.
@@ -50,21 +43,12 @@ class StalenessAware:
     domain: ConvexSet = WholeSpace()
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("lr", self.lr, low=0)
 
-    def init(self, x0: Tensor) -> StalenessAwareState:
-        """Start at the projection of ``x0``."""
-        return StalenessAwareState(x=first_query(self, x0))
+    def init(self, x0: Tensor) -> IterateState:
+        return IterateState(x=first_query(self, x0))
 
-    def query(self, state: StalenessAwareState) -> Tensor:
-        """The iterate."""
-        return state.x
-
-    def update(self, state: StalenessAwareState, grad: Tensor, delay: Delay) -> StalenessAwareState:
-        """One projected step, the shorter the later the gradient."""
-        step = self.lr / as_number(delay).clamp_min(1)
-        return StalenessAwareState(x=self.domain.project(state.x - step.to(grad.dtype) * grad))
-
-    def output(self, state: StalenessAwareState) -> Tensor:
-        """The last iterate."""
-        return state.x
+    def update(self, state: IterateState, grad: Tensor, delay: Delay) -> IterateState:
+        lr = self.lr / as_number(delay).clamp_min(1)
+        return IterateState(x=self.domain.project(state.x - lr.to(grad.dtype) * grad))

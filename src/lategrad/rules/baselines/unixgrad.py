@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lategrad.learners.learner import squared_norm
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
 
@@ -18,16 +18,11 @@ from lategrad.support.validation import Scalar, require_number
 class UniXGradState(NamedTuple):
     """State of :class:`UniXGrad`."""
 
-    y: Tensor
-    """:math:`y_{r-1}` of the coming round r, or of the round that is half done."""
-    mean: Tensor
-    """The weighted average of :math:`x_1, x_2, \\dots` so far."""
-    hint: Tensor
-    """:math:`M_r`, the first gradient of the round."""
-    surprise: Tensor
-    """:math:`\\sum_{i<r} \\alpha_i^2 \\|g_i - M_i\\|^2`."""
-    t: Tensor
-    """Updates so far, two for every round."""
+    y: Tensor  # y_{r-1} of the coming round r, or of the round that is half done
+    mean: Tensor  # the weighted average of x_1, x_2, .. so far
+    hint: Tensor  # M_r, the first gradient of the round
+    surprise: Tensor  # sum_{i<r} alpha_i^2 |g_i - M_i|^2
+    t: Tensor  # updates so far, two for every round
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +41,14 @@ class UniXGrad:
 
     Its theory is undelayed. As a server rule the two oracle calls of a round are two successive updates
     (odd t: M, even t: g), each with whatever gradient arrives; a late one was asked for by an earlier round
-    or by the other call. This reading is ours. Written from memory of the paper.
+    or by the other call. This reading is ours.
+
+    Source: checked second hand, against an independent implementation (with the same 2D, the same weights and the same
+    two points); the paper was read in its introduction.
 
     Args:
-        diameter: D; without a bounded set, the distance one expects to travel.
-        domain: K.
+        diameter: D; without a bounded constraint set, the distance one expects to travel.
+        domain: K, the constraint set.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.UniXGrad(diameter=1.0, domain=lg.Ball(1.0))
@@ -63,8 +61,8 @@ class UniXGrad:
 
     Must know: D; nothing of the smoothness, the noise or the delays.
 
-    Guarantee: none under delay; without, on convex objectives and a bounded set, the best rates with and without
-    smoothness.
+    Guarantee: none under delay; without, on convex objectives and a bounded constraint set, the best rates with and
+    without smoothness.
 
     Reference: A. Kavis, K. Levy, F. Bach and V. Cevher, UniXGrad: a universal, adaptive algorithm with
     optimal guarantees for constrained optimization, 2019.
@@ -74,10 +72,10 @@ class UniXGrad:
     domain: ConvexSet = WholeSpace()
 
     def __post_init__(self) -> None:
+        resolve_domain(self)
         require_number("diameter", self.diameter, low=0)
 
     def init(self, x0: Tensor) -> UniXGradState:
-        r""":math:`y_0 = \tilde z_1`, the projection of ``x0``."""
         y = first_query(self, x0)
         return UniXGradState(y=y, mean=y.clone(), hint=torch.zeros_like(y), surprise=per_run(y, 0), t=per_run(y, 0))
 
@@ -88,7 +86,6 @@ class UniXGrad:
         return torch.where(state.t % 2 == 0, ahead, state.mean)
 
     def update(self, state: UniXGradState, grad: Tensor, delay: Delay) -> UniXGradState:
-        """Half a round: from y to x with the first gradient, then from y to the next y with the second."""
         r = torch.floor(state.t / 2) + 1
         first = state.t % 2 == 0
         eta = 2 * self.diameter / (1 + state.surprise).sqrt()
@@ -103,5 +100,4 @@ class UniXGrad:
         )
 
     def output(self, state: UniXGradState) -> Tensor:
-        r""":math:`\bar x_r`; before any update, the start."""
         return state.mean

@@ -7,23 +7,21 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules.moments import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules.baselines.adamw import require_adam
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number, require_share
+from lategrad.support.validation import Scalar
 
 
 class WeightPredictionState(NamedTuple):
     """State of :class:`WeightPrediction`."""
 
-    x: Tensor
-    """:math:`x_{t+1}`, the iterate."""
+    x: Tensor  # x_{t+1}, the iterate
     moments: Moments
-    delay: Tensor
-    """The delay of the last gradient, which the next is expected to have, float64."""
-    t: Tensor
-    """Updates so far."""
+    delay: Tensor  # the delay of the last gradient, which the next is expected to have, float64
+    t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +32,15 @@ class WeightPrediction:
 
     d is Adam's direction, :math:`\tau` the delay of the gradient that came last: if the direction does not change,
     the gradient is taken where the weights are when it arrives. SpecTrain does the same along the velocity of SGD with
-    momentum. A pipeline knows its delays; here the last one is the guess for the next. The projection is ours and
-    outside its theory.
+    momentum.
+
+    Source: checked against the code of XPipe's first author for its successor (guanleics/PipeOptim, ``optimizer.py``):
+    bias-corrected d, no weight decay in the prediction. A pipeline knows its delays, one for each stage; that the last
+    delay is the guess for the next is ours, and so is the projection.
 
     Args:
-        lr: the step.
-        domain: K.
+        lr: learning rate.
+        domain: K, the constraint set.
         beta1, beta2, eps, weight_decay: as in :class:`AdamW`.
 
     >>> import torch, lategrad as lg
@@ -65,14 +66,10 @@ class WeightPrediction:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        require_number("lr", self.lr, low=0)
-        require_share("beta1", self.beta1)
-        require_share("beta2", self.beta2)
-        require_number("eps", self.eps, low=0, strict=True)
-        require_number("weight_decay", self.weight_decay, low=0)
+        resolve_domain(self)
+        require_adam(self)
 
     def init(self, x0: Tensor) -> WeightPredictionState:
-        """Start at the projection of ``x0``; nothing is known of delays yet."""
         x = first_query(self, x0)
         return WeightPredictionState(x=x, moments=start_moments(x), delay=per_run(x, 0), t=per_run(x, 0))
 
@@ -80,13 +77,11 @@ class WeightPrediction:
         return adam_direction(moments, t, self.beta1, self.beta2, self.eps)
 
     def query(self, state: WeightPredictionState) -> Tensor:
-        """Where the iterate is expected to be."""
         direction = self._direction(state.moments, state.t.clamp_min(1))  # zero before any update
         ahead = as_dtype(self.lr * state.delay, state.x) * direction
         return self.domain.project(state.x - ahead)
 
     def update(self, state: WeightPredictionState, grad: Tensor, delay: Delay) -> WeightPredictionState:
-        """One projected step of AdamW from the iterate itself."""
         t = state.t + 1
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
         move = as_dtype(self.lr, grad) * (self._direction(moments, t) + self.weight_decay * state.x)
@@ -95,5 +90,4 @@ class WeightPrediction:
         )
 
     def output(self, state: WeightPredictionState) -> Tensor:
-        """The iterate."""
         return state.x

@@ -1,1 +1,1 @@
-"""Checkpoints of a run."""
+"""Checkpoints of a run: their files, the folder that keeps them, and the thread that writes them."""

@@ -1,9 +1,8 @@
-"""One checkpoint as a pair of files: tensors (safetensors) and their description (JSON); nothing executes.
+"""Reads and writes one checkpoint: a file of tensors (safetensors) and its description (JSON), without pickle.
 
-The description is written last, renamed into place, and holds checksums of itself and of the tensors: a
-checkpoint is there as a whole or not at all, and a damaged one is noticed. In ``tensors``, ``output`` is the
-vector to evaluate and ship; ``state.N`` are the rule's own and of no use without it, and ``record.V``
-is the output after V updates, where its evaluation was not ready.
+The description is written last, renamed into place, and holds checksums of itself and of the tensors: a checkpoint is
+complete or not there, and damage is noticed. Among the tensors, ``output`` is the vector to evaluate and ship,
+``state.N`` is the rule's state, and ``record.V`` the output after V updates if it was not yet evaluated.
 """
 
 from __future__ import annotations
@@ -31,52 +30,45 @@ _DTYPES = {
 
 
 class DamagedError(ValueError):
-    """A file of a run that is not as it was written."""
+    """A file of a run has changed since it was written."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on, in memory of its own: it may be sent to another machine, or written by a thread."""
+    """What a run needs to continue, in memory of its own: it may be sent to another machine, or written by a thread."""
 
     version: int
     """Updates made so far."""
     tensors: dict[str, Tensor]
-    """``output``: what to ship, which may share the memory of a part of the state; ``state.0``, ``state.1``, ...: the
-    rule's state."""
+    """``output``, which may share memory with the state; ``state.0``, ``state.1``, ...: the rule's state."""
     description: dict[str, Any]
     """Plain JSON values; the run's configuration is its ``config``."""
     rows: NDArray[Any]
-    """The log of updates; in a checkpoint that is on its way to an archive, what the archive does not have yet."""
+    """The log of updates; of a checkpoint to be saved, the rows that the archive does not have yet."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options that the run had; whether its update was compiled is one that it may have chosen itself."""
+        """The run's options, with the choice that was made for ``compile``."""
         config = self.description["config"]
         return {**config["settings"], "compile": config["compiled"]}
 
 
-def checkpoint_path(folder: Path, version: int) -> Path:
-    """Where the description of a checkpoint is."""
-    return folder / f"checkpoint-{version:012d}.json"
-
-
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """The descriptions of all checkpoints in a folder, the newest first; other names are not ours."""
-    named = [path for path in folder.glob("checkpoint-*.json") if re.fullmatch(r"checkpoint-\d{12,18}", path.stem)]
-    return sorted(named, key=version_of, reverse=True)
+    """The descriptions of all checkpoints in a folder, the newest first."""
+    paths = [path for path in folder.glob("checkpoint-*.json") if re.fullmatch(r"checkpoint-\d{12,18}", path.stem)]
+    return sorted(paths, key=version_of, reverse=True)
 
 
 def version_of(path: Path) -> int:
-    """The number of updates in the name of a description."""
     return int(path.stem.partition("-")[2])
 
 
-def write_pair(folder: Path, checkpoint: Checkpoint, log_mark: dict[str, int]) -> None:
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, log_mark: dict[str, int]) -> None:
     """Write both files, so that a reader finds this checkpoint or the one before, never a part."""
-    path = checkpoint_path(folder, checkpoint.version)
-    output = {"output": checkpoint.tensors["output"].clone()}  # in the file it is a tensor of its own
+    path = folder / f"checkpoint-{checkpoint.version:012d}.json"
+    output = {"output": checkpoint.tensors["output"].clone()}  # in the file it shares no memory
     try:
-        tensors = _write_tensors(path.with_suffix(".safetensors"), checkpoint.tensors | output)
+        tensors = write_tensors(path.with_suffix(".safetensors"), checkpoint.tensors | output)
         description = {
             "format": FORMAT,
             "version": checkpoint.version,
@@ -91,16 +83,16 @@ def write_pair(folder: Path, checkpoint: Checkpoint, log_mark: dict[str, int]) -
             part.write_text(sealed, encoding="utf-8")
     except OSError:
         if not path.exists():
-            path.with_suffix(".safetensors").unlink(missing_ok=True)  # where the disk is full, it must not fill it more
+            path.with_suffix(".safetensors").unlink(missing_ok=True)  # it must not fill a full disk
         raise
 
 
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     """Write a safetensors file; returns its checksum.
 
-    The format is a header (its length, and names, types, shapes and places as JSON), then the bytes of all tensors.
-    They go to the disk from where they are, without the interpreter's lock: the library would hold it for as long as
-    two copies of the state, and the updates with it.
+    The format is a header (its length, then names, types, shapes and offsets as JSON) and the bytes of all tensors.
+    They are written without a copy and without the interpreter's lock; ``safetensors`` itself would hold the lock for
+    as long as it takes to copy the state twice, and stop the updates meanwhile.
     """
     parts = {name: leaf.detach().cpu().contiguous() for name, leaf in tensors.items()}
     header, end = {}, 0
@@ -119,7 +111,7 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def read_pair(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and description of one checkpoint; raises :class:`DamagedError` with what is wrong."""
     try:
         sealed = json.loads(read_regular(path))
@@ -139,14 +131,13 @@ def read_pair(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 _PARTS = {"version": int, "log": dict, "config": dict, "records": dict, "refusals": dict, "bytes": dict,
-          "memories_lost": dict, "gate": dict,
-          "next_sequence": dict, "seconds": float}  # fmt: skip
+          "memories_lost": dict, "gate": dict, "next_sequence": dict, "seconds": float}  # fmt: skip
 _CONFIG = {"problem": str, "contents": str, "rule": dict, "settings": dict, "compiled": bool, "replaced": dict}
 _LOG = {"updates": int, "checksum": int}
 
 
 def _require_complete(description: dict[str, Any]) -> None:
-    """Require all parts that a run needs to go on."""
+    """Require everything that a run needs to continue."""
     for parts, where in ((_PARTS, description), (_CONFIG, description["config"]), (_LOG, description["log"])):
         for name, kind in parts.items():
             if not isinstance(where[name], kind):

@@ -1,4 +1,4 @@
-"""What a problem is known by, so that a run is resumed and replayed with the one it was made with."""
+"""Identifies a problem, so that a run is resumed and replayed with the same one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lategrad.support.validation import require
 
 
 def identify(problem: Problem) -> dict[str, str]:
-    """What a problem says it is, a checksum of what is in it, where it has one, and one of where it starts."""
+    """The problem's repr, and checksums of its fingerprint, if it has one, and of its start."""
     contents = getattr(problem, "fingerprint", lambda: "")()
-    silent = type(problem).__repr__ is object.__repr__  # it would give its address in memory
-    name = type(problem).__qualname__ if silent else repr(problem)
+    has_repr = type(problem).__repr__ is not object.__repr__  # which would give its address in memory
+    name = repr(problem) if has_repr else type(problem).__qualname__
     start = problem.start().detach().cpu().contiguous().view(torch.uint8).numpy()
     return {
         "problem": name,
@@ -26,15 +26,15 @@ def identify(problem: Problem) -> dict[str, str]:
 
 
 def require_same(problem: Problem, saved: dict[str, Any], where: str, *, same_start: bool) -> None:
-    """Require the problem that a configuration was made with.
+    """Require the problem of a saved configuration.
 
-    A run that goes on has its parameters, and needs the data and the shapes; one that is made again needs the start
-    too, which for a network is random.
+    A resumed run has its parameters, and needs the same data and shapes; a replay needs the same start too, which for a
+    network is random.
     """
     now = identify(problem)
     require("problem", now["problem"], now["problem"] == saved["problem"], f"the one {where}, {saved['problem']}")
     if now["contents"] != saved["contents"]:
-        raise ValueError(f"problem must be the one {where}: {saved['problem']} had other data or another preprocessing")
+        raise ValueError(f"problem must be the one {where}: {saved['problem']} has other data or another preprocessing")
     if same_start and now["start"] != saved.get("start", now["start"]):
         raise ValueError(f"problem must be the one {where}: {saved['problem']} started from other parameters")
     if not hasattr(problem, "fingerprint"):

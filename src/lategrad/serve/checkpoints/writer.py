@@ -1,67 +1,63 @@
-"""Checkpoints are written beside the updates: the server makes a copy, and a thread takes it to the disk."""
+"""Writes checkpoints in a thread, while the server continues with its updates."""
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
+from concurrent.futures import Future, wait
 
 from lategrad.serve.checkpoints.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
+from lategrad.support.timeouts import run_in_thread
 
-_PATIENCE = 30.0  # seconds that the disk has for a checkpoint
-_BYTES_PER_SECOND = 1e7  # on a bad day: it has more where there is more to write
+_WRITE_TIMEOUT = 30.0  # seconds that the disk has for a checkpoint
+_BYTES_PER_SECOND = 1e7  # of a slow disk: large checkpoints have more time
 
 
 class Writer:
-    """Writes to an archive in a thread, one checkpoint at a time; a disk that hangs keeps nobody from going on."""
+    """Writes to an archive, one checkpoint at a time; training continues if the disk hangs."""
 
     def __init__(self, archive: Archive | MemoryArchive) -> None:
         self.archive = archive
         self.saved_version = -1
-        """Of the newest checkpoint that is on the disk."""
+        """Of the newest checkpoint on disk."""
         self.newest: Checkpoint | None = None
-        """Stays in memory: the run can go back to it whatever becomes of the disk; the next takes its place."""
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        """Kept in memory, so that the run can return to it whatever happens to the disk."""
+        self._writing: Future[None] | None = None
         self._until = 0.0
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is being written; only then may the archive be asked anything."""
-        return self._thread is None or not self._thread.is_alive()
+        """Whether nothing is being written; only then may the archive be used."""
+        return self._writing is None or self._writing.done()
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Begin to write a checkpoint; the one before must be written."""
+        """Start to write a checkpoint, once the one before is written."""
         assert self.is_free
-        self._raise()
+        self._raise_error()
         self.newest = checkpoint
         size = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
-        self._until = time.monotonic() + _PATIENCE + size / _BYTES_PER_SECOND
-        self._thread = threading.Thread(target=self._write, args=(checkpoint,), name="lategrad-checkpoint", daemon=True)
-        self._thread.start()
+        self._until = time.monotonic() + _WRITE_TIMEOUT + size / _BYTES_PER_SECOND
+        self._writing = run_in_thread(lambda: self._save(checkpoint), "lategrad-checkpoint")
 
-    def _write(self, checkpoint: Checkpoint) -> None:
-        try:
-            if self.archive.save(checkpoint):
-                self.saved_version = checkpoint.version
-        except BaseException as error:  # a thread must not fail unnoticed
-            self._error = error
+    def _save(self, checkpoint: Checkpoint) -> None:
+        if self.archive.save(checkpoint):
+            self.saved_version = checkpoint.version
 
     def wait(self) -> bool:
-        """Until the disk has what was given to it; False, with a warning, if it hangs."""
-        if self._thread is not None:
-            self._thread.join(max(0.0, self._until - time.monotonic()))
-            if self._thread.is_alive():
-                assert self.newest is not None
-                warnings.warn(f"the disk does not take the checkpoint at update {self.newest.version}: it is waited "
-                              "for no longer", stacklevel=3)  # fmt: skip
-                return False
-        self._raise()
+        """Wait until the checkpoint is on disk; False, with a warning, if the disk hangs."""
+        if self._writing is not None:
+            wait([self._writing], max(0.0, self._until - time.monotonic()))
+        if not self.is_free:
+            assert self.newest is not None
+            warnings.warn(f"the checkpoint at update {self.newest.version} timed out: the disk hangs, and training "
+                          "continues without it", stacklevel=3)  # fmt: skip
+            return False
+        self._raise_error()
         return True
 
-    def _raise(self) -> None:
-        """What the thread could not."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+    def _raise_error(self) -> None:
+        """Raise what the thread raised, once."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()

@@ -1,4 +1,4 @@
-"""What an engine is: it runs the server and its workers, carries what they exchange, and tells who has ended."""
+"""The engine protocol: run the server and its workers, carry what they exchange, and report which have ended."""
 
 from __future__ import annotations
 
@@ -7,47 +7,43 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
-from lategrad.serve.desk import Activity, Location
+from lategrad.serve.jobs import Activity, Location
 from lategrad.serve.observe.records import Records
 from lategrad.serve.observe.telemetry import Telemetry
 from lategrad.serve.observe.watch import Look
 from lategrad.trace import Trace
 
 LAST_EVALUATIONS = 5.0
-"""Seconds that evaluations have when a run is stopped before its end."""
+"""Seconds after which evaluations time out when a run is stopped before its end."""
+_MAX_RETURNS = 3  # times in a row that a run goes back to its last checkpoint because its state is not finite
 
 
 class TrainingError(RuntimeError):
-    """A run that cannot go on; its last checkpoint has been made."""
+    """A run that cannot continue; its last checkpoint has been made."""
 
 
-MOST_RETURNS = 3
-"""How often in a row a run goes back to its last checkpoint because its state is not finite."""
-
-
-def poisoned_for_good(version: int) -> TrainingError:
-    """What to raise when going back has not helped."""
-    return TrainingError(
-        f"after update {version} the state became infinite or NaN {MOST_RETURNS + 1} times in a row; the last "
-        "checkpoint is sound: resume from it with clip=..., max_norm_ratio=... or smaller steps"
-    )
+def check_returns(in_a_row: int, version: int) -> None:
+    """Give up a run that has gone back to ``version`` too often without getting any further."""
+    if in_a_row > _MAX_RETURNS:
+        raise TrainingError(f"after update {version} the state became infinite or NaN {in_a_row} times in a row; the "
+                            "last checkpoint is sound: resume from it with clip=..., max_norm_ratio=... or a smaller "
+                            "lr")  # fmt: skip
 
 
 class Ended(NamedTuple):
-    """A member has come to its end."""
+    """A member has ended."""
 
     member: int
     reason: str | None
     """How it died; None if it had no more work."""
     delivered: bool = False
-    """Whether a gradient came from it, as far as that is known here."""
+    """Whether a gradient came from it, as far as the engine knows."""
 
 
 class Report(NamedTuple):
     """How the server and its workers are doing."""
 
     version: int
-    """Updates made so far."""
     done: bool
     activities: dict[int, Activity]
     """Of each member that has joined."""
@@ -57,78 +53,68 @@ class Report(NamedTuple):
 
 
 class Engine(Protocol):
-    """Runs a server and its workers; the supervisor numbers the members that it has started."""
+    """Runs a server and its workers; the supervisor numbers the members that it starts.
+
+    What it knows of ``version`` and ``records`` may be a moment old.
+    """
 
     start_deadline: float
     """Seconds that a worker may take to start."""
 
     @property
-    def version(self) -> int:
-        """Updates made so far, as far as is known here."""
-        ...
+    def version(self) -> int: ...
 
     @property
-    def records(self) -> Records:
-        """What has been recorded so far, as far as is known here."""
-        ...
+    def records(self) -> Records: ...
 
     def watch(self, look: Look) -> None:
-        """Call this for every record from now on; before :meth:`begin`."""
+        """Call ``look`` for every record from now on; before :meth:`begin`."""
         ...
 
     def request_stop(self) -> None:
-        """The run is to end: wait no longer for evaluations, nor for what may not come. May be called by a signal
-        handler."""
+        """Wait no longer for evaluations, nor for what may not come; may be called by a signal handler."""
         ...
 
-    def begin(self, checkpoint: Checkpoint | None) -> None:
-        """Start the server, from a checkpoint if there is one."""
-        ...
+    def begin(self, checkpoint: Checkpoint | None) -> None: ...
 
-    def start(self, member: int, worker: int) -> None:
-        """Start a worker."""
-        ...
+    def start(self, member: int, worker: int) -> None: ...
 
     def location(self, member: int) -> Location | None:
         """Where a member runs; None before it has joined. May be called from another thread."""
         ...
 
-    def let_go(self, member: int) -> None:
-        """A member's present gradients are its last; it then ends by itself."""
+    def release(self, member: int) -> None:
+        """Issue no more jobs to a member; it ends after its present ones."""
         ...
 
     def kill(self, member: int) -> bool:
-        """End a member by force; False if that is not possible, so that nobody will tell of its end."""
+        """End a member by force; False if that is not possible, so that its end will not be reported."""
         ...
 
     def wait(self, timeout: float) -> list[Ended]:
-        """Carry what there is to carry, for about so many seconds; who has ended meanwhile."""
+        """Carry messages for about ``timeout`` seconds; returns which members have ended meanwhile."""
         ...
 
     def report(self, now: float, replaced: dict[str, int]) -> Report | None:
-        """How things were at that time; None while the server is away. The run's configuration notes ``replaced``."""
+        """The report of that time; None while the server is away. ``replaced`` goes into the run's configuration."""
         ...
 
     def telemetry(self) -> tuple[Telemetry, Tensor]:
-        """What monitors show, and the delays of all updates since the last time."""
+        """What monitors show, and the delays of all updates since the last call."""
         ...
 
     def room(self) -> float:
-        """How many workers there is room for."""
+        """How many workers can run at once."""
         ...
 
     def save(self) -> None:
-        """Make a checkpoint now, if there is where to."""
+        """Make a checkpoint now, if the run has a folder."""
         ...
 
     def finish(self, at_once: bool) -> Trace | None:
-        """What happened; None if the server was lost at that moment, and is restarted.
-
-        Args:
-            at_once: not to wait for a restart: what happened up to the newest checkpoint will do.
-        """
+        """The trace, or one up to the newest checkpoint if ``at_once``; None while a lost server is restarted."""
         ...
 
     def close(self) -> None:
-        """End all workers and give back all that was taken."""
+        """End all workers and release all resources."""
         ...

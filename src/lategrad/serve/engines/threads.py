@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 
 import torch
 
 from lategrad.problems.problem import Problem
-from lategrad.serve.engines.transport import Arrived, Event, Failed, Lost, Ready
+from lategrad.serve.engines.transport import Disconnected, Event, Failed, Ready, Result
 from lategrad.serve.messages import Answer, Job
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import Oracle, work
+from lategrad.support.timeouts import run_in_thread
+
+_SHUTDOWN_TIMEOUT = 1.0  # seconds
 
 
 class _ThreadHandle:
-    """A worker thread with its inbox, and what both ends of the link do with it."""
+    """A worker thread: its inbox, the server's end and the worker's end."""
 
     def __init__(self, member: int, worker: int, events: queue.SimpleQueue[Event]) -> None:
         self.member, self.worker = member, worker
@@ -34,60 +37,51 @@ class _ThreadHandle:
         self._inbox.put(None)
 
     def kill(self) -> bool:
-        self.dismiss()  # if it ever comes back, its gradient is used, and it ends then
+        self.dismiss()  # if it ever returns, its gradient is used, and then it ends
         return False
 
     def receive(self) -> Job | None:
         return self._inbox.get()
 
-    def deliver(self, job: Job, answer: Answer) -> None:
-        self._events.put(Arrived(self, job.version, job.sequence, answer.message, None, False, answer.made))
-
-    def fail(self, job: Job, error: Exception) -> None:
-        self._events.put(Failed(self, job.sequence, f"{type(error).__name__}: {error}", None))
-
-
-class _ThreadLink:
-    """The worker's end."""
-
-    def __init__(self, handle: _ThreadHandle) -> None:
-        self.receive, self.send, self.fail = handle.receive, handle.deliver, handle.fail
-
     def room(self) -> None:
-        return None  # the server reads a gradient while the next one is made
+        return None  # the server reads a gradient while the worker computes the next one
+
+    def deliver(self, job: Job, answer: Answer) -> None:
+        self._events.put(Result(self, job.version, job.sequence, answer.message, None, False, answer.info))
+
+    def fail(self, job: Job, reason: str) -> None:
+        self._events.put(Failed(self, job.sequence, reason, None))
 
 
 class Threads:
-    """An engine of threads; they share the problem, and torch's threads."""
+    """A transport to threads; they share the problem, and torch's threads."""
 
     def __init__(self, problem: Problem, settings: Settings) -> None:
         self._jobs = 1 + settings.prefetch
         device = torch.device(settings.device)
         self._parts = (problem, settings.streams, settings.slowness(), device, settings.compression)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._all: list[tuple[_ThreadHandle, threading.Thread]] = []
+        self._all: list[tuple[_ThreadHandle, Future[None]]] = []
 
     def start(self, member: int, worker: int) -> _ThreadHandle:
-        """A daemon thread: one that hangs cannot keep the interpreter from ending."""
         handle = _ThreadHandle(member, worker, self._events)
 
         def run() -> None:
-            reason = "its work was over"
-            try:
-                oracle = Oracle(*self._parts)
-                self._events.put(Ready(handle, [None] * self._jobs))
-                work(oracle, _ThreadLink(handle), handle.leaving.wait)
-            except BaseException as error:  # a thread must not die unnoticed
-                reason = f"{type(error).__name__}: {error}"
-            self._events.put(Lost(handle, reason))
+            oracle = Oracle(*self._parts)
+            self._events.put(Ready(handle, [None] * self._jobs))
+            work(oracle, handle, handle.leaving.wait)
 
-        thread = threading.Thread(target=run, name=f"lategrad-worker-{worker}", daemon=True)
+        def report(ended: Future[None]) -> None:
+            error = ended.exception()
+            reason = "it has finished" if error is None else f"{type(error).__name__}: {error}"
+            self._events.put(Disconnected(handle, reason))
+
+        thread = run_in_thread(run, f"lategrad-worker-{worker}")
+        thread.add_done_callback(report)
         self._all.append((handle, thread))
-        thread.start()
         return handle
 
     def wait(self, timeout: float) -> Iterator[Event]:
-        """All events that are there."""
         try:
             yield self._events.get(timeout=timeout)
         except queue.Empty:
@@ -99,6 +93,4 @@ class Threads:
         """Dismiss all and wait a moment for those that can end."""
         for handle, _ in self._all:
             handle.dismiss()
-        deadline = time.monotonic() + 1.0
-        for _, thread in self._all:
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        wait([thread for _, thread in self._all], timeout=_SHUTDOWN_TIMEOUT)

@@ -1,4 +1,4 @@
-"""How a server in this process reaches its workers: what it gets from them are events, in turn for jobs."""
+"""How a server in this process reaches its workers: it receives events from them and sends them jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from lategrad.serve.messages import Job, Made
+from lategrad.serve.messages import Job, JobInfo
 
 
 class WorkerHandle(Protocol):
@@ -18,15 +18,15 @@ class WorkerHandle(Protocol):
     pid: int | None
 
     def send(self, job: Job) -> None:
-        """Give it a job, whose query lies where the event before it said; if it is dead by now, that is noticed."""
+        """Send a job, whose query lies where the event before it said; a dead worker is noticed later."""
         ...
 
     def dismiss(self) -> None:
-        """Let it go: it has handed back its last gradient."""
+        """Tell the worker that there is no more work."""
         ...
 
     def kill(self) -> bool:
-        """End it by force; whether that is possible (a thread cannot be ended, only abandoned)."""
+        """End the worker by force; whether that is possible (a thread can only be abandoned)."""
         ...
 
 
@@ -35,62 +35,58 @@ class Ready(NamedTuple):
 
     handle: WorkerHandle
     queries: Sequence[Tensor | None]
-    """Where the queries of its first jobs are to be written, one for each; None for fresh memory."""
+    """Where to write the queries of its first jobs, one for each; None for new memory."""
 
 
-class Arrived(NamedTuple):
-    """A gradient is back; it may be overwritten once the worker gets its next job."""
+class Result(NamedTuple):
+    """A gradient has arrived; it may be overwritten once the worker gets its next job."""
 
     handle: WorkerHandle
     version: int
     sequence: int
     grad: Tensor
     query: Tensor | None
-    """Where the query of its next job is to be written; None for fresh memory."""
+    """Where to write the query of its next job; None for new memory."""
     checked: bool
-    """Whether the worker has found it usable; the worker's own core is the better place for that."""
-    made: Made
-    """How the worker made it."""
+    """Whether the worker has found it usable, which costs the server nothing."""
+    info: JobInfo
 
 
 class Failed(NamedTuple):
-    """A worker could not deliver a gradient, and says why."""
+    """A worker could not compute a gradient."""
 
     handle: WorkerHandle
     sequence: int
     reason: str
     query: Tensor | None
-    """Where the query of its next job is to be written; None for fresh memory."""
 
 
-class Garbled(NamedTuple):
-    """A worker has sent something that no worker sends."""
+class Malformed(NamedTuple):
+    """A worker has sent a message that cannot be read."""
 
     handle: WorkerHandle
     reason: str
 
 
-class Lost(NamedTuple):
+class Disconnected(NamedTuple):
     """A worker has ended."""
 
     handle: WorkerHandle
     reason: str
 
 
-Event = Ready | Arrived | Failed | Garbled | Lost
+Event = Ready | Result | Failed | Malformed | Disconnected
 
 
 class Transport(Protocol):
     """Starts workers and carries what they exchange with the server."""
 
-    def start(self, member: int, worker: int) -> WorkerHandle:
-        """Start a worker; it reports when it is ready."""
-        ...
+    def start(self, member: int, worker: int) -> WorkerHandle: ...
 
     def wait(self, timeout: float) -> Iterator[Event]:
-        """What has happened, waited for at most so many seconds."""
+        """The events of at most ``timeout`` seconds."""
         ...
 
     def close(self) -> None:
-        """End all workers and give back all that was taken."""
+        """End all workers and release all resources."""
         ...

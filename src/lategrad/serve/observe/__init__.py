@@ -1,1 +1,1 @@
-"""Watching a run: records, telemetry, logs."""
+"""Observes a run: records, telemetry, logs, the best output and early stopping."""

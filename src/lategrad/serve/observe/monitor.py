@@ -1,4 +1,4 @@
-"""Watching a run: a line on the terminal, files of numbers, TensorBoard and W&B."""
+"""Shows a run while it trains: on the terminal, in files, in TensorBoard and in Weights & Biases."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -22,168 +21,152 @@ from torch import Tensor
 
 from lategrad.serve.observe.telemetry import Telemetry
 
-_LINE_EVERY = 30.0  # seconds between two lines off a terminal
-_LOGGED = ("step", "seconds", "updates_per_second", "record", "loss", "accuracy", "test_loss", "delay_mean",
-           "delay_p95", "delay_max", "refused", "workers")  # fmt: skip
-"""The columns of ``log.csv``, the same for all runs; ``log.jsonl`` has the user's metrics, too."""
+_LINE_EVERY = 30.0  # seconds between two lines where stderr is not a terminal
+_CSV_COLUMNS = ("step", "seconds", "updates_per_second", "record", "loss", "accuracy", "test_loss", "delay_mean",
+                "delay_p95", "delay_max", "refused", "workers")  # fmt: skip
+"""Of ``log.csv``, the same for all runs; ``log.jsonl`` has the problem's metrics too."""
 
 
-class Monitor(Protocol):
-    """Something that is shown how a run is doing, about once a second and at its end."""
+class Monitor:
+    """Shows the telemetry of a run, about once a second and at its end."""
 
-    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
-        """Take note; ``delays`` are those of the updates since the last time."""
-        ...
+    def show(self, telemetry: Telemetry, workers: int, delays: Tensor) -> None:
+        """Show the state of the run; ``delays`` are those of the updates since the last call."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """No more will come."""
-        ...
+        """Write what is buffered."""
 
 
-def summary_line(telemetry: Telemetry, alive: int) -> str:
+def summary_line(telemetry: Telemetry, workers: int) -> str:
     """Speed, loss, delays and workers in one line."""
     t = telemetry
     accuracy = "" if t.accuracy is None else f", accuracy {t.accuracy:.4f}"
     refused = f", {t.refused} refused" if t.refused else ""
     return (
         f"{t.updates_per_second:,.0f} updates/s, loss {t.loss:.4g}{accuracy}, "
-        f"delay {t.delay_mean:.1f} mean {t.delay_p95:.0f} p95 {t.delay_max} max, {alive} workers{refused}"
+        f"delay {t.delay_mean:.1f} mean {t.delay_p95:.0f} p95 {t.delay_max} max, {workers} workers{refused}"
     )
 
 
-class Terminal:
+class Terminal(Monitor):
     """A progress bar on stderr, and :func:`summary_line` below it."""
 
     def __init__(self, steps: int) -> None:
-        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns)
+        self._bar = Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._task = self._bar.add_task("", total=steps)
         self._live = Live(Group(self._bar, "starting workers"), console=Console(stderr=True), transient=True)
         self._live.start()
 
-    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
-        """Redraw."""
+    def show(self, telemetry: Telemetry, workers: int, delays: Tensor) -> None:
         self._bar.update(self._task, completed=telemetry.version)
-        self._live.update(Group(self._bar, summary_line(telemetry, alive)))
+        self._live.update(Group(self._bar, summary_line(telemetry, workers)))
 
     def close(self) -> None:
-        """Take it away."""
         self._live.stop()
 
 
-class Lines:
-    """:func:`summary_line` on stderr every so often, where nobody sees a bar move."""
+class Lines(Monitor):
+    """:func:`summary_line` on stderr every ``every`` seconds, where there is no terminal."""
 
     def __init__(self, every: float = _LINE_EVERY) -> None:
         self._every, self._next = every, time.monotonic() + every
 
-    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
-        """Print, if it is time to."""
+    def show(self, telemetry: Telemetry, workers: int, delays: Tensor) -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + self._every
-            print(f"update {telemetry.version} of {telemetry.steps}: {summary_line(telemetry, alive)}", file=sys.stderr)
-
-    def close(self) -> None:
-        """Nothing is kept."""
+            line = summary_line(telemetry, workers)
+            print(f"update {telemetry.version} of {telemetry.steps}: {line}", file=sys.stderr)
 
 
-class LogFiles:
-    """The telemetry as ``log.csv`` and as ``log.jsonl``, a row about once a second; a resumed run goes on in them."""
+class LogFiles(Monitor):
+    """The telemetry in ``log.csv`` and ``log.jsonl``, a row about once a second; a resumed run appends to them."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._csv, self._lines = folder / "log.csv", folder / "log.jsonl"
         self._last = -1
 
-    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
-        """A row, unless nothing has happened since the last one."""
+    def show(self, telemetry: Telemetry, workers: int, delays: Tensor) -> None:
         if telemetry.version == self._last:
             return
         self._last = telemetry.version
         numbers = telemetry._asdict()
-        row = {"step": numbers.pop("version"), **numbers.pop("metrics"), **numbers, "workers": alive}
+        row = {"step": numbers.pop("version"), **numbers.pop("metrics"), **numbers, "workers": workers}
         with open(self._lines, "a") as file:
             file.write(json.dumps(row) + "\n")
-        begun = self._csv.exists() and self._csv.stat().st_size > 0
+        is_empty = not (self._csv.exists() and self._csv.stat().st_size > 0)
         with open(self._csv, "a", newline="") as file:
-            plain = {name: row[name] for name in _LOGGED}
-            writer = csv.DictWriter(file, _LOGGED, lineterminator="\n")
-            if not begun:
+            writer = csv.DictWriter(file, _CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+            if is_empty:
                 writer.writeheader()
-            writer.writerow(plain)
-
-    def close(self) -> None:
-        """Every row is on its way to the disk already."""
+            writer.writerow(row)
 
 
-def _scalars(telemetry: Telemetry, alive: int) -> dict[str, float]:
-    """What TensorBoard and W&B draw over the updates."""
+def _scalars(telemetry: Telemetry, workers: int) -> dict[str, float]:
+    """What TensorBoard and W&B plot over the updates."""
     t = telemetry
     scalars = {
         "loss": t.loss, "accuracy": t.accuracy, "test_loss": t.test_loss, **t.metrics,
         "updates per second": t.updates_per_second,
         "delay/mean": t.delay_mean, "delay/p95": t.delay_p95, "delay/max": t.delay_max,
-        "workers/alive": alive, "workers/refused gradients": t.refused,
+        "workers/alive": workers, "workers/refused gradients": t.refused,
     }  # fmt: skip
     return {name: value for name, value in scalars.items() if value is not None}
 
 
-class TensorBoard:
+class TensorBoard(Monitor):
     """Scalars and histograms of delays in a folder that ``tensorboard --logdir`` shows."""
 
     def __init__(self, folder: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ValueError("log='tensorboard' needs a package more: pip install 'lategrad[tensorboard]'") from None
+            raise ValueError("log='tensorboard' needs another package: pip install 'lategrad[tensorboard]'") from None
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
-    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
-        """One point of each scalar, at the number of updates."""
-        for name, value in _scalars(telemetry, alive).items():
+    def show(self, telemetry: Telemetry, workers: int, delays: Tensor) -> None:
+        for name, value in _scalars(telemetry, workers).items():
             self._writer.add_scalar(name, value, telemetry.version)
         if len(delays):
             self._writer.add_histogram("delay", delays, telemetry.version)
 
     def close(self) -> None:
-        """Write out what is buffered."""
         self._writer.close()
 
 
-class WandB:
+class WandB(Monitor):
     """The same as a run of Weights & Biases, offline unless ``WANDB_MODE`` says otherwise.
 
-    A resumed run goes on under the same id, which is kept in the folder: ``wandb sync`` joins the parts.
+    A resumed run continues under the same id, which is kept in the folder: ``wandb sync`` joins the parts.
     """
 
     def __init__(self, folder: Path) -> None:
         try:
             import wandb
         except ImportError:
-            raise ValueError("log='wandb' needs a package more: pip install 'lategrad[wandb]'") from None
-        kept = folder / "wandb-id"
-        if not kept.exists():
+            raise ValueError("log='wandb' needs another package: pip install 'lategrad[wandb]'") from None
+        id_file = folder / "wandb-id"
+        if not id_file.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            kept.write_text(secrets.token_hex(4))
-        mode: Any = os.environ.get("WANDB_MODE", "offline")  # wandb says which there are
+            id_file.write_text(secrets.token_hex(4))
+        mode: Any = os.environ.get("WANDB_MODE", "offline")  # wandb checks it
         self._run: Any = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "lategrad"), name=folder.resolve().name, id=kept.read_text(),
+            project=os.environ.get("WANDB_PROJECT", "lategrad"), name=folder.resolve().name, id=id_file.read_text(),
             resume="allow", dir=folder, mode=mode,
             settings=wandb.Settings(silent=True, console="off"),
         )  # fmt: skip
         self._histogram = wandb.Histogram
         self._last = -1
 
-    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
-        """One point of each scalar, at the number of updates; W&B takes one for each number."""
-        if telemetry.version == self._last:
+    def show(self, telemetry: Telemetry, workers: int, delays: Tensor) -> None:
+        if telemetry.version == self._last:  # W&B accepts one point for each step
             return
         self._last = telemetry.version
-        seen = {"delays": self._histogram(delays.tolist())} if len(delays) else {}
-        self._run.log({**_scalars(telemetry, alive), **seen}, step=telemetry.version)
+        histogram = {"delays": self._histogram(delays.tolist())} if len(delays) else {}
+        self._run.log({**_scalars(telemetry, workers), **histogram}, step=telemetry.version)
 
     def close(self) -> None:
-        """Write out what is buffered."""
         self._run.finish()
 
 
@@ -198,9 +181,7 @@ def logs_of(text: str | None) -> list[str]:
 class Monitors(AbstractContextManager["Monitors"]):
     """All monitors of a run, closed together."""
 
-    def __init__(
-        self, progress: bool, steps: int, log: str | None, folder: Path | None, *, lines: bool = False
-    ) -> None:
+    def __init__(self, progress: bool, steps: int, log: str | None, folder: Path | None, lines: bool) -> None:
         self._all: list[Monitor] = []
         if folder is not None:
             self._all.append(LogFiles(folder))
@@ -213,18 +194,15 @@ class Monitors(AbstractContextManager["Monitors"]):
         elif lines:
             self._all.append(Lines())
 
-    def show(self, telemetry: Telemetry, alive: int, delays: Tensor) -> None:
-        """Show all of them."""
+    def show(self, telemetry: Telemetry, workers: int, delays: Tensor) -> None:
         for monitor in list(self._all):
             try:
-                monitor.show(telemetry, alive, delays)
-            except OSError as error:  # a full disk is no reason to end a run
+                monitor.show(telemetry, workers, delays)
+            except OSError as error:  # a full disk does not end a run
                 self._all.remove(monitor)
                 warnings.warn(f"{type(monitor).__name__} is switched off: {error}", stacklevel=2)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for monitor in self._all:
             with suppress(OSError):
                 monitor.close()

@@ -1,27 +1,36 @@
-"""Loss, accuracy and metrics of a rule's output as a run goes on."""
+"""Records loss, accuracy and metrics of a rule's output during a run."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lategrad.problems.problem import Problem, measure
-from lategrad.serve.observe.evaluation import Evaluator
+from lategrad.support.timeouts import run_in_thread
 
-_WORTH_A_THREAD = 2e-3  # seconds of an evaluation, above which updates go on beside it
-_LOOK_EVERY = 0.2  # seconds: a signal is heeded in between
+_WORTH_A_THREAD = 2e-3  # seconds; longer evaluations run in a thread while updates continue
+_MAX_WAITING = 2  # copies of the output: one being evaluated, and the next
+_POLL_INTERVAL = 0.2  # seconds; signals are handled in between
+
+
+class _Evaluation(NamedTuple):
+    version: int
+    output: Tensor
+    values: Future[dict[str, float]]
 
 
 class Records:
-    """One record of the start, then one every so many updates.
+    """One record of the start, then one every ``every`` updates.
 
-    A point that takes long to evaluate is evaluated by a thread, and its record comes later: always in the order of the
-    updates, and taken in (:meth:`collect`) in the thread of whoever drives the server.
+    An evaluation that takes long runs in a thread, and its record follows later: always in the order of the updates,
+    and added (:meth:`collect`) by the thread that drives the server.
 
     >>> from lategrad.problems import Quadratic
     >>> records = Records(Quadratic(), every=10)
@@ -33,69 +42,93 @@ class Records:
     def __init__(self, problem: Problem, every: int) -> None:
         self.every = every
         self.steps: list[int] = []
-        self._series: dict[str, list[float]] = {}
-        self._evaluator = Evaluator(lambda output: _values(problem, output))
         self.listener: Callable[[Tensor], None] | None = None
         """Called with the output after each record."""
+        self._problem = problem
+        self._series: dict[str, list[float]] = {}
+        self._fastest = math.inf  # seconds of an evaluation so far
+        self._waiting: deque[_Evaluation] = deque()
+        self._last_evaluation: Future[dict[str, float]] | None = None
+        self._restores = 0
 
     def is_due(self, version: int) -> bool:
-        """Whether a record is to be taken after so many updates."""
         return version % self.every == 0
 
     def take(self, version: int, output: Tensor) -> None:
-        """Evaluate here and now what the rule would output, unless that has been done."""
+        """Evaluate the rule's output now, unless this version is recorded already."""
         self.drain()
-        if not self._is_known(version):
-            self.add(version, self._evaluator.now(output))
-            self._tell(output)
+        if not self._has(version):
+            self.add(version, self._evaluate(output))
+            self._notify(output)
 
     def note(self, version: int, output: Tensor) -> None:
-        """Evaluate what the rule would output, or a copy of it soon; a short evaluation is not worth a thread."""
+        """Evaluate the rule's output now, or a copy of it in a thread if that takes long."""
         self.collect()
-        if self._is_known(version):
+        if self._has(version):
             return
-        if self._evaluator.waiting or self._evaluator.quickest > _WORTH_A_THREAD:
-            self._evaluator.begin(version, output.detach().clone())
+        if self._waiting or self._fastest > _WORTH_A_THREAD:
+            self._begin(version, output.detach().clone())
         else:
             self.take(version, output)
 
-    def _is_known(self, version: int) -> bool:
-        waiting = self._evaluator.waiting
-        return (waiting[-1].version if waiting else self.steps[-1] if self.steps else None) == version
+    def _has(self, version: int) -> bool:
+        last = self._waiting[-1].version if self._waiting else self.steps[-1] if self.steps else None
+        return last == version
+
+    def _evaluate(self, output: Tensor) -> dict[str, float]:
+        begin = time.perf_counter()
+        measured = measure(self._problem, output)
+        values = {"loss": measured.loss, "accuracy": measured.accuracy, "test_loss": measured.test_loss}
+        numbers = {name: value.item() for name, value in {**values, **measured.metrics}.items() if value is not None}
+        self._fastest = min(self._fastest, time.perf_counter() - begin)
+        return numbers
+
+    def _begin(self, version: int, output: Tensor) -> None:
+        """Evaluate in a thread, after the evaluations before it; nothing may write to ``output`` any more."""
+        before, restores = self._last_evaluation, self._restores
+
+        def evaluate() -> dict[str, float]:
+            if before is not None:
+                wait([before])
+            return self._evaluate(output) if restores == self._restores else {}
+
+        self._last_evaluation = run_in_thread(evaluate, "lategrad-evaluation")
+        self._waiting.append(_Evaluation(version, output, self._last_evaluation))
 
     @property
     def are_behind(self) -> bool:
-        """Whether updates should wait for evaluations, of which more are asked for than are made."""
-        return self._evaluator.is_full
+        """Whether updates should wait, because records are due faster than they can be evaluated."""
+        return len(self._waiting) >= _MAX_WAITING
 
     def collect(self, timeout: float = 0.0) -> None:
-        """Take in the evaluations that are done, the first of which is waited for so many seconds."""
-        while (done := self._evaluator.take(timeout)) is not None:
-            timeout = 0.0
+        """Add the evaluations that are done; wait up to ``timeout`` seconds for the first."""
+        if self._waiting and timeout > 0:
+            wait([self._waiting[0].values], timeout)
+        while self._waiting and self._waiting[0].values.done():
+            done = self._waiting.popleft()
             self.add(done.version, done.values.result())
-            self._tell(done.output)
+            self._notify(done.output)
 
-    def drain(self, patience: float = math.inf) -> list[int]:
-        """Take in all evaluations that were begun; the versions of those that take longer than so many seconds."""
-        end = time.monotonic() + patience
-        while self._evaluator.waiting and time.monotonic() < end:
-            self.collect(min(_LOOK_EVERY, max(0.0, end - time.monotonic())))
-        return [evaluation.version for evaluation in self._evaluator.waiting]
+    def drain(self, timeout: float = math.inf) -> list[int]:
+        """Add all evaluations; returns the versions of those that are not done within ``timeout`` seconds."""
+        end = time.monotonic() + timeout
+        while self._waiting and time.monotonic() < end:
+            self.collect(min(_POLL_INTERVAL, max(0.0, end - time.monotonic())))
+        return list(self.waiting())
 
     def add(self, version: int, values: Mapping[str, float]) -> None:
-        """Enter what was measured."""
         self.steps.append(version)
         for name, value in values.items():
             series = self._series.setdefault(name, [])
-            series += [math.nan] * (len(self.steps) - 1 - len(series))  # a metric that a resumed run has anew
+            series += [math.nan] * (len(self.steps) - 1 - len(series))  # a metric that is new in a resumed run
             series.append(value)
 
-    def _tell(self, output: Tensor) -> None:
+    def _notify(self, output: Tensor) -> None:
         if self.listener is not None:
             self.listener(output)
 
     def series(self) -> dict[str, list[float]]:
-        """All that is recorded, by name, as long as ``steps``."""
+        """All recorded values by name, each as long as ``steps``."""
         return {name: values + [math.nan] * (len(self.steps) - len(values)) for name, values in self._series.items()}
 
     def last(self) -> dict[str, float]:
@@ -103,30 +136,24 @@ class Records:
         return {name: values[-1] for name, values in self.series().items()}
 
     def saved(self) -> dict[str, list[Any]]:
-        """Plain JSON values, for a checkpoint."""
+        """JSON values for a checkpoint."""
         return {"steps": list(self.steps), **self.series()}
 
     def waiting(self) -> dict[int, Tensor]:
         """The outputs that are still to be evaluated, by their versions; for a checkpoint."""
-        return {evaluation.version: evaluation.output for evaluation in self._evaluator.waiting}
+        return {evaluation.version: evaluation.output for evaluation in self._waiting}
 
     def restore(self, saved: dict[str, list[Any]], waiting: Mapping[int, Tensor]) -> None:
-        """Go on from what a checkpoint says."""
-        self._evaluator.forget()
+        """Continue from the records and the waiting outputs of a checkpoint."""
+        self._restores += 1  # evaluations that have not begun are skipped
+        self._waiting.clear()
         self.steps = list(saved["steps"])
         self._series = {name: list(values) for name, values in saved.items() if name != "steps" and values}
         for version in sorted(waiting):
-            self._evaluator.begin(version, waiting[version])
+            self._begin(version, waiting[version])
 
     def tensors(self) -> dict[str, Any]:
-        """As a trace has them."""
+        """The fields of a :class:`~lategrad.Trace`."""
         series = {name: torch.tensor(values, dtype=torch.float64) for name, values in self.series().items()}
         own = {name: series.pop(name, None) for name in ("loss", "accuracy", "test_loss")}
         return {"steps": torch.tensor(self.steps), **own, "metrics": series}
-
-
-def _values(problem: Problem, output: Tensor) -> dict[str, float]:
-    """All that is recorded of a point, as numbers."""
-    measured = measure(problem, output)
-    own = {"loss": measured.loss, "accuracy": measured.accuracy, "test_loss": measured.test_loss}
-    return {name: value.item() for name, value in {**own, **measured.metrics}.items() if value is not None}

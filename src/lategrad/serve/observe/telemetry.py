@@ -1,4 +1,4 @@
-"""How a run is doing: the few numbers that monitors show."""
+"""The numbers that monitors show of a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from lategrad.serve.observe.records import Records
 from lategrad.serve.observe.update_log import UpdateLog
 
-_RECENT = 1000  # updates that the reported delays and rates are taken over
+_RECENT = 1000  # updates over which delays and rate are measured
 
 
 class Telemetry(NamedTuple):
-    """Rates and delays of the last thousand updates, the last record, and counts."""
+    """Rate and delays of the last thousand updates, the last record, and counts."""
 
     version: int
     steps: int
@@ -26,38 +26,31 @@ class Telemetry(NamedTuple):
     delay_max: int
     refused: int
     record: int
-    """After how many updates the last record was taken."""
+    """The number of updates before the last record."""
     test_loss: float | None
     metrics: dict[str, float]
-    """The user's own, at the last record."""
+    """The problem's own metrics at the last record."""
     bytes_up: int = 0
-    """Of all vectors that came from workers, as they travelled."""
+    """Bytes of all vectors received from workers, as they were sent."""
     bytes_down: int = 0
-    """Of all vectors that went to workers."""
+    """Bytes of all vectors sent to workers."""
     memories_lost: int = 0
-    """How often a worker had to begin without what the one before it had kept."""
+    """How often a restarted worker had lost its local state."""
 
 
 def measure(
-    log: UpdateLog,
-    records: Records,
-    *,
-    steps: int,
-    seconds: float,
-    refused: int,
-    traffic: Mapping[str, int],
+    log: UpdateLog, records: Records, *, steps: int, seconds: float, refused: int, traffic: Mapping[str, int],
     memories_lost: int,
-) -> Telemetry:
-    """Of a run that has been going on for so many seconds."""
+) -> Telemetry:  # fmt: skip
     delays, times = log.column("delay", _RECENT).double(), log.column("time", _RECENT)
-    spent = seconds - float(times[0]) if len(times) else 0.0
+    elapsed = seconds - float(times[0]) if len(times) else 0.0
     ordered = delays.sort().values
     last = records.last()
     return Telemetry(
         version=len(log),
         steps=steps,
         seconds=seconds,
-        updates_per_second=len(times) / spent if spent > 0 else 0.0,
+        updates_per_second=len(times) / elapsed if elapsed > 0 else 0.0,
         loss=last.pop("loss"),
         accuracy=last.pop("accuracy", None),
         delay_mean=float(delays.mean()) if len(delays) else 0.0,

@@ -1,4 +1,4 @@
-"""The log of a real run: who sent the gradient of every update, how late it was, and when it was applied."""
+"""The log of a run: for every update its worker, the delay of its gradient, and when it was applied."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lategrad.serve.checkpoints.checkpoint import DamagedError
-from lategrad.serve.messages import PLAIN, Made
+from lategrad.serve.messages import STATELESS, JobInfo
 from lategrad.support.files import read_regular
 
-_ROW = np.dtype([("time", "<f8"), ("sequence", "<i8"), ("previous", "<i8"), ("worker", "<i4"), ("delay", "<i4"),
-                 ("steps", "<i4")])  # fmt: skip
+_ROW = np.dtype([("time", "<f8"), ("sequence", "<i8"), ("parent_job", "<i8"), ("worker", "<i4"), ("delay", "<i4"),
+                 ("local_steps", "<i4")])  # fmt: skip
 _UNKNOWN = -1  # the worker of an update whose row was lost
 Rows = NDArray[Any]
 
@@ -33,59 +33,58 @@ class UpdateLog:
     """
 
     def __init__(self, rows: Rows | None = None) -> None:
-        given = np.zeros(0, _ROW) if rows is None else rows
-        self._rows: Rows = np.concatenate([given, np.zeros(1024, _ROW)])
-        self._count = len(given)
+        first = np.zeros(0, _ROW) if rows is None else rows
+        self._rows: Rows = np.concatenate([first, np.zeros(1024, _ROW)])
+        self._count = len(first)
 
     def __len__(self) -> int:
         return self._count
 
-    def append(self, worker: int, sequence: int, delay: int, time: float, made: Made = PLAIN) -> None:
-        """Add the row of the update that was just applied."""
+    def append(self, worker: int, sequence: int, delay: int, time: float, info: JobInfo = STATELESS) -> None:
         if self._count == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[self._count] = (time, sequence, made.previous, worker, delay, made.steps)
+        self._rows[self._count] = (time, sequence, info.parent_job, worker, delay, info.local_steps)
         self._count += 1
 
     def column(self, name: str, last: int | None = None) -> Tensor:
-        """A column, such as ``time``, ``worker`` or ``delay``, of all updates, or of the ``last`` so many."""
+        """A column, such as ``time``, ``worker`` or ``delay``, of all updates or the ``last`` few."""
         first = 0 if last is None else max(0, self._count - last)
         return torch.from_numpy(self._rows[name][first : self._count].copy())
 
     @classmethod
     def unknown(cls, count: int) -> UpdateLog:
-        """The log of so many updates of which nothing is known any more: of worker -1, without delay."""
+        """The log of ``count`` updates whose rows were lost: of worker -1, without delay."""
         rows = np.zeros(count, _ROW)
         rows["worker"] = rows["sequence"] = _UNKNOWN
         return cls(rows)
 
     def rows(self, first: int = 0) -> Rows:
-        """A copy of all rows but the ``first`` so many."""
+        """A copy of all rows from row ``first``."""
         chosen: Rows = self._rows[first : self._count].copy()
         return chosen
 
 
 class LogMark(NamedTuple):
-    """How far a log file has been written, and a checksum of it up to there."""
+    """The number of updates in a log file, and the checksum of their rows."""
 
     updates: int
     checksum: int
 
 
 class LogFile:
-    """The rows of a run in a file that only grows, so that a checkpoint need not repeat them.
+    """The rows of a run in a file that only grows, so that checkpoints need not repeat them.
 
-    It is a log and no more: parameters are never lost with it.
+    Losing it loses no parameters.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.mark = LogMark(0, 0)
 
-    def look_after(self) -> None:
-        """If somebody has removed the file, or a part of it, all rows are to be written again."""
+    def check(self) -> None:
+        """If the file, or a part of it, was removed, all rows will be written again."""
         if not self._is_long_enough():
-            warnings.warn(f"{str(self._path)!r} was removed or cut while the run went on: it is written again",
+            warnings.warn(f"{str(self._path)!r} was removed or truncated during the run: it is written again",
                           stacklevel=2)  # fmt: skip
             self.mark = LogMark(0, 0)
 
@@ -96,21 +95,21 @@ class LogFile:
             return self.mark.updates == 0
 
     def append(self, rows: Rows) -> LogMark:
-        """Write what is new and wait for the disk; a failed attempt can be repeated."""
-        fresh = rows.tobytes()
+        """Write new rows and wait for the disk; a failed attempt can be repeated."""
+        contents = rows.tobytes()
         if not self._is_long_enough():
-            raise OSError(f"{str(self._path)!r} was removed or cut")
+            raise OSError(f"{str(self._path)!r} was removed or truncated")
         with open(self._path, "r+b" if self._path.exists() else "w+b") as file:
             file.truncate(self.mark.updates * _ROW.itemsize)  # what an earlier attempt left behind
             file.seek(0, os.SEEK_END)
-            file.write(fresh)
+            file.write(contents)
             file.flush()
             os.fsync(file.fileno())
-        self.mark = LogMark(self.mark.updates + len(rows), zlib.crc32(fresh, self.mark.checksum))
+        self.mark = LogMark(self.mark.updates + len(rows), zlib.crc32(contents, self.mark.checksum))
         return self.mark
 
     def read(self, mark: LogMark) -> Rows:
-        """The rows up to a mark, from where it goes on: what was written after it is dropped with the next append."""
+        """The rows up to a mark; the next append overwrites those after it."""
         try:
             contents = read_regular(self._path, mark.updates * _ROW.itemsize)
         except FileNotFoundError:

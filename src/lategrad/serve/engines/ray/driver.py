@@ -1,13 +1,13 @@
 """A Ray cluster as an engine, seen from the driver: it starts the actors and keeps the checkpoints.
 
-The driver is not in the way of any gradient: workers and server talk to each other. A few times a second it asks the
-server how it is doing. Every few seconds it fetches a checkpoint, which it keeps in memory (its mirror) and writes to
-the disk when that is due, and from which a server goes on that Ray has restarted.
+Gradients do not pass through the driver: workers and server talk to each other. A few times a second it asks the server
+for its status. Every few seconds it fetches a checkpoint, which it keeps in memory (its mirror) and writes to the disk
+when that is due; a server that Ray has restarted continues from the mirror.
 
-It waits for nothing for ever. What an actor is asked has a time limit; what may be stuck in Ray itself, or in a process
-of Ray that is stopped or cut off (connecting, storing, creating and killing actors, looking at the cluster, reading an
-answer), is called through :func:`~lategrad.support.timeouts.limited`. Calls of actors with short arguments are queued,
-no more.
+The driver waits for nothing without a time limit. Calls of actors time out; calls that may hang in Ray itself, or in a
+process of Ray that is stopped or cut off (connecting, storing, creating and killing actors, looking at the cluster,
+reading an answer), go through :func:`~lategrad.support.timeouts.limited`. Calls of actors with short arguments are only
+queued.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import math
 import secrets
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 import torch
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
@@ -33,17 +32,10 @@ from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.checkpoints.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
-from lategrad.serve.desk import Location
-from lategrad.serve.engines.engine import (
-    LAST_EVALUATIONS,
-    MOST_RETURNS,
-    Ended,
-    Report,
-    TrainingError,
-    poisoned_for_good,
-)
+from lategrad.serve.engines.engine import LAST_EVALUATIONS, Ended, Report, TrainingError, check_returns
 from lategrad.serve.engines.ray.actors import ServerActor, Status, WorkerActor
-from lategrad.serve.engines.ray.connect import connected
+from lategrad.serve.engines.ray.connect import Calls, NoAnswerError, connected, why_ended
+from lategrad.serve.jobs import Location
 from lategrad.serve.observe.records import Records
 from lategrad.serve.observe.telemetry import Telemetry
 from lategrad.serve.observe.watch import Look
@@ -52,28 +44,20 @@ from lategrad.serve.settings import Settings
 from lategrad.support.timeouts import OutOfTimeError, limited
 from lategrad.trace import Trace
 
-_ASK_EVERY = 0.2  # seconds between two questions to the server
-_LOOK_AROUND = 1.0  # seconds between two looks at the cluster's CPUs
-_LOOK_AGAIN = 30.0  # seconds until the next one, where Ray did not answer
-_A_WORD = 5.0  # seconds for what takes Ray milliseconds
-_NO_CPU_AFTER = 30.0  # seconds after which it is said that workers wait for CPUs
-_MIRROR_EVERY = 4.0  # seconds: a lost server costs the updates since
+_STATUS_INTERVAL = 0.2  # seconds between two questions to the server
+_CAPACITY_POLL = 1.0  # seconds between two looks at the cluster's CPUs
+_CAPACITY_RETRY = 30.0  # seconds until the next one, where Ray did not answer
+_RPC_TIMEOUT = 5.0  # seconds for what takes Ray milliseconds
+_NO_CPU_WARNING = 30.0  # seconds after which to warn that workers wait for CPUs
+_MIRROR_INTERVAL = 4.0  # seconds: a lost server costs the updates since
 _MIRROR_SHARE = 0.05  # of the time, at most, is spent on it
-_PATIENCE = 10.0  # seconds that the server has for an answer, and more where vectors are long
-_ENTRIES_PER_SECOND = 1e6  # of a vector, on a bad day
-_FIRST_ANSWER = 300.0  # seconds for the first: a machine for it may have to be found
-_LAST_ANSWER = 5.0  # seconds for the last, when the run is to end, and more where vectors are long
-_LAST_ENTRIES_PER_SECOND = 1e7
-_GLANCE = 0.2  # seconds after which whoever waits for an answer sees whether the run is to end
-
-Returned = TypeVar("Returned")
+_START_TIMEOUT = 300.0  # seconds for the first answer: a machine for the server may have to be found
 
 
 @dataclass
 class _WorkerHandle:
     """The driver's end of one worker actor."""
 
-    worker: int
     actor: Any
     end: Any
     """The reference to the end of its work."""
@@ -91,9 +75,10 @@ class RayEngine:
     def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, archive: Archive | None) -> None:
         self._problem, self._rule = problem, rule
         self._settings = dataclasses.replace(settings, on_record=None)  # which stays here
-        self._archive, self._mirror = archive, MemoryArchive(seconds=_MIRROR_EVERY)
-        self._patience = _PATIENCE + problem.dim / _ENTRIES_PER_SECOND
-        self._last_patience = _LAST_ANSWER + problem.dim / _LAST_ENTRIES_PER_SECOND
+        self._archive = archive
+        self.mirror = MemoryArchive(seconds=_MIRROR_INTERVAL)
+        """The newest checkpoint of the server, in the driver's memory."""
+        self._calls = Calls(problem.dim, lambda: self._stopping)
         self._stopping, self._owns_connection = False, True
         self._resources = contextlib.ExitStack()
         self._handles: dict[int, _WorkerHandle] = {}
@@ -105,14 +90,13 @@ class RayEngine:
         self._version = 0
         self._telemetry: Telemetry | None = None
         self._delays: list[Tensor] = []
-        self._cpus, self._looked_around, self._told_no_cpu = 0, -math.inf, False
+        self._cpus, self._polled_capacity, self._warned_no_cpu = 0, -math.inf, False
         self._replaced: dict[str, int] = {}
         self.records = Records(problem, settings.record_every or settings.steps)
         self._look: Look | None = None
 
     @property
     def version(self) -> int:
-        """Updates made so far, when the server was last asked."""
         return self._version
 
     @property
@@ -121,145 +105,103 @@ class RayEngine:
         return None if self._status is None else self._status.location
 
     def watch(self, look: Look) -> None:
-        """Call this for every record that the server tells of."""
         self._look = look
 
     def request_stop(self) -> None:
-        """The run is to end: the server has a few seconds more for an answer, and is not waited for to come back."""
+        """Give the server a few seconds for an answer, and do not wait for it to come back."""
         self._stopping = True
 
     # ---- The server
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
-        """Connect, start the server's actor, and let it begin; if the run is to end by then, leave it at that."""
+        """Connect, create the server's actor and start the server, unless the run is asked to stop meanwhile."""
         _, most = self._settings.worker_range()
         if checkpoint is not None:
-            self._mirror.save(checkpoint)
+            self.mirror.save(checkpoint)
         try:
             connection = connected(self._settings.address, most, lambda: self._stopping)
             self._owns_connection = self._resources.enter_context(connection)
-            self._shared_problem, self._server = self._limited(self._create_server, _FIRST_ANSWER)
+            self._shared_problem, self._server = self._calls.limited(self._create_server, _START_TIMEOUT)
         except OutOfTimeError:
             if not self._stopping:
                 raise
         self._wait_for_server()
-        if self._archive is not None and self._mirror.is_filled and not self._write():
+        if self._archive is not None and self.mirror.is_filled and not self._write():
             raise self._archive.unusable()
 
-    def _limited(
-        self, call: Callable[[], Returned], seconds: float, undo: Callable[[Returned], object] | None = None
-    ) -> Returned:
-        """What a call into Ray returns, if it does so in time, of which there is little when the run is to end."""
-
-        def limit() -> float:
-            return min(seconds, self._last_patience) if self._stopping else seconds
-
-        return limited(call, limit, "Ray did not answer", undo=undo)
-
     def _create_server(self) -> tuple[Any, Any]:
-        """The problem where all can read it, and the server's actor."""
+        """Store the problem where all can read it, and create the server's actor."""
         # It claims no CPU: if its machine is lost when all others are full, it must find a place at once.
         actor = ray.remote(
             num_cpus=0, max_restarts=-1, max_task_retries=0, enable_task_events=False,
-            scheduling_strategy=self._server_node(),
+            scheduling_strategy=self.server_node(),
         )(ServerActor)  # fmt: skip
         return ray.put(self._problem), actor.remote(secrets.token_hex(8))
 
-    def _server_node(self) -> Any:
-        """The server starts on the driver's machine, the likeliest to stay, and elsewhere if it must."""
+    def server_node(self) -> Any:
+        """Where Ray starts the server: on the driver's machine, the likeliest to stay, and elsewhere if it must."""
         return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
 
     def _wait_for_server(self) -> None:
-        """Until it has begun, and told how it is doing; it may be lost meanwhile, and is begun again then."""
-        end = time.monotonic() + _FIRST_ANSWER
+        """Wait for its first status; it may be lost meanwhile, and is started again then."""
+        end = time.monotonic() + _START_TIMEOUT
         while self._status is None and not self._stopping:
             if time.monotonic() > end:
-                raise TrainingError(f"the server could not be started within {_FIRST_ANSWER:g} s")
-            self._take_note(self._status_soon())
+                raise TrainingError(f"the server could not be started within {_START_TIMEOUT:g} s")
+            self._process(self._request_status())
         if self._status is None:
             self._telemetry = self._stand_in.telemetry()
 
-    def _status_soon(self) -> Any:
-        """A reference to the server's next status."""
+    def _request_status(self) -> Any:
         return self._server.status.remote(self._version, self._replaced, len(self.records.steps))
 
     def _begin_server(self) -> None:
-        """Let the server begin, from the mirror's checkpoint if there is one; its first is then the mirror's."""
-        checkpoint = self._mirror.load() if self._mirror.is_filled else None
-        watched = self._look is not None
-        what = (self._shared_problem, self._rule, self._settings, checkpoint, watched)
-        begun = self._limited(lambda: self._server.begin.remote(*what), self._patience)
-        first = self._answer(begun, max(_FIRST_ANSWER, self._patience))
+        """Start the server, from the mirror's checkpoint if there is one; its first checkpoint is then the mirror's."""
+        checkpoint = self.mirror.load() if self.mirror.is_filled else None
+        arguments = (self._shared_problem, self._rule, self._settings, checkpoint, self._look is not None)
+        answer = self._calls.limited(lambda: self._server.begin.remote(*arguments))
+        first = self._calls.answer(answer, _START_TIMEOUT)
         self._version = first.version
         self.records.restore(first.description["records"], {})
-        self._mirror.save(first)
-
-    def _answer(self, reference: Any, patience: float) -> Any:
-        """What the server says, waited for so long, or until the run is to end; what it raised is raised here."""
-        begin = time.monotonic()
-        while not self._ready([reference], _GLANCE):
-            if time.monotonic() - begin > (self._last_patience if self._stopping else patience):
-                raise _NoAnswerError("it does not answer")
-        try:
-            return self._read(reference)
-        except RayTaskError:
-            raise
-        except RayError as error:
-            raise _NoAnswerError(_brief(error)) from None
-
-    def _ready(self, references: list[Any], timeout: float) -> list[Any]:
-        """The first of some answers that are there, waited for so many seconds; they may still be elsewhere."""
-        wait = functools.partial(ray.wait, references, num_returns=1, timeout=timeout, fetch_local=False)
-        ready: list[Any] = self._limited(wait, self._patience)[0]
-        return ready
-
-    def _read(self, reference: Any) -> Any:
-        """An answer that is there."""
-        return self._limited(lambda: ray.get(reference, timeout=self._patience), self._patience)
+        self.mirror.save(first)
 
     def _fetch(self) -> None:
         """Bring the mirror up to date."""
         begin = time.monotonic()
-        fetched = self._answer(self._server.checkpoint.remote(self._mirror.logged), self._patience)
+        fetched = self._calls.answer(self._server.checkpoint.remote(self.mirror.logged))
         if fetched is None:
             self._go_back()
         else:
-            self._mirror.save(fetched)
-        self._mirror.schedule.seconds = max(_MIRROR_EVERY, (time.monotonic() - begin) / _MIRROR_SHARE)
+            self.mirror.save(fetched)
+        self.mirror.schedule.seconds = max(_MIRROR_INTERVAL, (time.monotonic() - begin) / _MIRROR_SHARE)
 
     def _write(self) -> bool:
-        """Take the mirror to the disk; whether that is where it is."""
+        """Write the mirror to the disk; returns whether that succeeded."""
         assert self._archive is not None
-        newest = self._mirror.load()
+        newest = self.mirror.load()
         return self._archive.save(dataclasses.replace(newest, rows=newest.rows[self._archive.logged :]))
 
     def _go_back(self) -> None:
-        """The server's state is not finite: it goes on from the mirror's, which is."""
-        newest = self._mirror.load()
-        gone_back = self._limited(lambda: self._server.go_back.remote(newest), self._patience)
-        in_a_row = self._answer(gone_back, self._patience)
+        """Replace the server's state, which is not finite, by the mirror's."""
+        newest = self.mirror.load()
+        in_a_row = self._calls.answer(self._calls.limited(lambda: self._server.go_back.remote(newest)))
         self._version = newest.version
         self.records.restore(newest.description["records"], {})
-        if in_a_row > MOST_RETURNS:
-            raise poisoned_for_good(newest.version)
+        check_returns(in_a_row, newest.version)
 
-    def _ask(self, now: float) -> None:
-        if self._asked is None and now >= self._ask_at:
-            self._asked, self._ask_at = self._status_soon(), now + _ASK_EVERY
-
-    def _take_note(self, answer: Any) -> None:
-        """Of the server's status, or of its absence."""
+    def _process(self, answer: Any) -> None:
+        """Handle the server's status, or its absence."""
         self._asked = None
         try:
-            status: Status | None = self._answer(answer, self._patience)
-            if status is None:  # it was restarted, and does not know where to go on
+            status: Status | None = self._calls.answer(answer)
+            if status is None:  # it was restarted, and has no state yet
                 self._begin_server()
                 return
             if status.poisoned:
                 self._go_back()
                 return
             due = self._archive is not None and self._archive.schedule.is_due(status.report.version)
-            if due or self._mirror.schedule.is_due(status.report.version):
+            if due or self.mirror.schedule.is_due(status.report.version):
                 self._fetch()
             if due:
                 self._write()
@@ -267,7 +209,7 @@ class RayEngine:
             self._miss_server(error)
             return
         if self._server_start not in (None, status.server_start):
-            warnings.warn(f"the server goes on from update {self._version}", stacklevel=2)
+            warnings.warn(f"the server continues from update {self._version}", stacklevel=2)
         self._server_start, self._status, self._version = status.server_start, status, status.report.version
         self._telemetry = status.telemetry
         self._delays.append(status.delays)
@@ -282,15 +224,13 @@ class RayEngine:
         if self._status is not None:
             warnings.warn(f"the server is lost ({error}): Ray restarts it", stacklevel=3)
         self._status = None
-        time.sleep(_ASK_EVERY)
+        time.sleep(_STATUS_INTERVAL)
 
     def report(self, now: float, replaced: dict[str, int]) -> Report | None:
-        """How things were when the server was last asked."""
         self._replaced = replaced
         return None if self._status is None else self._status.report
 
     def telemetry(self) -> tuple[Telemetry, Tensor]:
-        """What monitors show."""
         assert self._telemetry is not None
         fresh = torch.cat([torch.zeros(0, dtype=torch.int32), *self._delays])
         self._delays.clear()
@@ -298,23 +238,23 @@ class RayEngine:
 
     def save(self) -> None:
         """Write a checkpoint: a new one, if the server is there to give one."""
-        if not self._mirror.is_filled:
-            return  # the run was to end before it began
+        if not self.mirror.is_filled:
+            return  # the run was asked to stop before it began
         try:
             if self._status is None:
-                raise _NoAnswerError("it is away")
-            self._status_soon()  # with which the number of replaced workers is the last
+                raise NoAnswerError("it is away")
+            self._request_status()  # which brings the server the last number of replaced workers
             self._fetch()
         except (OutOfTimeError, RayTaskError) as error:
-            newest = f"the newest is that of update {self._mirror.load().version}"
-            why = _brief(error) if isinstance(error, RayTaskError) else error
+            newest = f"the newest is that of update {self.mirror.load().version}"
+            why = why_ended(error) if isinstance(error, RayTaskError) else error
             warnings.warn(f"no checkpoint: the server did not give one ({why}); {newest}", stacklevel=2)
             self._status = None
         if self._archive is not None:
             self._write()
 
     def finish(self, at_once: bool) -> Trace | None:
-        """What happened; None if the server was lost at the very last moment, so that its return must be supervised."""
+        """The trace; None if the server was lost at the very last moment, so that its return must be supervised."""
         trace: Trace | None = None
         begin = time.monotonic()
 
@@ -322,23 +262,23 @@ class RayEngine:
             return LAST_EVALUATIONS if at_once or self._stopping else math.inf
 
         while self._status is not None and self._status.evaluating and time.monotonic() - begin < patience():
-            time.sleep(_ASK_EVERY)
-            self._take_note(self._status_soon())
+            time.sleep(_STATUS_INTERVAL)
+            self._process(self._request_status())
         with contextlib.suppress(OutOfTimeError):
             if self._status is not None:
-                trace = self._answer(self._server.trace.remote(patience()), self._patience)
+                trace = self._calls.answer(self._server.trace.remote(patience()))
         if trace is None:
             self._status = None
             return self._stand_in.trace() if at_once or self._stopping else None
-        self._take_note(self._status_soon())  # with the last records
+        self._process(self._request_status())  # with the last records
         return trace
 
     @functools.cached_property
     def _stand_in(self) -> Server:
-        """A server here, for the end of a run whose own does not answer: where the mirror was."""
+        """A server in this process with the mirror's state, for the end of a run whose own does not answer."""
         server = Server(self._problem, self._rule, self._settings)
-        if self._mirror.is_filled:
-            server.restore(self._mirror.load())
+        if self.mirror.is_filled:
+            server.restore(self.mirror.load())
         return server
 
     # ---- The workers
@@ -350,30 +290,29 @@ class RayEngine:
         def create() -> _WorkerHandle:
             remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(WorkerActor)
             actor = remote.remote(self._server, member, worker, self._shared_problem, self._settings)
-            return _WorkerHandle(worker, actor, actor.run.remote(), time.monotonic())
+            return _WorkerHandle(actor, actor.run.remote(), time.monotonic())
 
-        self._handles[member] = self._limited(create, self._patience, undo=lambda late: ray.kill(late.actor))
+        self._handles[member] = self._calls.limited(create, undo=lambda late: ray.kill(late.actor))
 
     def location(self, member: int) -> Location | None:
-        """As the server said when it was last asked."""
         status = self._status
         activity = None if status is None else status.report.activities.get(member)
         return None if activity is None else activity.location
 
-    def let_go(self, member: int) -> None:
-        """Tell the server, which gives it no more work."""
-        self._server.let_go.remote(member)
+    def release(self, member: int) -> None:
+        self._server.release.remote(member)
 
     def kill(self, member: int) -> bool:
-        """End its process; where Ray does not answer, it is asked again when the worker is seen to go on."""
-        self._server.let_go.remote(member)
+        """Kill its process; where Ray does not answer, it is asked again when the worker turns out to be alive."""
+        self.release(member)
         with contextlib.suppress(OutOfTimeError):
-            self._limited(lambda: ray.kill(self._handles[member].actor), _A_WORD)
+            self._calls.limited(lambda: ray.kill(self._handles[member].actor), _RPC_TIMEOUT)
         return True
 
     def wait(self, timeout: float) -> list[Ended]:
-        """Ask the server, and see who has ended."""
-        self._ask(time.monotonic())
+        now = time.monotonic()
+        if self._asked is None and now >= self._ask_at:
+            self._asked, self._ask_at = self._request_status(), now + _STATUS_INTERVAL
         by_end = {handle.end: member for member, handle in self._handles.items()}
         waiting = [*by_end, *([] if self._asked is None else [self._asked])]
         if not waiting:
@@ -381,47 +320,46 @@ class RayEngine:
             return []
         ended = []
         try:
-            for ready in self._ready(waiting, timeout):
+            for ready in self._calls.ready(waiting, timeout):
                 if ready in by_end:
-                    ended.append(self._bury(by_end[ready]))
+                    ended.append(self._remove(by_end[ready]))
                 else:
-                    self._take_note(ready)
+                    self._process(ready)
         except OutOfTimeError as error:
             self._miss_server(error)
         return ended
 
-    def _bury(self, member: int) -> Ended:
-        handle = self._handles[member]
+    def _remove(self, member: int) -> Ended:
+        reason = None
         try:
-            self._read(handle.end)
-            reason = None
+            self._calls.read(self._handles[member].end)
         except RayError as error:
-            reason = _brief(error)
+            reason = why_ended(error)
         del self._handles[member]
-        self._server.bury.remote(member, handle.worker)
+        self._server.remove.remote(member)
         return Ended(member, reason)
 
     def room(self) -> float:
         """The cluster's CPUs."""
         now = time.monotonic()
-        if now - self._looked_around > _LOOK_AROUND:
-            self._looked_around = now
+        if now - self._polled_capacity > _CAPACITY_POLL:
+            self._polled_capacity = now
             try:
-                self._cpus = int(self._limited(ray.cluster_resources, _A_WORD).get("CPU", 0))
-                self._tell_who_waits(now)
+                self._cpus = int(self._calls.limited(ray.cluster_resources, _RPC_TIMEOUT).get("CPU", 0))
+                self._warn_of_no_cpu(now)
             except OutOfTimeError:  # as many as before
-                self._looked_around = now + _LOOK_AGAIN
+                self._polled_capacity = now + _CAPACITY_RETRY
         return self._cpus
 
-    def _tell_who_waits(self, now: float) -> None:
+    def _warn_of_no_cpu(self, now: float) -> None:
         joined = () if self._status is None else self._status.report.activities
-        waiting = sum(member not in joined and now - handle.started > _NO_CPU_AFTER
+        waiting = sum(member not in joined and now - handle.started > _NO_CPU_WARNING
                       for member, handle in self._handles.items())  # fmt: skip
-        if not waiting or self._told_no_cpu:
+        if not waiting or self._warned_no_cpu:
             return
-        if self._limited(ray.available_resources, _A_WORD).get("CPU", 0) < 1:
-            self._told_no_cpu = True
-            warnings.warn(f"{waiting} workers wait for a CPU: the cluster has {self._cpus}, all of them taken",
+        if self._calls.limited(ray.available_resources, _RPC_TIMEOUT).get("CPU", 0) < 1:
+            self._warned_no_cpu = True
+            warnings.warn(f"{waiting} workers wait for a CPU: the cluster has {self._cpus}, all of them in use",
                           stacklevel=2)  # fmt: skip
 
     def close(self) -> None:
@@ -435,25 +373,6 @@ class RayEngine:
         actors += [] if self._server is None else [self._server]
         self._handles.clear()
         try:
-            limited(lambda: [ray.kill(actor) for actor in actors], _A_WORD, "Ray has not ended all actors")
+            limited(lambda: [ray.kill(actor) for actor in actors], _RPC_TIMEOUT, "Ray has not ended all actors")
         except OutOfTimeError as error:
             warnings.warn(f"{error}: it will when this process has ended", stacklevel=3)
-
-
-class _NoAnswerError(OutOfTimeError):
-    """The server, or what it said, did not arrive: it may be back soon."""
-
-
-def _brief(error: RayError) -> str:
-    """Why an actor or its work ended, in one line."""
-    if isinstance(error, GetTimeoutError):
-        return "it does not answer"
-    if isinstance(error, ActorUnavailableError):
-        return "it cannot be reached"
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        return f"{type(cause).__name__}: {cause}"
-    text = str(error)
-    if "creation task" in text or "Error" in text.splitlines()[-1]:
-        return text.strip().splitlines()[-1].strip()
-    return "its machine is gone" if "its node has died" in text else "its process ended"

@@ -1,4 +1,4 @@
-"""Adam's moving averages of gradients and of their squares."""
+"""What several rules compute: Adam's moving averages, and the running mean of the delays."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules.rule import Delay
+
+_WINDOW = 32  # updates: short relative to a run, long enough to average heavy-tailed delays
+
 
 class Moments(NamedTuple):
     """Moving averages, not yet corrected for their start at zero."""
 
-    first: Tensor
-    """:math:`m_t = \\beta_1 m_{t-1} + (1 - \\beta_1) g`."""
-    second: Tensor
-    """:math:`v_t = \\beta_2 v_{t-1} + (1 - \\beta_2) g^2`."""
+    first: Tensor  # m_t = beta_1 m_{t-1} + (1 - beta_1) g
+    second: Tensor  # v_t = beta_2 v_{t-1} + (1 - beta_2) g^2
 
 
 def start_moments(x: Tensor) -> Moments:
-    """Before any gradient: zero."""
     return Moments(first=torch.zeros_like(x), second=torch.zeros_like(x))
 
 
 def next_moments(moments: Moments, grad: Tensor, beta1: float, beta2: float) -> Moments:
-    """After one more gradient."""
     return Moments(
-        first=beta1 * moments.first + (1 - beta1) * grad,
-        second=beta2 * moments.second + (1 - beta2) * grad * grad,
+        first=beta1 * moments.first + (1 - beta1) * grad, second=beta2 * moments.second + (1 - beta2) * grad * grad
     )
 
 
@@ -45,3 +44,14 @@ def adam_direction(moments: Moments, t: Tensor, beta1: float, beta2: float, eps:
     """:math:`\\hat m_t / (\\sqrt{\\hat v_t} + \\epsilon)`, both corrected for their start at zero."""
     corrected = moments.first / (1 - geometric(beta1, t)).to(moments.first.dtype)
     return corrected / root_mean_square(moments.second, t, beta2, eps)
+
+
+def next_mean_delay(mean: Tensor, delay: Delay, t: Tensor) -> Tensor:
+    r"""The mean of the first delays, then an exponential moving average.
+
+    .. math:: \bar\tau_t = \bar\tau_{t-1} + (\tau_t - \bar\tau_{t-1}) / \min(t, 32)
+
+    >>> next_mean_delay(torch.tensor([2.0]), torch.tensor(5), torch.tensor([3.0]))
+    tensor([3.])
+    """
+    return mean + (delay - mean) / t.clamp_max(_WINDOW)

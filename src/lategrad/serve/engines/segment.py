@@ -1,0 +1,121 @@
+"""How a server and a worker process talk: the header of every message, and memory that both share for the vectors.
+
+A segment has no name (it is a memory file, reached through its descriptor), so that nothing is left behind however a
+process ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import weakref
+from multiprocessing import reduction
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lategrad.serve.compression import Compression
+from lategrad.serve.messages import JobInfo
+
+READY, JOB, RESULT, FAILED, END = range(5)
+"""Kinds of messages: a worker has started; a job for it; its gradient; why there is none; there is no more work."""
+HEADER = struct.Struct("<BBb5xqqqqqq")  # 56 bytes: a vector that follows is aligned
+_ALIGNMENT = 64
+
+
+class Header(NamedTuple):
+    """What every message begins with; text or the bytes of a vector may follow."""
+
+    kind: int
+    slot: int = 0
+    """Where in the segment the vector lies."""
+    dtype: int = -1
+    """Of the vector that follows; negative if none does."""
+    sequence: int = 0
+    version: int = 0
+    local_steps: int = 0
+    parent_job: int = -1
+    member: int = 0
+    server_start: int = 0
+    """A random number of each start of the server: gradients for an earlier one are discarded."""
+
+    def pack(self) -> bytes:
+        return HEADER.pack(*self)
+
+    @classmethod
+    def unpack(cls, message: bytes) -> Header:
+        return cls._make(HEADER.unpack_from(message))
+
+    @property
+    def info(self) -> JobInfo:
+        return JobInfo(self.local_steps, self.parent_job)
+
+
+class SegmentAddress(NamedTuple):
+    """Where another process of the same machine finds a segment."""
+
+    pid: int
+    descriptor: int
+    slots: int
+    compression: Compression
+
+
+class Segment:
+    """Memory that a worker and the server share: a query and a gradient, as it travels, for each job of the worker.
+
+    >>> mine = Segment.create(Compression("none", 3, torch.float32))
+    >>> theirs = Segment.attach(mine.address)
+    >>> _ = mine.grads[0].copy_(torch.tensor([1.0, 2.0, 3.0]))
+    >>> theirs.grads[0]
+    tensor([1., 2., 3.])
+    """
+
+    def __init__(self, address: SegmentAddress) -> None:
+        self.address = address
+        offset, size = _sizes(address)
+        memory = mmap.mmap(address.descriptor, size)
+        form = address.compression
+        self.queries = _vectors(memory, 0, address.slots, form.dim, form.dtype)
+        self.grads = _vectors(memory, offset, address.slots, form.message_length, form.message_dtype)
+
+    @classmethod
+    def create(cls, compression: Compression, slots: int = 1) -> Segment:
+        descriptor = os.memfd_create("lategrad-segment")
+        address = SegmentAddress(os.getpid(), descriptor, slots, compression)
+        os.ftruncate(descriptor, _sizes(address)[1])
+        segment = cls(address)
+        weakref.finalize(segment, os.close, descriptor)
+        return segment
+
+    @classmethod
+    def attach(cls, address: SegmentAddress) -> Segment:
+        """Open the segment of another process of this user; ``OSError`` if the system does not allow it."""
+        return cls._open(os.open(f"/proc/{address.pid}/fd/{address.descriptor}", os.O_RDWR), address)
+
+    @classmethod
+    def _open(cls, descriptor: int, address: SegmentAddress) -> Segment:
+        try:
+            return cls(address._replace(pid=os.getpid(), descriptor=descriptor))
+        finally:
+            os.close(descriptor)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Worker processes inherit the descriptor when they are started."""
+        return _inherit, (reduction.DupFd(self.address.descriptor), self.address)
+
+
+def _inherit(duplicate: Any, address: SegmentAddress) -> Segment:
+    return Segment._open(duplicate.detach(), address)
+
+
+def _sizes(address: SegmentAddress) -> tuple[int, int]:
+    """Bytes of the queries, with room to align what follows, and of the whole segment."""
+    form = address.compression
+    queries = -(-address.slots * form.dim * form.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    return queries, queries + address.slots * form.message_length * form.message_dtype.itemsize
+
+
+def _vectors(memory: mmap.mmap, offset: int, slots: int, length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return torch.frombuffer(memory, dtype=dtype, count=slots * length, offset=offset).view(slots, length).unbind()
