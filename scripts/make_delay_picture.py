@@ -4,8 +4,8 @@
     scripts/make_delay_picture.py            # rewrites docs/_static/delay_paths.js
     scripts/make_delay_picture.py --check    # says whether that file is what this script computes
 
-A noisy quadratic of two variables on a ball. Each rule's step is the best of a grid without delay, and is then left
-alone. The file is JavaScript and not JSON, so that the page works where it was opened as a file.
+A noisy quadratic of two variables on a ball. Each rule's learning rate is the best of a grid without delay, and is kept
+at all delays. The file is JavaScript and not JSON, so that the page works when it is opened as a file.
 """
 
 import json
@@ -24,7 +24,7 @@ DELAYS = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
 STEPS = 300
 RADIUS = 2.0
 GRID = [round(10 ** (k / 8), 4) for k in range(-16, 9)]
-SEEDS = range(20)  # for the choice of the step; the picture shows seed 0
+SEEDS = range(20)  # for the choice of the learning rate; the picture shows seed 0
 
 
 def quadratic():
@@ -34,9 +34,9 @@ def quadratic():
     )
 
 
-def path(name, steps, delay, seed=0):
-    """Queries and outputs before update 1, 2, ..., and after the last; for several steps, a row for each."""
-    problem, rule = quadratic(), parse_rule(f"{name}:lr={'|'.join(map(str, steps))}", lg.Ball(RADIUS))
+def path(name, lrs, delay, seed=0):
+    """Queries and outputs before update 1, 2, ..., and after the last; for several learning rates, a row for each."""
+    problem, rule = quadratic(), parse_rule(f"{name}:lr={'|'.join(map(str, lrs))}", lg.Ball(RADIUS))
     noise = problem.samples(seed, 0, STEPS)
     state = rule.init(problem.start())
     queries, outputs = [rule.query(state)], [rule.output(state)]
@@ -48,8 +48,8 @@ def path(name, steps, delay, seed=0):
     return torch.stack(queries), torch.stack(outputs)
 
 
-def best_step(name):
-    """The step of the grid with the least mean loss of the last output, without delay."""
+def best_lr(name):
+    """The learning rate of the grid with the least mean loss of the last output, without delay."""
     losses = sum(quadratic().loss(path(name, GRID, 0, seed)[1][-1])[:, 0] for seed in SEEDS)
     return GRID[int(losses.argmin())]
 
@@ -64,7 +64,7 @@ def picture():
     problem = quadratic()
     rules = []
     for name, title in RULES.items():
-        lr = best_step(name)
+        lr = best_lr(name)
         paths = [path(name, [lr], delay) for delay in DELAYS]
         rules.append({
             "name": name,

@@ -5,7 +5,7 @@
     scripts/renew_docs.py out
 
 Figures are copied to docs/figures. In every page what stands between ``<!-- table SECTION: CAPTION -->`` and
-``<!-- end -->`` is replaced by that table of the report, if it is in ``out``; in docs/reproduction.md also
+``<!-- end -->`` is replaced by that table of the report, if it is in ``out``; in docs/results/reproduction.md also
 ``<!-- run -->`` by what was run, ``<!-- REGIME -->`` by Figure 1's accuracies, ``<!-- verdicts -->`` by all verdicts.
 """
 
@@ -85,7 +85,7 @@ def ran(out):
 def renew_tables(out):
     """Put the report's tables where pages ask for them; say which are not there."""
     tables = json.loads((out / "tables.json").read_text(encoding="utf-8"))
-    for page in sorted(DOCS.glob("*.md")):
+    for page in sorted(DOCS.glob("results/*.md")):
 
         def renewed(place, page=page):
             found = tables.get(place[2], {}).get(place[3])
@@ -112,7 +112,7 @@ def main(out):
     parts["run"] = ran(out)
     judged = [{key: row[key] for key in ("claim", "measured", "reproduced")} for row in read(out / "verdicts.csv")]
     parts["verdicts"] = markdown(judged)
-    page = DOCS / "reproduction.md"
+    page = DOCS / "results" / "reproduction.md"
     text = page.read_text(encoding="utf-8")
     for name, part in parts.items():
         text, count = re.subn(f"(<!-- {name} -->\n).*?(<!-- end -->)", lambda m, p=part: f"{m[1]}{p}\n{m[2]}", text,

@@ -41,11 +41,11 @@ PAGES = tuple(
         "tutorials/3-ray-cluster.md",
         "tutorials/4-drop-in.md",
         "which-rule.md",
-        "tutorials/6-reproduce.md",
+        "tutorials/5-reproduce.md",
     )
 )
 NOTEBOOKS = PAGES[:2]
-"""The pages that have a notebook of the same name beside them."""
+"""The pages that have a notebook of the same name next to them."""
 PICTURES = ROOT / "docs" / "figures" / "tutorials"
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -54,7 +54,7 @@ _UNITS = 2  # of the last digit shown: sums round differently on another process
 
 
 class PageError(AssertionError):
-    """A page whose code fails, or prints something else than the page says."""
+    """A page whose code fails, or prints something else than the page shows."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Block:
 
     @property
     def slow(self) -> bool:
-        """Whether it is left to the long tests."""
+        """Whether only the slow tests run it."""
         return self.code.startswith("# slow:")
 
 
@@ -113,18 +113,18 @@ def pictures(page: Path) -> list[str]:
 
 
 def agrees(printed: str, shown: str, within: float = 0.0) -> bool:
-    """Whether what was printed is what a page shows, where numbers may differ by so much.
+    """Whether what was printed is what a page shows; numbers may differ by ``within``.
 
     >>> agrees("accuracy 0.951 after 2.3 s", "accuracy 0.95 after ... s"), agrees("10 runs", "11 runs")
     (True, False)
     """
-    got, wanted = (re.sub(r"\s+", " ", part.strip()) for part in (printed, shown))
-    wanted = wanted.replace("...", "\1")
-    pattern = re.escape(_NUMBER.sub("\0", wanted)).replace("\1", ".*").replace("\0", f"({_NUMBER.pattern})")
+    got, expected = (re.sub(r"\s+", " ", part.strip()) for part in (printed, shown))
+    expected = expected.replace("...", "\1")
+    pattern = re.escape(_NUMBER.sub("\0", expected)).replace("\1", ".*").replace("\0", f"({_NUMBER.pattern})")
     matched = re.fullmatch(pattern, got)
     if matched is None:
         return False
-    return all(_close(*pair, within) for pair in zip(matched.groups(), _NUMBER.findall(wanted), strict=True))
+    return all(_close(*pair, within) for pair in zip(matched.groups(), _NUMBER.findall(expected), strict=True))
 
 
 def _close(printed: str, shown: str, within: float) -> bool:

@@ -1,4 +1,4 @@
-"""Every public name of the library, once, at the place that users import it from; and what lacks a docstring."""
+"""Every public name of the library, once, at the place that users import it from; and which lack a docstring."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ FOREIGN = ("lightning", "transformers", "accelerate")
 """Libraries that integrations import and that need not be installed to describe them."""
 
 MODULES = {
-    "lategrad": "Traces, delay records, texts",
+    "lategrad": "Traces, delays, texts",
     "lategrad.rules": "Server rules: the contract",
     "lategrad.rules.baselines": "Baselines",
     "lategrad.learners": "Online learners",
-    "lategrad.sets": "Convex sets",
+    "lategrad.sets": "Constraint sets",
     "lategrad.problems": "Problems and data",
     "lategrad.delays": "Delays",
-    "lategrad.delays.clocks": "Clusters' clocks",
-    "lategrad.simulate": "The simulator",
-    "lategrad.serve": "Real training",
+    "lategrad.delays.clocks": "Clusters of workers",
+    "lategrad.simulator": "The simulator",
+    "lategrad.serve": "Training",
     "lategrad.optim": "PyTorch optimizers",
-    "lategrad.tolerance": "Tolerance of delay",
+    "lategrad.tolerance_study": "Tolerance of delay",
     "lategrad.sklearn": "scikit-learn estimators",
     "lategrad.integrations.lightning": "Lightning",
     "lategrad.integrations.transformers": "Hugging Face",
@@ -58,7 +58,7 @@ class Name:
 
     @property
     def target(self) -> str:
-        """For autodoc: the colons keep the function ``lategrad.simulate`` apart from the module."""
+        """For autodoc: the colons end the module's name."""
         return f"lategrad::baselines.{self.name}" if self.module in _OWN_NAME else f"{self.module}::{self.name}"
 
     @property
@@ -93,16 +93,6 @@ def _has_docstring(value: Any) -> bool:
 
 
 def undocumented(name: Name) -> Iterator[str]:
-    """The name itself and those of its members that lack a docstring; a constant's is beyond Python's reach."""
-    value = name.value
-    if inspect.isroutine(value) and not _has_docstring(value):
+    """The name, if it is a class or a function without a docstring; members whose name says it need none."""
+    if (isinstance(name.value, type) or inspect.isroutine(name.value)) and not _has_docstring(name.value):
         yield name.full
-    if not isinstance(value, type):
-        return
-    if not _has_docstring(value):
-        yield name.full
-    for member, given in vars(value).items():
-        described = isinstance(given, property | staticmethod | classmethod) or inspect.isfunction(given)
-        generated = member == "_replace" or not getattr(given, "__module__", "lategrad").startswith("lategrad")
-        if described and not member.startswith("_") and not generated and not inspect.getdoc(getattr(value, member)):
-            yield f"{name.full}.{member}"

@@ -1,7 +1,7 @@
 """The pages of the reference: one for each rule, with what it costs, and one for each module.
 
-They are written to ``docs/reference`` before Sphinx reads it. A public name without a docstring, and a rule whose
-docstring lacks a heading, is a warning, and so an error.
+They are written to ``docs/reference`` before Sphinx reads it. A public class or function without a docstring, and a
+rule whose docstring lacks a heading, is a warning, and so an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def instances() -> dict[type, dict[str, AnyRule[Any]]]:
     """For each class of rules, what to measure: its names on the command line, or an example."""
     found: dict[type, dict[str, AnyRule[Any]]] = defaultdict(dict)
     for name, entry in RULES.items():
-        rule = entry.build(1.0, lg.WholeSpace())
+        rule = lg.parse_rule(f"{name}:{entry.parameter}=1")
         found[type(rule)][name] = with_matrix(rule)
     for name, make in EXAMPLES.items():
         rule = make()
@@ -62,7 +62,8 @@ def heading(text: str, underline: str = "=") -> str:
 def autodoc(name: Name) -> str:
     """The directive that shows a name."""
     if isinstance(name.value, type):
-        return f".. autoclass:: {name.target}\n   :members:\n   :inherited-members: {_FOREIGN_BASES}\n\n"
+        options = f"   :members:\n   :undoc-members:\n   :inherited-members: {_FOREIGN_BASES}\n\n"
+        return f".. autoclass:: {name.target}\n{options}"
     if inspect.isroutine(name.value):
         return f".. autofunction:: {name.target}\n\n"
     return f".. autodata:: {name.target}\n   :no-value:\n\n"
@@ -101,7 +102,7 @@ def rules_table(names: list[Name], costs: Mapping[str, Mapping[str, Cost]]) -> s
         vectors = sorted({one.vectors + one.ticket for one in measured})
         passes = sorted({one.passes for one in measured if one.passes is not None})
         rows.append([f":doc:`{name.name} </reference/rules/{name.name}>`", given.get("Must know", ""),
-                     given.get("Guarantee", ""), _range(vectors), _range(passes) or "by torch"])  # fmt: skip
+                     given.get("Guarantee", ""), _range(vectors), _range(passes) or "not counted"])  # fmt: skip
     for row in rows:
         table += "".join(f"   {'*' if i == 0 else ' '} - {cell}\n" for i, cell in enumerate(row))
     return table + "\n"
@@ -129,10 +130,10 @@ def pages() -> dict[str, str]:
     index = heading("Reference") + f"Every public name of lategrad {lg.__version__}, from its docstring.\n\n"
     index += ".. toctree::\n   :maxdepth: 1\n\n   rules/index\n"
     overview = heading("All server rules") + (
-        "What each rule must know beside its own step size and set, what is proved about it when gradients are late, "
-        "and what it costs: the vectors of its state and of its tickets, and the passes over them for one update, all "
-        "measured when this page was built (float32 parameters, no constraint). Where torch compiles the update, and "
-        "not the library, passes are torch's affair; rules that step along matrices make matrix products besides.\n\n"
+        "What each rule must know besides its learning rate and constraint set, what is proved about it when gradients "
+        "are late, and what it costs: the vectors of its state and of its tickets, and the passes over them for one "
+        "update, all measured when this page was built (float32 parameters, no constraint). Where torch compiles the "
+        "update the passes are not counted; rules that orthogonalise make matrix products besides.\n\n"
     )
     for title, group in (("The paper's rules, and ours", ours), ("Baselines", baselines)):
         overview += heading(title, "-") + rules_table(group, costs)
@@ -142,11 +143,10 @@ def pages() -> dict[str, str]:
         own = [name for name in names if name.page == module and not name.is_rule]
         if own:
             text = inspect.cleandoc(import_module(module).__doc__ or "")
-            shadowed = inspect.isroutine(getattr(lg, module.rpartition(".")[2], None))  # by a function of that name
-            anchor = f".. py:module:: {module}\n{'   :no-index:' * shadowed}\n\n"
+            anchor = f".. py:module:: {module}\n\n"
             listed = ", ".join(f":py:obj:`{name.name} <{name.full}>`" for name in own)
             shown = "".join(autodoc(name) for name in own)
-            written[f"{module}.rst"] = f"{heading(title)}{anchor}{_with_links(text)}\n\nHere: {listed}.\n\n{shown}"
+            written[f"{module}.rst"] = f"{heading(title)}{anchor}{_with_links(text)}\n\nNames: {listed}.\n\n{shown}"
             index += f"   {module}\n"
     written["index.rst"] = index
     return written
@@ -166,7 +166,7 @@ def write_pages(app: Sphinx) -> None:
 
 def _with_links(text: str) -> str:
     """Pages that a docstring names as files."""
-    return re.sub(r"(?<![/\w])docs/(\w+)\.md", r":doc:`/\1`", text)
+    return re.sub(r"(?<![/\w])docs/([\w/-]+)\.md", r":doc:`/\1`", text)
 
 
 def show_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
@@ -214,10 +214,12 @@ def find_elsewhere(
         return None
     domain = env.domains["py"]
     assert isinstance(domain, PythonDomain)
-    last = node["reftarget"].rpartition(".")[2]
+    target = node["reftarget"]
     kinds = _KINDS.get(node["reftype"])
-    found = [full for full, entry in domain.objects.items() if full.rpartition(".")[2] == last and not entry.aliased
-             and (kinds is None or entry.objtype in kinds)]  # fmt: skip
+    known = [full for full, entry in domain.objects.items()
+             if not entry.aliased and (kinds is None or entry.objtype in kinds)]  # fmt: skip
+    found = [full for full in known if full.endswith(f".{target}")]
+    found = found or [full for full in known if full.rpartition(".")[2] == target.rpartition(".")[2]]
     if len(found) == 1:
         entry = domain.objects[found[0]]
         uri = app.builder.get_relative_uri(node.get("refdoc", env.docname), entry.docname)

@@ -1,4 +1,4 @@
-"""What a rule costs, measured: the vectors that it keeps, those that travel with a query, and its passes over them."""
+"""Measure what a rule costs: the vectors that it keeps, those sent with a query, and its passes over them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Cost:
     vectors: float
     """What the state holds, in vectors as long and as wide as the parameters; a float64 vector counts twice."""
     ticket: float
-    """What travels with a query besides the query itself, in the same vectors."""
+    """What is sent with a query besides the query itself, in the same vectors."""
     passes: int | None
     """How often an update goes over the vectors; None where it is not made of loops over them."""
     products: int = 0
@@ -37,11 +37,11 @@ class Cost:
         """In words.
 
         >>> Cost(vectors=2, ticket=1, passes=2).sentence()
-        'a state of 2 vectors; 1 vector that travels with each query; 2 passes over them for an update.'
+        'a state of 2 vectors; 1 vector sent with each query; 2 passes over them for an update.'
         """
         parts = [f"a state of {count(self.vectors)}"]
         if self.ticket:
-            parts.append(f"{count(self.ticket)} that travels with each query")
+            parts.append(f"{count(self.ticket)} sent with each query")
         if self.passes is not None:
             parts.append(f"{self.passes} pass{'es' * (self.passes > 1)} over them for an update")
         else:
