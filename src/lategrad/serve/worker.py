@@ -54,12 +54,7 @@ def stream_seed(seed: int, worker: int) -> int:
 
 @dataclass(frozen=True)
 class Streams:
-    """The samples that each worker draws: a stream of its own, from all the data or from its shard.
-
-    Args:
-        seed: of the run.
-        shards: into how many shards the data is split; worker w draws from shard w modulo that. None for no split.
-    """
+    """The samples that each worker draws: a stream of its own, from all the data or from shard ``worker % shards``."""
 
     seed: int
     shards: int | None = None
@@ -78,12 +73,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class Slowness:
-    """Pauses that slow workers down on purpose, in milliseconds before each gradient is sent.
-
-    Args:
-        everyone: the distribution of all workers' pauses; None for none.
-        one: distributions of single workers, instead of that.
-    """
+    """Pauses that slow workers down on purpose, in milliseconds: of all workers, but for single ones."""
 
     everyone: Distribution | None = None
     one: tuple[tuple[int, Distribution], ...] = ()
@@ -137,9 +127,7 @@ class Oracle:
     def answer(self, job: Job, room: Tensor | None = None) -> Answer:
         """Compute what to send back for a job; the worker's state changes only if that is usable.
 
-        Args:
-            job: what to do.
-            room: memory that problems with ``gradient_of_one`` may write a plain gradient to.
+        Problems with ``gradient_of_one`` may write a plain gradient to ``room``.
         """
         if not self._keeps_state:
             return Answer(self._gradient(job, room), STATELESS)

@@ -42,7 +42,7 @@ from lategrad.serve.engines.transport import Disconnected, Event, Failed, Malfor
 from lategrad.serve.messages import Answer, Job, unusable
 from lategrad.serve.settings import Settings
 from lategrad.serve.shared_pickle import SharedPickle
-from lategrad.serve.worker import Oracle, Slowness, Streams, work
+from lategrad.serve.worker import Oracle, work
 from lategrad.support.timeouts import limited
 
 fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone
@@ -248,24 +248,15 @@ class ProcessLink:
         self.channel.send((header.pack() + reason.encode())[:_LARGEST])
 
 
-def _run(
-    worker: int,
-    channel: socket.socket,
-    segment: Segment,
-    problem: SharedPickle,
-    streams: Streams,
-    slowness: Slowness,
-    device: torch.device,
-    compression: str,
-) -> None:
-    """What a worker process runs."""
+def _run(worker: int, channel: socket.socket, segment: Segment, problem: SharedPickle, *parts: Any) -> None:
+    """What a worker process runs; the other parts are those of its :class:`~lategrad.serve.worker.Oracle`."""
     for ours in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(ours, signal.SIG_IGN)  # Ctrl-C is the server's: it ends its workers itself
     _die_with_parent()
     torch.set_num_threads(1)  # the workers are the parallelism
     threading.Thread(target=_end_with_server, args=(channel.dup(),), daemon=True).start()
     try:
-        oracle = Oracle(problem.load(), streams, slowness, device, compression)
+        oracle = Oracle(problem.load(), *parts)
         channel.send(Header(READY).pack())
         work(oracle, ProcessLink(worker, channel, segment), time.sleep)
     except (BrokenPipeError, ConnectionResetError):

@@ -101,8 +101,7 @@ class Segment:
         finally:
             os.close(descriptor)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Worker processes inherit the descriptor when they are started."""
+    def __reduce__(self) -> tuple[Any, ...]:  # worker processes inherit the descriptor when they are started
         return _inherit, (reduction.DupFd(self.address.descriptor), self.address)
 
 

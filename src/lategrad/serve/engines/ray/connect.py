@@ -49,14 +49,10 @@ Returned = TypeVar("Returned")
 
 @contextlib.contextmanager
 def connected(address: str | None, cpus: int, is_stopping: Callable[[], bool]) -> Iterator[bool]:
-    """Connect to Ray: reuse the connection of this process, join a running cluster, or start a Ray of this run's own.
+    """Connect to Ray: reuse the connection of this process, join the cluster at ``address``, or start a Ray of its own.
 
-    Yields whether the connection is this run's own, so that Ray ends the run's actors with it.
-
-    Args:
-        address: of a cluster; None for this process's connection, or for a Ray of its own if it has none.
-        cpus: how many CPUs a Ray of its own claims to have, so that there is room for all workers.
-        is_stopping: whether to wait no longer.
+    The latter claims to have ``cpus`` CPUs, so that there is room for all workers. Yields whether the connection is
+    this run's own, so that Ray ends the run's actors with it.
     """
     if ray.is_initialized():
         yield False
@@ -223,12 +219,7 @@ class NoAnswerError(OutOfTimeError):
 
 
 class Calls:
-    """Calls into Ray that time out, sooner when the run is to stop.
-
-    Args:
-        dim: the length of the vectors that answers may hold.
-        is_stopping: whether the run is to stop.
-    """
+    """Calls into Ray that time out, later where answers hold vectors of many entries, sooner when the run stops."""
 
     def __init__(self, dim: int, is_stopping: Callable[[], bool]) -> None:
         self._timeout = _ANSWER_TIMEOUT + dim / _ENTRIES_PER_SECOND
