@@ -71,7 +71,7 @@ WIDTH = 5.0
 """Inches; on a telephone that is 3.7 wide, letters of 10 points are still 7.5."""
 HEADLINE = 2.0
 """The height of a panel beside the report's findings: two such pictures fit on a screen."""
-RIVAL = "#777777"
+BASELINE = "#777777"
 """The colour of all others."""
 
 
@@ -102,6 +102,10 @@ def three_digits(value: float) -> str:
     '.845'
     """
     return f"{value:.3f}".replace("0.", ".", 1)
+
+
+def ordinal(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
 
 
 def loss_in_table(value: float) -> str:

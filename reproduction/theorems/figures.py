@@ -10,37 +10,26 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from reproduction.style import COLOURS, TITLES
-from reproduction.theorems.measuring import Point, compared
-from reproduction.theorems.reading import (
-    at_root,
-    curve,
-    distinct,
-    noise_term,
-    normalised,
-    select,
-    slope,
-)
-from reproduction.theorems.setup import (
+from reproduction.theorems.points import Point, compared
+from reproduction.theorems.problems import (
     ANYTIME,
     CONSTANT,
-    INDEPENDENT,
-    NO_DEGRADATION,
     ONE_IN_TEN,
     OPTIMISTIC,
-    PROMISED,
     ROUNDING,
     RULES,
     SGD_AVERAGE,
     STRONGLY_CONVEX,
 )
-from reproduction.theorems.verdicts import _with_step
+from reproduction.theorems.reading import at_root, curve, distinct, noise_term, normalised, select, slope
+from reproduction.theorems.verdicts import INDEPENDENT, NO_DEGRADATION, PROMISED, title_with_lr
 
 ALGORITHM = {ANYTIME: "Algorithm 1", OPTIMISTIC: "Algorithm 2", STRONGLY_CONVEX: "Algorithm 4"}
 _BOUND = "#999999"
 
 
 def _grid(rows: int, height: float, xlabels: Sequence[str], ylabel: str) -> tuple[Figure, list[Axes]]:
-    """Two columns of panels with logarithmic axes, narrow enough to be read on a telephone."""
+    """Two columns of panels with logarithmic axes, narrow enough for a phone."""
     figure = Figure(figsize=(5.4, height), layout="constrained")
     axes = list(figure.subplots(rows, 2, squeeze=False).flat)
     for ax, xlabel in zip(axes[-2:], xlabels, strict=True):
@@ -148,7 +137,7 @@ def plot_constants(points: Iterable[Point]) -> Figure:
             scales = sorted(distinct(points, name))
             worst = [max(value for key, value in values.items() if key[name == "sigma"] == scale) for scale in scales]
             ax.plot(scales, [value / values[1.0, 1.0] for value in worst], "o-", color=COLOURS[rule], markersize=3.5,
-                    label=_with_step(rule))  # fmt: skip
+                    label=title_with_lr(rule))  # fmt: skip
         ax.axhline(INDEPENDENT, color="black", linewidth=0.8, linestyle=":")
         ax.set_title(f"{'no delay' if delay == 0 else 'delay √T'}, worst {'σ' if name == 'L' else 'L'}", fontsize=10)
     for row in (axes[:2], axes[2:]):

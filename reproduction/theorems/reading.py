@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from reproduction.theorems.measuring import Point, compared
-from reproduction.theorems.setup import CONSTANT, FITTED, ROUNDING, STRONGLY_CONVEX, D, order
+from reproduction.theorems.points import Point, compared
+from reproduction.theorems.problems import CONSTANT, ROUNDING, STRONGLY_CONVEX, D, order
+
+FITTED = 4
+"""Horizons that a slope is fitted over, the longest ones."""
 
 
 def select(points: Iterable[Point], **values: Any) -> list[Point]:
@@ -81,7 +84,7 @@ def collapse(points: Iterable[Point]) -> float:
 
 
 def settled(point: Point) -> bool:
-    """Whether the horizon is past (24 L/H)², where Algorithm 4's first, long steps are forgotten."""
+    """Whether the horizon is past (24 L/H)², where Algorithm 4's first, long steps no longer matter."""
     return point.T >= (24 * point.L / point.H) ** 2
 
 
@@ -91,7 +94,7 @@ def normalised(points: Iterable[Point]) -> dict[tuple[float, float], float]:
 
 
 def worsening(points: Iterable[Point]) -> float:
-    """The largest normalised excess over that at L = sigma = 1, where the fixed steps were chosen."""
+    """The largest normalised excess over that at L = sigma = 1, where the fixed learning rates were chosen."""
     values = normalised(points)
     return max(values.values()) / values[1.0, 1.0]
 
@@ -104,7 +107,7 @@ def noise_term(point: Point) -> float:
 
 
 def fall_without_noise(points: Iterable[Point]) -> float:
-    """The exponent of T in the excess until it is lost in rounding; minus infinity if it is from the start."""
+    """The exponent of T in the excess until rounding hides it; minus infinity if it always does."""
     silent = sorted(select(points, sigma=0.0), key=lambda point: point.T)
     seen = [point for point in silent if point.excess > ROUNDING]
     seen += silent[len(seen) : len(seen) + 1]

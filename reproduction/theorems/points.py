@@ -19,28 +19,28 @@ from lategrad.rules import SGD, AnyRule, Anytime
 from lategrad.simulator import simulate
 from lategrad.support.files import replacing
 from lategrad.support.threads import torch_threads
-from reproduction.theorems.setup import (
+from reproduction.theorems.problems import (
     ANYTIME,
     CONSTANT,
     DOMAIN,
+    LRS_TO_TUNE,
     ONE_IN_TEN,
     OPTIMISTIC,
     RULES,
     SGD_AVERAGE,
-    STEPS_TO_TUNE,
     STRONGLY_CONVEX,
-    Config,
+    BallProblem,
     Constants,
     D,
-    Setting,
+    TheoremPlan,
     bound,
     largest_excess,
     least_squares,
     quadratic,
     rule_for,
     theorem_for,
-    theorem_step,
-)
+    theorem_lr,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Point:
     T: int
     """Updates."""
     delays: str
-    """"constant", or "one in ten": every tenth gradient is ten times as late, the others are not."""
+    """"constant", or "one in ten": every tenth gradient has ten times the delay, the others have none."""
     delay: int
     mean_delay: float
     L: float
@@ -72,7 +72,7 @@ class Point:
 
     @property
     def says_something(self) -> bool:
-        """Whether the bound is below what a point can have that nobody optimised."""
+        """Whether the bound is below the excess loss of an arbitrary point."""
         return self.bound is not None and self.bound < self.worst
 
     @property
@@ -88,35 +88,22 @@ class Pattern(NamedTuple):
     delay: int
 
     def model(self) -> DelayModel:
-        """What the simulator takes."""
         return Constant(self.delay) if self.kind == CONSTANT else Cyclic((0,) * 9 + (10 * self.delay,))
 
 
-class Run(NamedTuple):
-    """How a simulation is run: on the CPU, where such small tensors are at home."""
-
-    seeds: int
-    compile: bool
-
-
-def measure(
-    panel: str,
-    setting: Setting,
-    name: str,
-    rule: AnyRule[Any],
-    patterns: Sequence[Pattern],
-    horizons: Sequence[int],
-    run: Run,
-) -> list[Point]:
+def measure_points(
+    panel: str, setting: BallProblem, name: str, rule: AnyRule[Any], patterns: Sequence[Pattern],
+    horizons: Sequence[int], *, seeds: int, compile: bool,
+) -> list[Point]:  # fmt: skip
     """One simulation; a point for every horizon, delay and noise, up to delays of half the horizon."""
     steps, every = max(horizons), min(horizons)
     trace = simulate(
         setting.problem, rule, [pattern.model() for pattern in patterns], steps,
-        seed=list(range(run.seeds)), record_every=every, compile=run.compile, progress=False,
+        seed=list(range(seeds)), record_every=every, compile=compile, progress=False,
     )  # fmt: skip
     if not trace.complete:
         raise KeyboardInterrupt
-    excess = (trace.loss - setting.best).reshape(-1, run.seeds, len(patterns), len(setting.constants))
+    excess = (trace.loss - setting.best).reshape(-1, seeds, len(patterns), len(setting.constants))
     worst = largest_excess(setting)
     points = []
     for T in horizons:
@@ -129,7 +116,7 @@ def measure(
                 points.append(
                     Point(panel, setting.name, name, theorem, T, pattern.kind, pattern.delay,
                           mean_delay=_delays(*pattern, T).double().mean().item(), L=c.L, H=c.H, G=c.G, sigma=c.sigma,
-                          seeds=run.seeds, excess=values.mean().item(), spread=values.std(correction=1).item(),
+                          seeds=seeds, excess=values.mean().item(), spread=values.std(correction=1).item(),
                           worst=worst[i])
                 )  # fmt: skip
     return [with_bound(point) for point in points]
@@ -162,48 +149,45 @@ def _patterns(horizons: Sequence[int]) -> list[Pattern]:
     return [*(Pattern(CONSTANT, delay) for delay in sorted(delays)), *bursts]
 
 
-def run_delays(config: Config, rule: str, on_data: bool) -> list[Point]:
+def run_delays(plan: TheoremPlan, rule: str, on_data: bool) -> list[Point]:
     """A rule over all horizons and delays, on one of the problems."""
     setting = least_squares(strongly_convex=rule == STRONGLY_CONVEX) if on_data else quadratic()
-    horizons = config.least_squares_horizons if on_data else config.quadratic_horizons
-    seeds = config.least_squares_seeds if on_data else config.seeds
-    return measure("delay", setting, rule, rule_for(rule, setting.constants), _patterns(horizons), horizons,
-                   Run(seeds, config.compile))  # fmt: skip
+    horizons = plan.least_squares_horizons if on_data else plan.quadratic_horizons
+    seeds = plan.least_squares_seeds if on_data else plan.seeds
+    return measure_points("delay", setting, rule, rule_for(rule, setting.constants), _patterns(horizons), horizons,
+                          seeds=seeds, compile=plan.compile)  # fmt: skip
 
 
-def run_noise(config: Config, rule: str) -> list[Point]:
+def run_noise(plan: TheoremPlan, rule: str) -> list[Point]:
     """A rule over the noise, at no delay and at the root of the longest horizon."""
-    setting = quadratic([(1.0, sigma) for sigma in config.sigmas])
-    patterns = [Pattern(CONSTANT, 0), Pattern(CONSTANT, math.isqrt(max(config.noise_horizons)))]
-    return measure("noise", setting, rule, rule_for(rule, setting.constants), patterns, config.noise_horizons,
-                   Run(config.seeds, config.compile))  # fmt: skip
+    setting = quadratic([(1.0, sigma) for sigma in plan.sigmas])
+    patterns = [Pattern(CONSTANT, 0), Pattern(CONSTANT, math.isqrt(max(plan.noise_horizons)))]
+    return measure_points("noise", setting, rule, rule_for(rule, setting.constants), patterns, plan.noise_horizons,
+                          seeds=plan.seeds, compile=plan.compile)  # fmt: skip
 
 
-def run_constants(config: Config, rule: str) -> list[Point]:
-    """Algorithm 2, or a rule with a step that was chosen at L = sigma = 1 and left alone, over L and sigma."""
-    T, run = config.constants_horizon, Run(config.seeds, config.compile)
+def run_constants(plan: TheoremPlan, rule: str) -> list[Point]:
+    """Algorithm 2, or a rule with a learning rate that was chosen at L = sigma = 1 and left alone, over L and sigma."""
+    T = plan.constants_horizon
     patterns = [Pattern(CONSTANT, 0), Pattern(CONSTANT, math.isqrt(T))]
-    setting = quadratic([(L, sigma) for L in config.scales for sigma in config.scales])
+    setting = quadratic([(L, sigma) for L in plan.scales for sigma in plan.scales])
+    measure = partial(measure_points, "constants", setting, rule, horizons=[T], seeds=plan.seeds, compile=plan.compile)
     if rule == SGD_AVERAGE:
-        return [
-            point
-            for pattern in patterns
-            for point in measure("constants", setting, rule, tuned_sgd(pattern, T, run), [pattern], [T], run)
-        ]
-    chosen = OptimisticOGD(D, DOMAIN) if rule == OPTIMISTIC else OGD(theorem_step(quadratic().constants).item(), DOMAIN)
-    return measure("constants", setting, rule, Anytime(chosen), patterns, [T], run)
+        return [p for pattern in patterns for p in measure(rule=tuned_sgd(plan, pattern), patterns=[pattern])]
+    learner = OptimisticOGD(D, DOMAIN) if rule == OPTIMISTIC else OGD(theorem_lr(quadratic().constants).item(), DOMAIN)
+    return measure(rule=Anytime(learner), patterns=patterns)
 
 
-def tuned_sgd(pattern: Pattern, T: int, run: Run) -> SGD:
-    """SGD with the step of a grid that is best at L = sigma = 1 with this delay; it outputs its average."""
-    lr = torch.tensor(STEPS_TO_TUNE, dtype=torch.float64).reshape(-1, 1, 1)
+def tuned_sgd(plan: TheoremPlan, pattern: Pattern) -> SGD:
+    """SGD with the learning rate of a grid that is best at L = sigma = 1 with this delay; it outputs its average."""
+    lr, T = torch.tensor(LRS_TO_TUNE, dtype=torch.float64).reshape(-1, 1, 1), plan.constants_horizon
     trace = simulate(quadratic().problem, SGD(lr, DOMAIN, average="linear"), pattern.model(), T, record_every=T,
-                     seed=list(range(run.seeds)), compile=run.compile, progress=False)  # fmt: skip
+                     seed=list(range(plan.seeds)), compile=plan.compile, progress=False)  # fmt: skip
     best = int(trace.loss[-1].mean(0).flatten().argmin())
-    return SGD(STEPS_TO_TUNE[best], DOMAIN, average="linear")
+    return SGD(LRS_TO_TUNE[best], DOMAIN, average="linear")
 
 
-PIECES: dict[str, Callable[[Config], list[Point]]] = {
+PIECES: dict[str, Callable[[TheoremPlan], list[Point]]] = {
     **{f"{rule}-{'least-squares' if on_data else 'quadratic'}": partial(run_delays, rule=rule, on_data=on_data)
        for rule in RULES for on_data in (False, True)},
     **{f"{rule}-noise": partial(run_noise, rule=rule) for rule in RULES},
@@ -212,15 +196,15 @@ PIECES: dict[str, Callable[[Config], list[Point]]] = {
 """All measurements, one simulation or two each."""
 
 
-def points_of(piece: str, config: Config, out: Path) -> list[Point]:
-    """The points of a piece, from its file if it was made from the same choices; else measured and kept."""
-    path, key = path_of(piece, out), asdict(config)
+def points_of(piece: str, plan: TheoremPlan, out: Path) -> list[Point]:
+    """The points of a piece, from its file if it was made from the same choices; else measured and saved."""
+    path, key = path_of(piece, out), asdict(plan)
     if path.exists():
-        kept = json.loads(path.read_text())
-        if kept["made_from"] == json.loads(json.dumps(key)):
-            return [with_bound(Point(**point)) for point in kept["points"]]
-    with torch_threads(1):  # the tensors are small: a second thread would only be waited for
-        points = PIECES[piece](config)
+        saved = json.loads(path.read_text())
+        if saved["made_from"] == json.loads(json.dumps(key)):
+            return [with_bound(Point(**point)) for point in saved["points"]]
+    with torch_threads(1):  # the tensors are small: a second thread would only cost time
+        points = PIECES[piece](plan)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         bare = [asdict(replace(point, bound=None)) for point in points]  # bounds are theory, not measurements
@@ -229,5 +213,4 @@ def points_of(piece: str, config: Config, out: Path) -> list[Point]:
 
 
 def path_of(piece: str, out: Path) -> Path:
-    """Where its points are kept."""
     return out / "traces" / f"theorems-{piece}.json"

@@ -28,7 +28,6 @@ from lategrad.learners import OGD, OptimisticOGD
 from lategrad.problems import LeastSquares, Quadratic, load, minimum
 from lategrad.rules import AnyRule, Anytime, StronglyConvexOGD
 from lategrad.sets import Ball
-from lategrad.support.validation import require_choice
 
 RADIUS = 1.0
 DOMAIN = Ball(RADIUS)
@@ -43,23 +42,12 @@ RULES = (ANYTIME, OPTIMISTIC, STRONGLY_CONVEX)
 SGD_AVERAGE = "sgd-linear"
 CONSTANT, ONE_IN_TEN = "constant", "one in ten"
 
-STEPS_TO_TUNE = [10 ** (k / 2) for k in range(-6, 3)]  # SGD's, at L = sigma = 1
+LRS_TO_TUNE = [10 ** (k / 2) for k in range(-6, 3)]  # SGD's, at L = sigma = 1
 ROUNDING = 1e-15  # an excess below is zero, for all that float64 can tell
-
-# The criteria. The theorems promise orders; the factors are ours, chosen after small pilot runs.
-FITTED = 4  # horizons that a slope is fitted over, the longest ones
-SLOPE_TOLERANCE = 0.1
-PROMISED = {1: -0.5, 2: -0.5, 3: -1.0, 4: -1.0}
-WITHOUT_NOISE = {2: -1.5, 3: -2.0}
-NO_DEGRADATION = 4.0
-BEYOND = 2.0
-SAME = 1.5
-NOISE_CONSTANT = 2.0
-INDEPENDENT = 10.0
 
 
 @dataclass(frozen=True)
-class Config:
+class TheoremPlan:
     """How much to run."""
 
     quadratic_horizons: tuple[int, ...]
@@ -78,12 +66,6 @@ class Config:
     compile: bool
     """Whether simulations go through torch.compile, which costs seconds for each."""
 
-    @classmethod
-    def of(cls, scale: str) -> Config:
-        """The configuration of a scale: on two cores, half a minute ("quick"), minutes ("paper"), ten ("full")."""
-        require_choice("scale", scale, tuple(SCALES))
-        return SCALES[scale]
-
 
 def _powers(first: int, last: int, every: int = 1) -> tuple[int, ...]:
     return tuple(2**k for k in range(first, last + 1, every))
@@ -92,11 +74,12 @@ def _powers(first: int, last: int, every: int = 1) -> tuple[int, ...]:
 _SIGMAS = (0.0, *(10 ** (k / 2) for k in range(-6, 3)))
 _DECADES = (0.01, 0.1, 1.0, 10.0, 100.0)
 
-SCALES = {
-    "quick": Config(_powers(6, 12), _powers(6, 12), _powers(4, 10, 2), 1024, _SIGMAS, _DECADES, 32, 8, False),
-    "paper": Config(_powers(7, 16), _powers(7, 14), _powers(4, 14, 2), 4096, _SIGMAS, _DECADES, 32, 16, True),
-    "full": Config(_powers(7, 16), _powers(7, 16), _powers(4, 16, 2), 16384, _SIGMAS, _DECADES, 48, 24, True),
+PLANS = {
+    "quick": TheoremPlan(_powers(6, 12), _powers(6, 12), _powers(4, 10, 2), 1024, _SIGMAS, _DECADES, 32, 8, False),
+    "paper": TheoremPlan(_powers(7, 16), _powers(7, 14), _powers(4, 14, 2), 4096, _SIGMAS, _DECADES, 32, 16, True),
+    "full": TheoremPlan(_powers(7, 16), _powers(7, 16), _powers(4, 16, 2), 16384, _SIGMAS, _DECADES, 48, 24, True),
 }
+"""On two cores: half a minute, minutes, ten minutes."""
 
 
 class Constants(NamedTuple):
@@ -109,7 +92,7 @@ class Constants(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class BallProblem:
     """A problem on the ball; several constants where the runs have noises of their own."""
 
     name: str
@@ -127,17 +110,17 @@ class Quadratics(Quadratic):
         self.curvatures = L * self.curvatures
 
 
-def quadratic(scales: Sequence[tuple[float, float]] = ((1.0, 1.0),)) -> Setting:
+def quadratic(scales: Sequence[tuple[float, float]] = ((1.0, 1.0),)) -> BallProblem:
     r"""Quadratics with these pairs of L and :math:`\sigma`.
 
     The optimum is inside the ball, so :math:`\|\nabla f(x)\| \le L \|x - x^*\| \le L (r + \|x^*\|) = G`.
     """
     L, sigma = torch.tensor(scales, dtype=torch.float64).unsqueeze(-1).unbind(1)
     constants = tuple(Constants(L, L / L_OVER_H, L * (RADIUS + OPTIMUM_LENGTH), sigma) for L, sigma in scales)
-    return Setting("quadratic", Quadratics(L, sigma), constants, best=0.0)
+    return BallProblem("quadratic", Quadratics(L, sigma), constants, best=0.0)
 
 
-def least_squares(strongly_convex: bool) -> Setting:
+def least_squares(strongly_convex: bool) -> BallProblem:
     r"""Digits, even against odd, with bounds on the gradient and on the noise that hold all over the ball.
 
     The gradient of row i is :math:`(\langle x, z_i \rangle - y_i) z_i`. With the triangle inequality,
@@ -163,10 +146,10 @@ def least_squares(strongly_convex: bool) -> Setting:
     sigma = (at_zero + RADIUS * growth) / math.sqrt(BATCH)
     H = problem.strong_convexity if strongly_convex else 0.0
     best = minimum(problem, DOMAIN, tolerance=MINIMUM_KNOWN_TO, cache=False).value
-    return Setting("least squares", problem, (Constants(L, H, G, sigma),), best)
+    return BallProblem("least squares", problem, (Constants(L, H, G, sigma),), best)
 
 
-def largest_excess(setting: Setting) -> list[float]:
+def largest_excess(setting: BallProblem) -> list[float]:
     r"""For each of the constants, the excess loss of a point of the ball that is as bad as we could find.
 
     A convex f grows along :math:`x \leftarrow r \nabla f(x) / \|\nabla f(x)\|`, whatever the start; we take the worst
@@ -183,7 +166,7 @@ def largest_excess(setting: Setting) -> list[float]:
     return [float(value) for value in worst]
 
 
-def theorem_step(constants: Sequence[Constants]) -> Tensor:
+def theorem_lr(constants: Sequence[Constants]) -> Tensor:
     r"""Algorithm 1's :math:`\mathrm{lr} = D / \tilde G`, ``(constants, 1)``."""
     return torch.tensor([[D / theory.gradient_bound(c.G, c.sigma)] for c in constants], dtype=torch.float64)
 
@@ -191,12 +174,12 @@ def theorem_step(constants: Sequence[Constants]) -> Tensor:
 def rule_for(name: str, constants: Sequence[Constants]) -> AnyRule[Any]:
     """A rule with the hyper-parameters of its theorem."""
     if name == ANYTIME:
-        return Anytime(OGD(theorem_step(constants), DOMAIN))
+        return Anytime(OGD(theorem_lr(constants), DOMAIN))
     return Anytime(OptimisticOGD(D, DOMAIN)) if name == OPTIMISTIC else StronglyConvexOGD(constants[0].H, DOMAIN)
 
 
 def theorem_for(panel: str, rule: str, delay: int) -> int | None:
-    """The number of the theorem on this rule; none for fixed steps, which are not the theorems'."""
+    """The number of the theorem on this rule; none for fixed learning rates, which are not the theorems'."""
     if panel == "constants" and rule != OPTIMISTIC:
         return None
     return {ANYTIME: 1, OPTIMISTIC: 2, STRONGLY_CONVEX: 4 if delay else 3}[rule]
