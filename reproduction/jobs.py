@@ -32,10 +32,8 @@ Lane = Literal["processes", "gpu", "streams"]
 """Where a piece runs: on a core; on the GPU in a process; on the GPU in a thread of this process, if it compiles
 nothing."""
 
-_WIDTH = {"gpu": 5, "streams": 10}
-"""Pieces that share the GPU; each holds its own data and waiting queries there."""
-_SPEEDUP = {"gpu": 5, "streams": 2}
-"""Over one piece after another: processes compile most of the time, streams compute."""
+_WIDTH = {"gpu": 5, "streams": 10}  # pieces that share the GPU; each holds its own data and waiting queries there
+_SPEEDUP = {"gpu": 5, "streams": 2}  # over one piece after another: processes compile most of the time, streams compute
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,9 @@ class Job:
     """A piece of work that can run beside others."""
 
     label: str
-    seconds: float
-    """About how long it takes alone, on one core of a usual machine or on a GPU."""
-    work: Callable[[], Any]
-    """Picklable; its result is ignored."""
-    files: tuple[Path, ...] = ()
-    """What it saves: where all of them exist, it is expected to take no time."""
+    seconds: float  # about how long it takes alone, on one core of a usual machine or on a GPU
+    work: Callable[[], Any]  # picklable; its result is ignored
+    files: tuple[Path, ...] = ()  # what it saves: where all of them exist, it is expected to take no time
     lane: Lane = "processes"
 
     @property
@@ -58,7 +53,6 @@ class Job:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -27,10 +27,8 @@ _DEBIAN_FOLDER = Path("/usr/lib/R/site-library/mlbench/data")
 class File(NamedTuple):
     """Where a data set is in the package."""
 
-    table: str
-    """The name of the data frame, and of its file."""
-    target: str
-    """The column of the classes."""
+    table: str  # the name of the data frame, and of its file
+    target: str  # the column of the classes
     test_rows: int
     sha256: str
 
@@ -50,7 +48,6 @@ def cache_folder() -> Path:
 
 
 def find(name: str) -> Path:
-    """The first ``.rda`` file of a data set, verified."""
     file = FILES[name]
     own = os.environ.get("LATEGRAD_DATA")
     folders = [*([Path(own).expanduser()] if own else []), cache_folder(), _DEBIAN_FOLDER]
@@ -66,7 +63,6 @@ def find(name: str) -> Path:
 
 
 def read(name: str) -> tuple[Array, Array]:
-    """Features as float32 and classes as words."""
     path, file = find(name), FILES[name]
     try:
         import rdata

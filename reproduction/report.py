@@ -37,14 +37,10 @@ class Verdict:
     claim: str
     criterion: str
     measured: str
-    holds: bool | None
-    """None where the numbers cannot tell: then there is no verdict, and ``measured`` says why."""
-    source: Literal["paper", "ours"] = "paper"
-    """Whose claim it is."""
-    quote: str = ""
-    """The paper's own words, if there are any."""
-    figure: str = ""
-    """The stem of the figure that shows it, if one does."""
+    holds: bool | None  # None where the numbers cannot tell: then there is no verdict, and ``measured`` says why
+    source: Literal["paper", "ours"] = "paper"  # whose claim it is
+    quote: str = ""  # the paper's own words, if there are any
+    figure: str = ""  # the stem of the figure that shows it, if one does
 
     @property
     def outcome(self) -> str:
@@ -55,33 +51,25 @@ class Verdict:
 class Section:
     """One part of the report."""
 
-    name: str
-    """Short and unique, such as ``fig1``: the stem of its CSV file."""
+    name: str  # short and unique, such as ``fig1``: the stem of its CSV file
     title: str
-    text: tuple[str, ...]
-    """Paragraphs: what was run and how to read it."""
-    figures: dict[str, Figure]
-    """By the stem of their files."""
-    rows: list[dict[str, Any]]
-    """Every number, for the CSV; all rows have the same keys."""
+    text: tuple[str, ...]  # paragraphs: what was run and how to read it
+    figures: dict[str, Figure]  # by the stem of their files
+    rows: list[dict[str, Any]]  # every number, for the CSV; all rows have the same keys
     verdicts: tuple[Verdict, ...] = ()
-    captions: dict[str, str] = field(default_factory=dict)
-    """By the stem of the figure."""
+    captions: dict[str, str] = field(default_factory=dict)  # by the stem of the figure
     tables: dict[str, list[dict[str, str]]] = field(default_factory=dict)
     """By their captions; all rows of a table have the same keys, its columns."""
-    config: dict[str, Any] = field(default_factory=dict)
-    """Everything that was chosen: plain JSON values."""
+    config: dict[str, Any] = field(default_factory=dict)  # everything that was chosen: plain JSON values
     finding: str = ""
     """What was found, in a sentence or two that follow from the numbers; the report opens with the findings."""
-    headline: str = ""
-    """The stem of the figure that stands beside the findings, if one does."""
+    headline: str = ""  # the stem of the figure that stands beside the findings, if one does
 
 
 class Prose(NamedTuple):
     """The words of a section."""
 
-    parts: dict[str, tuple[str, ...]]
-    """Paragraphs by their heading."""
+    parts: dict[str, tuple[str, ...]]  # paragraphs by their heading
 
     @property
     def text(self) -> tuple[str, ...]:
@@ -89,7 +77,6 @@ class Prose(NamedTuple):
 
     @property
     def captions(self) -> dict[str, str]:
-        """By the stem of the figure."""
         return {name.removeprefix("caption "): part[0] for name, part in self.parts.items() if "caption " in name}
 
 
@@ -160,9 +147,7 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
 def _page(sections: Sequence[Section], drawings: dict[str, Markup], about: dict[str, Any]) -> str:
     findings = [section.finding for section in sections if section.finding][:MOST_FINDINGS]
     template = _environment(autoescape=True).get_template("report.html.j2")
-    page = template.render(
-        sections=sections, drawings=drawings, about=about, findings=findings, count=_count(sections)
-    )
+    page = template.render(sections=sections, drawings=drawings, about=about, findings=findings, count=_count(sections))
     return page.strip() + "\n"
 
 

@@ -108,14 +108,10 @@ class Candidate:
     ours: bool = False
     synchronous: str = ""
     """The rule behind an anchor, which is synchronous: it gets the same gradients without delay, in fewer rounds."""
-    elementwise: bool = True
-    """Whether it looks at single entries alone, not at matrices."""
-    projected: bool = False
-    """Whether its theory covers the projection onto a ball."""
-    knob: str = ""
-    """A second hyper-parameter that neither its paper nor its theory settles."""
-    values: tuple[float, ...] = ()
-    """Of the knob."""
+    elementwise: bool = True  # whether it looks at single entries alone, not at matrices
+    projected: bool = False  # whether its theory covers the projection onto a ball
+    knob: str = ""  # a second hyper-parameter that neither its paper nor its theory settles
+    values: tuple[float, ...] = ()  # of the knob
 
     @property
     def is_baseline(self) -> bool:
@@ -154,8 +150,7 @@ class Plan(Generic[S]):
     seeds: int
     lr_stride: int = 1
     """Take every n-th learning rate of the grids: 1 for a factor of the root of ten between two, 2 for ten."""
-    judged: bool = True
-    """Whether the runs are long enough to be held against the targets."""
+    judged: bool = True  # whether the runs are long enough to be held against the targets
 
     def limited(self, models: Sequence[str], rules: Sequence[str]) -> Plan[S]:
         """The same with these models and rules alone; an empty sequence means all."""
@@ -191,7 +186,6 @@ class Task(Generic[S]):
 
 
 def rows_of(trace: Trace, columns: Sequence[str], **place: Any) -> list[dict[str, Any]]:
-    """Rows for the CSV: where a trace belongs, and some columns of its own."""
     return [place | {name: row[name] for name in columns} for row in trace.rows()]
 
 
@@ -209,12 +203,9 @@ class Part(ABC):
     """A part of the reproduction by its name on the command line."""
 
     name: str
-    hours_on_cpu = False
-    """Beyond the quick scale: then it is not run without a GPU, unless it is asked for by name."""
-    only_by_name = False
-    """Whether ``all`` leaves it out."""
-    has_models = False
-    """Whether ``--models`` and ``--rules`` limit it."""
+    hours_on_cpu = False  # beyond the quick scale: then it is not run without a GPU, unless it is asked for by name
+    only_by_name = False  # whether ``all`` leaves it out
+    has_models = False  # whether ``--models`` and ``--rules`` limit it
 
     @abstractmethod
     def jobs(self, request: Request) -> list[Job]:
@@ -228,8 +219,7 @@ class Part(ABC):
 class Study(Part, Generic[S, R]):
     """A part that measures every rule in every setting of a plan."""
 
-    plans: Mapping[str, Plan[S]]
-    """By scale."""
+    plans: Mapping[str, Plan[S]]  # by scale
 
     @abstractmethod
     def seconds(self, task: Task[S]) -> float:
@@ -250,7 +240,6 @@ class Study(Part, Generic[S, R]):
         return "processes" if task.space.device == "cpu" else "streams"
 
     def files(self, task: Task[S]) -> tuple[Path, ...]:
-        """What a task saves, if that is known beforehand."""
         return ()
 
     def jobs(self, request: Request) -> list[Job]:

@@ -83,7 +83,6 @@ class SoftmaxSetting:
         return [self.first_seed + k for k in range(count)]
 
     def describe(self) -> dict[str, Any]:
-        """What a run depends on."""
         return {name: value for name, value in vars(self).items() if name != "rules"}
 
 
@@ -110,5 +109,4 @@ PLANS = {
     ),
 }  # fmt: skip
 
-LARGE = ("fashion-mnist",)
-"""Data sets on which the comparison takes hours on a CPU."""
+LARGE = ("fashion-mnist",)  # data sets on which the comparison takes hours on a CPU

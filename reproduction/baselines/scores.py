@@ -21,12 +21,9 @@ class SoftmaxScores:
     candidate: Candidate
     accuracy: Tensor
     """``(seeds, delays, knobs, lrs)`` at the point that the rule is judged by; 0 for runs that diverged."""
-    at_query: Tensor
-    """The same at the last query."""
-    loss: Tensor
-    """The training loss at the point that the rule is judged by; infinite for runs that diverged."""
-    test_rows: int
-    """How many rows an accuracy is a mean of."""
+    at_query: Tensor  # the same at the last query
+    loss: Tensor  # the training loss at the point that the rule is judged by; infinite for runs that diverged
+    test_rows: int  # how many rows an accuracy is a mean of
 
     @cached_property
     def choice(self) -> tuple[int, int]:
@@ -46,7 +43,6 @@ class SoftmaxScores:
 
     @property
     def frozen_at_query(self) -> Tensor:
-        """The same runs at their last query."""
         knob, lr = self.choice
         return self.at_query[..., knob, lr]
 
@@ -59,7 +55,6 @@ class SoftmaxScores:
 
 
 def mean_late(accuracy: Tensor) -> float:
-    """The mean over all delays but 0."""
     return accuracy[:, 1:].mean().item()
 
 

@@ -23,8 +23,7 @@ from reproduction.report import Section, prose
 from reproduction.study import Plan, Request, Study, Task, column, rows_of
 from reproduction.style import TITLES, three_digits
 
-RUN_UPDATE = 5e-6
-"""Seconds of one core for one update of one run on digits, about; for forecasts."""
+RUN_UPDATE = 5e-6  # seconds of one core for one update of one run on digits, about; for forecasts
 POINTS = ("output", "query")
 """Where a run is judged: at the rule's own output, and at its last query (most rules' last iterate)."""
 HEADLINE = "baselines-over-delays"
@@ -139,7 +138,6 @@ def _title(scores: SoftmaxScores, constrained: bool) -> str:
 
 
 def table(panel: Sequence[SoftmaxScores], constrained: bool, protocol: str) -> list[dict[str, str]]:
-    """A row for each rule, best mean first: mean and worst drop, accuracy at every delay, spread, how it was tuned."""
     rows = []
     for scores in ranked(panel, protocol):
         accuracy = getattr(scores, protocol)
@@ -159,7 +157,6 @@ def table(panel: Sequence[SoftmaxScores], constrained: bool, protocol: str) -> l
 
 
 def plot(panels: Panels, data: str) -> Figure:
-    """For each rule the range and the mean over the delays but 0 with its frozen lr, and the oracle's mean."""
     own = {setting: ranked(panel) for setting, panel in panels.items() if setting.data == data}
     rules = max(len(panel) for panel in own.values())
     figure, axes = style.panels([f"{setting.name} ({setting.domain})" for setting in own], "",
@@ -220,7 +217,6 @@ def headline(panels: Panels) -> Figure:
 
 
 def finding(panels: Panels) -> str:
-    """How Steady ranks on the first data set."""
     first, parts = next(iter(panels)), []
     for setting, panel in panels.items():
         if setting.data != first.data:
@@ -239,7 +235,6 @@ def finding(panels: Panels) -> str:
 
 
 def winners(panels: Panels) -> str:
-    """The best rule in each panel, under both protocols."""
     parts = []
     for setting, panel in panels.items():
         first, second = (f"{_title(s, setting.constrained)} ({mean_late(s.frozen):.3f})" for s in ranked(panel)[:2])

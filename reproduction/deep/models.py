@@ -18,7 +18,6 @@ _DRAWING = threading.Lock()
 
 
 def model_title(model: str, layers: int, width: int) -> str:
-    """The same, with the size of a GPT."""
     return MODELS[model] + (f", {layers} layers of width {width}" if model == "gpt" else "")
 
 

@@ -14,18 +14,15 @@ from lategrad.support.validation import require, require_choice
 from reproduction.deep import models
 from reproduction.study import Candidate, Plan, column, lr_grid
 
-PIPELINE = "pipeline"
-"""Each stage of the model has a delay of its own, from 64 for the first down to 0 for the last."""
+PIPELINE = "pipeline"  # each stage of the model has a delay of its own, from 64 for the first down to 0 for the last
 CONSTANT_OR_RANDOM: dict[str, Delays] = {"0": 0, "8": 8, "64": 64, "256": 256, "lognormal": "lognormal:3.847,0.8"}
 """By their names in tables; learning rates are frozen from the first. The last has mean 64, median 46, and one in a
 hundred above 300."""
 DELAYS = (*CONSTANT_OR_RANDOM, PIPELINE)
-STAGES = {"mlp": 2, "cnn": 3, "gpt": 8}
-"""Of the pipeline."""
+STAGES = {"mlp": 2, "cnn": 3, "gpt": 8}  # of the pipeline
 MEAN_DELAY = {"0": 0, "8": 8, "64": 64, "256": 256, "lognormal": 64, PIPELINE: 64}
 """Of a pipeline, the first stage's: the number of microbatches on their way through it."""
-TARGET_DELAYS = ("8", "64", "256")
-"""The delays that targets are stated for."""
+TARGET_DELAYS = ("8", "64", "256")  # the delays that targets are stated for
 
 _SGD, _ADAM, _AVERAGED = lr_grid(-4, 0), lr_grid(-5, -1), lr_grid(-4, 0)
 CANDIDATES = (
@@ -58,18 +55,13 @@ class DeepSetting:
     delays: tuple[str, ...] = DELAYS
     tuned_at: tuple[str, ...] = DELAYS
     """Delays at which all learning rates are run; at the others, the frozen one alone."""
-    tuning_seeds: int = 1
-    """Seeds that all learning rates are run with; they are chosen by the first alone."""
+    tuning_seeds: int = 1  # seeds that all learning rates are run with; they are chosen by the first alone
     rules: tuple[str, ...] = RULES
-    evaluate: int = 10_000
-    """Rows or windows that the training loss is the mean over."""
-    micro_batch: int = 2048
-    """Rows of a large minibatch that are computed at once."""
-    layers: int = 0
-    """Of the GPT, as its width."""
+    evaluate: int = 10_000  # rows or windows that the training loss is the mean over
+    micro_batch: int = 2048  # rows of a large minibatch that are computed at once
+    layers: int = 0  # of the GPT, as its width
     width: int = 0
-    only_by_name: bool = False
-    """Whether it is left out unless its model is named, as it takes long."""
+    only_by_name: bool = False  # whether it is left out unless its model is named, as it takes long
 
     def __post_init__(self) -> None:
         require_choice("model", self.model, tuple(models.MODELS))
@@ -98,7 +90,6 @@ class DeepSetting:
                                     layers=self.layers, width=self.width)  # fmt: skip
 
     def delay_model(self, name: str) -> Delays:
-        """What a delay's name in the tables means for this model."""
         if name != PIPELINE:
             return CONSTANT_OR_RANDOM[name]
         return by_stage(self.problem(1), STAGES[self.model], delay=MEAN_DELAY[PIPELINE])
@@ -113,7 +104,6 @@ class DeepSetting:
         return candidate.build(column(lrs), **changes)
 
     def describe(self) -> dict[str, Any]:
-        """What a run depends on."""
         names = ("model", "updates", "batch", "evaluate", "layers", "width")
         return {name: getattr(self, name) for name in names}
 

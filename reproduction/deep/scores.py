@@ -31,12 +31,10 @@ class DeepScores:
     by_loss: bool
     choice: dict[str, int]
     """The position of the best learning rate, by the training loss of the first seed, at every delay tuned at."""
-    grids: dict[str, Tensor]
-    """``(seeds, lrs)``: scores of all learning rates, at the delays that are tuned at."""
+    grids: dict[str, Tensor]  # ``(seeds, lrs)``: scores of all learning rates, at the delays that are tuned at
     frozen: dict[str, Tensor]
     """``(seeds,)``: scores of the learning rate that is best without delay, at every delay; anchors: of the tuned."""
-    traces: list[Trace]
-    """What all that was read from; axes delay, seed and lr."""
+    traces: list[Trace]  # what all that was read from; axes delay, seed and lr
 
     @property
     def tuned(self) -> dict[str, Tensor]:
@@ -46,16 +44,13 @@ class DeepScores:
         return {delay: grid[:, self.choice[delay]] for delay, grid in self.grids.items()}
 
     def lr(self, delay: str = "0") -> float:
-        """The best learning rate at a delay."""
         return self.candidate.lrs[self.choice[delay]]
 
     def mean(self, delay: str) -> float:
-        """Over seeds, with the frozen learning rate."""
         return self.frozen[delay].mean().item()
 
 
 def score_rule(task: Task[DeepSetting]) -> DeepScores:
-    """All numbers of one rule on one model."""
     run, setting, candidate = _Runner(task), task.setting, task.candidate
     seeds = tuple(range(task.seeds))
     first, others = seeds[: setting.tuning_seeds], seeds[setting.tuning_seeds :]
@@ -101,8 +96,7 @@ def final_scores(trace: Trace, by_loss: bool) -> Tensor:
     return torch.where(finite, trace.accuracy[-1, 0], 0.0)
 
 
-_Runs = tuple[tuple[float, ...], tuple[int, ...]]
-"""Learning rates and seeds."""
+_Runs = tuple[tuple[float, ...], tuple[int, ...]]  # learning rates and seeds
 
 
 class _Runner:
@@ -173,7 +167,7 @@ class _Runner:
         seconds = time.monotonic() - begin
         runs = len(delays) * len(lrs) * len(seeds)
         self.space.say(f"deep: {setting.model}, {self.candidate.rule}, {phase}, delays {' '.join(delays)}: {runs} runs "
-                       f"of {updates:,} updates in {seconds:.1f} s, {1e3 * seconds / updates:.2f} ms an update")  # fmt: skip
+                       f"of {updates:,} updates in {seconds:.1f} s, {1e3 * seconds / updates:.2f} ms each")  # fmt: skip
         return {delay: _of_one_delay(trace, position, delay) for position, delay in enumerate(delays)}
 
 
@@ -194,7 +188,6 @@ def _of_one_delay(trace: Trace, position: int, name: str) -> Trace:
 
 
 def describe_delays(delays: Delays) -> object:
-    """As plain JSON values."""
     return delays.table() if isinstance(delays, StageDelays) else describe(delays)
 
 

@@ -101,7 +101,6 @@ def table(setting: DeepSetting, panel: Panel, protocol: str) -> list[dict[str, s
 
 
 def plot(setting: DeepSetting, panel: Panel) -> Figure:
-    """Every rule with its frozen learning rate at every delay; anchors in black, ours thick."""
     delays, ylabel = setting.delays, "loss on held-out text" if setting.by_loss else "test accuracy"
     figure, (ax,) = style.panels([setting.title], ylabel, height=4)
     others = colormaps["tab20"]
@@ -129,7 +128,6 @@ def plot(setting: DeepSetting, panel: Panel) -> Figure:
 
 
 def headline(setting: DeepSetting, panel: Panel) -> Figure:
-    """The first model, small: ours, synchronous training in as many rounds, and the baselines in grey."""
     figure, (ax,) = style.panels([f"Deep models: {MODELS[setting.model]}"], "test accuracy", height=style.HEADLINE)
     for scores in reversed(ranked(panel)):
         candidate = scores.candidate
@@ -144,7 +142,6 @@ def headline(setting: DeepSetting, panel: Panel) -> Figure:
 
 
 def finding(setting: DeepSetting, panel: Panel) -> str:
-    """What the longest constant delay leaves of ours and of the best baseline, on the first model."""
     late = [delay for delay in setting.delays if delay.isdecimal()][-1]
     own = [scores for scores in panel.values() if scores.candidate.ours]
     baselines = [scores for scores in panel.values() if scores.candidate.is_baseline]
@@ -153,14 +150,13 @@ def finding(setting: DeepSetting, panel: Panel) -> str:
     best, baseline = (max(group, key=lambda scores: scores.mean(late)) for group in (own, baselines))
     return (
         f"On a deep model ({MODELS[setting.model]}, {setting.updates:,} updates), a delay of {late} takes "
-        f"{TITLES[best.candidate.rule]} from {best.mean('0'):.3f} to {best.mean(late):.3f} in test accuracy and the "
-        f"best baseline, {TITLES[baseline.candidate.rule]}, from {baseline.mean('0'):.3f} to {baseline.mean(late):.3f}. "
+        f"{TITLES[best.candidate.rule]} from {best.mean('0'):.3f} to {best.mean(late):.3f} in test accuracy "
+        f"and the best baseline, {TITLES[baseline.candidate.rule]}, from {baseline.mean('0'):.3f} to {baseline.mean(late):.3f}. "
         "Learning rates are frozen from delay 0."
     )  # fmt: skip
 
 
 def _rows(setting: DeepSetting, scores: DeepScores) -> list[dict[str, Any]]:
-    """Every final number of a rule, for the CSV."""
     place, columns = {"model": setting.model, "rule": scores.candidate.rule}, ("delay", "lr", "seed", "loss")
     return [
         row | {"rounds": setting.rounds(row["delay"]), "frozen": math.isclose(row["lr"], scores.lr())}

@@ -11,8 +11,7 @@ from reproduction.deep.scores import DeepScores
 from reproduction.report import Verdict
 from reproduction.style import TITLES
 
-Panel = dict[str, DeepScores]
-"""Scores on one model by the name of the rule."""
+Panel = dict[str, DeepScores]  # scores on one model by the name of the rule
 _Claim = partial(Verdict, source="ours")
 
 
@@ -23,7 +22,6 @@ def behind(scores: DeepScores, other: DeepScores, delay: str) -> float:
 
 
 def verdicts(setting: DeepSetting, panel: Panel, judged: bool) -> list[Verdict]:
-    """Those that can be read from what was run."""
     late = [delay for delay in TARGET_DELAYS if delay in setting.delays]
     found: list[Verdict | None] = [_ahead(setting, panel, [delay for delay in late if delay != "8"])]
     if judged:

@@ -30,10 +30,8 @@ MAINTAINS = (
 )
 LATER = "similar results were received when tuning the algorithms with larger delay, and then changing the delay regime"
 
-NO_DELAY_GAP = 0.02
-"""Without delay the gap between anytime SGD and SGD must be below this,"""
-LONG_DELAY_GAP = 0.15
-"""and above this at long delays:"""
+NO_DELAY_GAP = 0.02  # without delay the gap between anytime SGD and SGD must be below this,
+LONG_DELAY_GAP = 0.15  # and above this at long delays:
 LONG_DELAYS = (500, 1000)
 ALLOWED_DROP, DROP_AT = 0.05, 500
 """At that delay anytime SGD may have lost this much."""
@@ -48,13 +46,11 @@ def frozen(trace: Trace, tuned_at: int) -> tuple[list[int], Tensor, float]:
 
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:
-    """Spearman's."""
     ranks = torch.stack([v.argsort().argsort().double() for v in (x, y)])
     return torch.corrcoef(ranks)[0, 1].item()
 
 
 def gap_verdict(regime: Regime, traces: Traces, tuned_at: int) -> Verdict:
-    """Does the gap to SGD grow with the delay, whichever of SGD's outputs one looks at?"""
     delays, ours, _ = frozen(traces["anytime-sgd"], tuned_at)
     gap = {rule: (ours - frozen(traces[rule], tuned_at)[1]).mean(0) for rule in SGDS}
     rising = {rule: rank_correlation(torch.tensor(delays).double(), gap[rule]) for rule in SGDS}
@@ -78,7 +74,6 @@ def gap_verdict(regime: Regime, traces: Traces, tuned_at: int) -> Verdict:
 
 
 def maintains_verdict(regime: Regime, traces: Traces, updates: int) -> Verdict:
-    """Does anytime SGD keep its accuracy?"""
     delays, ours, _ = frozen(traces["anytime-sgd"], TUNED_AT[0])
     at = delays.index(DROP_AT)
     drops = (ours[:, :1] - ours).mean(0)
@@ -96,7 +91,6 @@ def maintains_verdict(regime: Regime, traces: Traces, updates: int) -> Verdict:
 
 
 def verdicts(regime: Regime, traces: Traces, updates: int) -> list[Verdict]:
-    """The claims of Figure 1, and the remark that tuning at a larger delay gives similar results."""
     return [
         gap_verdict(regime, traces, TUNED_AT[0]),
         maintains_verdict(regime, traces, updates),
@@ -113,7 +107,6 @@ def _draw(ax: Axes, regime: Regime, traces: Traces, tuned_at: int) -> None:
 
 
 def plot(regimes: dict[Regime, Traces], tuned_at: int) -> Figure:
-    """A panel for each regime."""
     figure, axes = style.panels([regime.title for regime in regimes], "test accuracy")
     for ax, (regime, traces) in zip(axes, regimes.items(), strict=True):
         _draw(ax, regime, traces, tuned_at)
@@ -122,7 +115,6 @@ def plot(regimes: dict[Regime, Traces], tuned_at: int) -> Figure:
 
 
 def table(regime: Regime, traces: Traces, tuned_at: int) -> list[dict[str, str]]:
-    """A row for each rule: its learning rate, and its mean accuracy at every delay."""
     rows = []
     for rule in regime.curves:
         delays, accuracy, lr = frozen(traces[rule], tuned_at)
@@ -132,7 +124,6 @@ def table(regime: Regime, traces: Traces, tuned_at: int) -> list[dict[str, str]]
 
 
 def finding(traces: Traces) -> str:
-    """What a long delay does to SGD and to anytime SGD on the ball."""
     by_rule = {rule: frozen(traces[rule], TUNED_AT[0])[1].mean(0) for rule in ("anytime-sgd", *SGDS)}
     at = frozen(traces["anytime-sgd"], TUNED_AT[0])[0].index(DROP_AT)
     best = max(SGDS, key=lambda rule: by_rule[rule][at])
@@ -149,7 +140,6 @@ def finding(traces: Traces) -> str:
 
 
 def section(results: SweepResults) -> Section:
-    """Figure 1, the panel tuned at a larger delay, and their verdicts."""
     regimes, ball = results.regimes, results.first
     lrs = {regime.name: {rule: frozen(traces[rule], TUNED_AT[0])[2] for rule in regime.curves}
            for regime, traces in regimes.items()}  # fmt: skip

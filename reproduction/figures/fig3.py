@@ -31,8 +31,7 @@ QUOTE = "in anytime SGD the expected loss approaches the optimal one, while that
 FALL_REQUIRED = 0.71
 """Over the second half of the run anytime SGD's excess loss must fall to this share or less, and SGD's must not: the
 rate 1/sqrt(T) of Theorem 1 falls to 71% when T doubles."""
-FACTOR_REQUIRED = 2.0
-"""At the end, SGD's excess loss must be this many times anytime SGD's."""
+FACTOR_REQUIRED = 2.0  # at the end, SGD's excess loss must be this many times anytime SGD's
 
 
 class Figure3(FigurePart):
@@ -59,7 +58,6 @@ def optimum(regime: Regime) -> Optimum | None:
 
 
 def verdict(regime: Regime, traces: Traces, best: Optimum, sgd: str) -> Verdict:
-    """Does anytime SGD approach the optimum while SGD, by one of its outputs, does not?"""
     excess = {rule: (traces[rule].loss - best.value).mean(-1) for rule in ("anytime-sgd", sgd)}
     fall = {rule: _fall(values) for rule, values in excess.items()}
     ours, theirs = (values[-1].item() for values in excess.values())
@@ -82,7 +80,6 @@ def _fall(excess: Tensor) -> float:
 
 
 def plot(regime: Regime, traces: Traces, best: Optimum | None) -> Figure:
-    """Excess loss against epochs, or the loss itself where the optimum is not known."""
     figure, axes = style.panels([regime.title], "training loss" if best is None else "excess training loss")
     for rule in regime.curves:
         epochs = traces[rule].steps * regime.epochs / regime.updates
@@ -94,7 +91,6 @@ def plot(regime: Regime, traces: Traces, best: Optimum | None) -> Figure:
 
 
 def section(results: SweepResults) -> Section:
-    """The figures and their verdicts."""
     optima = []
     figures: dict[str, Figure] = {}
     captions: dict[str, str] = {}

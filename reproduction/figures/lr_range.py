@@ -22,12 +22,9 @@ from reproduction.figures.sweep import (
 )
 from reproduction.report import Section, Verdict, prose
 
-WITHIN = 0.10
-"""A learning rate is good if its accuracy is within this share of the rule's own best at this delay."""
-TIMES_REQUIRED = 2.0
-"""Anytime SGD must be good at this many times as many learning rates of its grid as SGD,"""
-MARGIN_REQUIRED = 0.05
-"""and its accuracy averaged over its grid must be higher by this."""
+WITHIN = 0.10  # a learning rate is good if its accuracy is within this share of the rule's own best at this delay
+TIMES_REQUIRED = 2.0  # anytime SGD must be good at this many times as many learning rates of its grid as SGD,
+MARGIN_REQUIRED = 0.05  # and its accuracy averaged over its grid must be higher by this
 
 
 def accuracy_by_lr(trace: Trace, delay: Delay) -> tuple[tuple[float, ...], Tensor]:
@@ -47,17 +44,13 @@ class RangeFigure:
 
     name: str
     title: str
-    delays: dict[str, Delay]
-    """By the stem of their figures: the first is the paper's."""
-    labels: dict[str, str]
-    """By the stem, those delays in words."""
+    delays: dict[str, Delay]  # by the stem of their figures: the first is the paper's
+    labels: dict[str, str]  # by the stem, those delays in words
     claim: str
     quote: str
-    opens_report: bool = False
-    """Whether its finding is among those that the report opens with."""
+    opens_report: bool = False  # whether its finding is among those that the report opens with
 
     def verdict(self, stem: str, regime: Regime, traces: Traces) -> Verdict:
-        """Is anytime SGD good at more learning rates than SGD, by either of its outputs, and better on average?"""
         by_rule = {rule: accuracy_by_lr(traces[rule], self.delays[stem])[1] for rule in ("anytime-sgd", *SGDS)}
         good = {rule: count_good(accuracy, WITHIN) for rule, accuracy in by_rule.items()}
         mean = {rule: accuracy.mean().item() for rule, accuracy in by_rule.items()}
@@ -82,7 +75,6 @@ class RangeFigure:
         )
 
     def plot(self, stem: str, results: SweepResults) -> Figure:
-        """A panel for each regime."""
         figure, axes = style.panels([regime.title for regime in results.convex], "test accuracy")
         for ax, (regime, traces) in zip(axes, results.convex.items(), strict=True):
             for rule in regime.curves:
@@ -92,7 +84,6 @@ class RangeFigure:
         return figure
 
     def table(self, stem: str, regime: Regime, traces: Traces) -> list[dict[str, str]]:
-        """A row for each rule and learning rate."""
         rows = []
         for rule in regime.curves:
             lrs, accuracy = accuracy_by_lr(traces[rule], self.delays[stem])
@@ -120,7 +111,6 @@ class RangeFigure:
         return tuple(paragraphs)
 
     def finding(self, traces: Traces) -> str:
-        """How wide the ranges of good learning rates are."""
         stem, delay = next(iter(self.delays.items()))
         by_rule = {rule: accuracy_by_lr(traces[rule], delay) for rule in ("anytime-sgd", *SGDS)}
         good = {rule: count_good(accuracy, WITHIN) for rule, (_, accuracy) in by_rule.items()}
@@ -131,7 +121,6 @@ class RangeFigure:
         )
 
     def section(self, results: SweepResults) -> Section:
-        """The figures and their verdicts."""
         convex, updates = results.convex, results.updates()
         words = prose("lr-range", updates=updates)
         return Section(

@@ -25,24 +25,18 @@ from reproduction.report import Section
 from reproduction.study import Candidate, Part, Plan, Request, Study, Task, Workspace, column, dataset, lr_grid
 
 LOGNORMAL = "lognormal:7,0.4"
-FORWARD = f"queue:{LOGNORMAL}"
-"""The same law in an update queue, where a delay is drawn as the query is handed out."""
+FORWARD = f"queue:{LOGNORMAL}"  # the same law in an update queue, where a delay is drawn as the query is handed out
 Delay = int | str
 DELAYS: tuple[Delay, ...] = (0, 10, 50, 100, 250, 500, 1000, LOGNORMAL, FORWARD)
-TUNED_AT = (0, 250)
-"""Delays at which learning rates are tuned; Figure 1 follows the winners to all other delays."""
-OVER_TIME = 500
-"""The delay at which Figure 3 follows the winners over time."""
+TUNED_AT = (0, 250)  # delays at which learning rates are tuned; Figure 1 follows the winners to all other delays
+OVER_TIME = 500  # the delay at which Figure 3 follows the winners over time
 WHOLE_GRID = (*TUNED_AT, 500, LOGNORMAL, FORWARD)
 """Delays at which some figure shows every learning rate; at the others only the winners are run."""
-RECORDS = 25
-"""Records of the winners over time, for Figure 3."""
+RECORDS = 25  # records of the winners over time, for Figure 3
 RUN_UPDATE = {"cpu": 40e-6, "cuda": 1e-6}
 """Seconds for one update of one run at batch 64, about, on one core or on a GPU; for forecasts."""
-Traces = dict[str, Trace]
-"""By rule."""
-SGDS = ("sgd", "sgd-linear")
-"""SGD's two outputs: its last iterate and its average, which come from the same run."""
+Traces = dict[str, Trace]  # by rule
+SGDS = ("sgd", "sgd-linear")  # SGD's two outputs: its last iterate and its average, which come from the same run
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,6 @@ class Regime:
 
     @property
     def updates(self) -> int:
-        """One minibatch each."""
         return round(self.epochs * len(dataset(self.data, self.preprocessing).x_train) / self.batch)
 
     @property
@@ -83,7 +76,6 @@ class Regime:
 
 
 def regimes(**options: Any) -> tuple[Regime, ...]:
-    """The three regimes, with options of :class:`Regime`."""
     return (
         Regime("constrained", "constrained: Frobenius ball of radius 5", "ball:5", 0.0, **options),
         Regime("unconstrained", "unconstrained", "whole", 0.0, **options),
@@ -150,7 +142,6 @@ class SweepResults:
 
     @property
     def convex(self) -> dict[Regime, Traces]:
-        """Without the strongly convex regime."""
         return {regime: traces for regime, traces in self.regimes.items() if regime.l2 == 0}
 
     @property
@@ -171,7 +162,6 @@ class SweepResults:
 
 
 def sweep(plan: Plan[Regime], space: Workspace) -> SweepResults:
-    """Run whatever is not finished, and read all of it."""
     panels = Sweep().panels(plan, space)
     found = {regime: {rule: trace for traces in panel.values() for rule, trace in traces.items()}
              for regime, panel in panels.items()}  # fmt: skip
@@ -247,7 +237,6 @@ class Runs:
 
 
 def judge_query(trace: Trace, problem: SoftmaxRegression, device: str) -> tuple[Tensor, Tensor]:
-    """Loss and accuracy of the last query of every run."""
     on_device, query = problem.to(device), trace.query.to(device)
     accuracy = on_device.accuracy(query)
     assert accuracy is not None
@@ -255,7 +244,6 @@ def judge_query(trace: Trace, problem: SoftmaxRegression, device: str) -> tuple[
 
 
 def _best_lrs(trace: Trace) -> list[float]:
-    """The best learning rate at each of the delays where they are tuned."""
     return [trace.axes[-1].values[best_position(trace, delay)] for delay in TUNED_AT]
 
 
@@ -291,12 +279,10 @@ def final_accuracy(trace: Trace) -> Tensor:
 
 
 def best_position(trace: Trace, delay: Delay) -> int:
-    """The position of the learning rate with the best mean accuracy over seeds at one delay."""
     return int(final_accuracy(trace)[:, trace.axis("delay").values.index(delay)].mean(0).argmax())
 
 
 def sweep_rows(regimes: dict[Regime, Traces]) -> list[dict[str, Any]]:
-    """Every final number of a sweep, in the columns of the figures' CSV files."""
     return [
         {"rule": rule, "regime": regime.name, "delay": row["delay"], "lr": row[trace.axes[-1].name],
          "seed": row["seed"], "step": row["step"], "accuracy": row["accuracy"], "loss": row["loss"],

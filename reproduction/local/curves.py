@@ -19,8 +19,7 @@ from reproduction.deep.scores import tensor_cores
 from reproduction.local.plan import TUNING_SEED, LocalSetting, build_outer
 from reproduction.study import Candidate, Task, column, finite_loss
 
-_RECORDS = 24
-"""Over time, of the runs that are shown."""
+_RECORDS = 24  # over time, of the runs that are shown
 PROTOCOLS = ("frozen", "tuned")
 
 
@@ -28,16 +27,12 @@ PROTOCOLS = ("frozen", "tuned")
 class Curve:
     """Loss against virtual time."""
 
-    seconds: Tensor
-    """``(records,)``, from 0."""
-    gradients: Tensor
-    """``(records,)``: how many had arrived by then."""
-    losses: Tensor
-    """``(records, seeds)``: on held-out data; infinite where the run has diverged."""
+    seconds: Tensor  # ``(records,)``, from 0
+    gradients: Tensor  # ``(records,)``: how many had arrived by then
+    losses: Tensor  # ``(records, seeds)``: on held-out data; infinite where the run has diverged
 
     @property
     def mean(self) -> Tensor:
-        """Over seeds."""
         return self.losses.mean(1)
 
     def at_gradients(self, count: float) -> float:
@@ -73,14 +68,12 @@ class LocalCurves:
     candidate: Candidate
     choice: dict[str, int]
     """The position of the learning rate that is best for one worker ("frozen"), and for all ("tuned")."""
-    curves: dict[str, Curve]
-    """With either."""
+    curves: dict[str, Curve]  # with either
 
     def lr(self, protocol: str) -> float:
         return self.candidate.lrs[self.choice[protocol]]
 
     def final(self, protocol: str) -> float:
-        """The mean loss over seeds at the end."""
         return self.curves[protocol].mean[-1].item()
 
 
@@ -93,7 +86,6 @@ class VirtualRuns:
 
     @property
     def clock(self) -> Cluster | Barrier:
-        """Of all workers."""
         return self.setting.barrier() if self.candidate.synchronous else self.setting.cluster()
 
     def curves(self, seeds: Sequence[int]) -> LocalCurves:
@@ -145,5 +137,4 @@ class VirtualRuns:
 
 
 def _best(trace: Trace) -> int:
-    """The learning rate with the smallest training loss at the end; not one that diverged."""
     return int(finite_loss(trace.loss[-1, 0]).argmin())

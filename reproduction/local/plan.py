@@ -14,8 +14,7 @@ from lategrad.support.validation import Scalar, require_choice
 from reproduction.deep import models
 from reproduction.study import Candidate, Plan, lr_grid
 
-TUNING_SEED = 1000
-"""All learning rates are chosen with it; no number that is shown comes from it."""
+TUNING_SEED = 1000  # all learning rates are chosen with it; no number that is shown comes from it
 _OUTER, _STEADY = lr_grid(-3, 0.5), lr_grid(-4, -0.5)
 CANDIDATES = (
     Candidate("steady-muon", _STEADY, ours=True),
@@ -44,22 +43,18 @@ class LocalSetting:
     """A model, the local steps of a job, and for how long it is trained."""
 
     model: str
-    local_steps: int
-    """H."""
-    rounds: int
-    """Of synchronous training; all others have the virtual time that these take."""
+    local_steps: int  # H
+    rounds: int  # of synchronous training; all others have the virtual time that these take
     batch: int
     inner: str
     workers: int = 16
     slowest: float = 6.0
     """Virtual seconds that the slowest worker takes for a gradient; the fastest takes 1, the others lie between."""
     evaluate: int = 4_096
-    layers: int = 0
-    """Of the GPT, as its width."""
+    layers: int = 0  # of the GPT, as its width
     width: int = 0
     rules: tuple[str, ...] = RULES
-    only_by_name: bool = False
-    """Whether it is left out unless its model is named, as it takes long."""
+    only_by_name: bool = False  # whether it is left out unless its model is named, as it takes long
 
     def __post_init__(self) -> None:
         require_choice("model", self.model, ("cnn", "gpt"))
@@ -79,12 +74,10 @@ class LocalSetting:
         return self.rounds * self.local_steps * self.slowest
 
     def speeds(self) -> list[Worker]:
-        """Equally spaced times for a gradient."""
         spread = torch.linspace(1, self.slowest, self.workers, dtype=torch.float64)
         return [Worker(mean=mean) for mean in spread.tolist()]
 
     def cluster(self) -> Cluster:
-        """All workers, none of which waits."""
         return Cluster(self.speeds(), self.local_steps)
 
     def fastest_alone(self) -> Cluster:
@@ -92,7 +85,6 @@ class LocalSetting:
         return Cluster(self.speeds()[:1], self.local_steps)
 
     def barrier(self) -> Barrier:
-        """All workers, which wait for each other."""
         return Barrier(self.speeds(), self.local_steps)
 
     def pauses(self) -> dict[int, str]:
@@ -100,7 +92,6 @@ class LocalSetting:
         return {i: f"constant:{1000 * self.local_steps * worker.mean:g}" for i, worker in enumerate(self.speeds())}
 
     def updates(self, cluster: Cluster) -> int:
-        """How many jobs arrive in time."""
         most = sum(int(self.seconds / (self.local_steps * worker.mean)) for worker in cluster.workers)
         time = cluster.draw(most, 0).time
         assert time is not None
@@ -113,11 +104,9 @@ class LocalSetting:
         return LocalSteps(plain, self.local_steps, self.inner)
 
     def synchronous(self) -> Synchronous:
-        """The same in rounds."""
         return Synchronous(self.problem(), self.workers)
 
     def describe(self) -> dict[str, Any]:
-        """What a run depends on."""
         return {name: value for name, value in vars(self).items() if name not in ("rules", "only_by_name")}
 
 
@@ -128,7 +117,6 @@ _QUICK_RULES = ("steady-muon", "sgd", "nesterov", "delayed-nesterov", "momentum-
 
 
 def _both(model: str, batch: int, inner: str, seconds: int, **options: Any) -> tuple[LocalSetting, ...]:
-    """20 and 100 local steps, for the same time."""
     return tuple(LocalSetting(model, h, seconds // h, batch, inner, **options) for h in (20, 100))
 
 

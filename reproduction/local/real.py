@@ -32,13 +32,10 @@ from reproduction.report import Section, prose
 from reproduction.study import Candidate, Plan, Request, Study, Task, Workspace, finite_loss, load_trace
 from reproduction.style import loss_in_table, three_digits
 
-_POINTS = 25
-"""Of a curve; records are about as frequent."""
-_MOST_UPDATES = 10**6
-"""The time ends a run before that."""
+_POINTS = 25  # of a curve; records are about as frequent
+_MOST_UPDATES = 10**6  # the time ends a run before that
 _TIME_IS_UP = "stopped by on_record"
-_OVERHEAD = 6.0
-"""Seconds before and after a training, about; for forecasts."""
+_OVERHEAD = 6.0  # seconds before and after a training, about; for forecasts
 _PROTOCOL = "frozen"
 _CHOOSING = {"cnn": 1.0, "gpt": 10.0}
 """Seconds on one core in which the learning rate of a rule is chosen, for each round, about; for forecasts."""
@@ -49,8 +46,7 @@ class TwoSpeeds(LocalSetting):
     """Half of the workers are fast and half are slow; all times are real seconds."""
 
     workers: int = 4
-    fastest: float = 0.01
-    """For a gradient, where a pause stands for it; computing comes on top."""
+    fastest: float = 0.01  # for a gradient, where a pause stands for it; computing comes on top
     slowest: float = 0.06
 
     @property
@@ -79,12 +75,9 @@ PLANS = {
 class RealCurves(LocalCurves):
     """How an outer rule trains a model for real."""
 
-    accuracy: float
-    """On held-out data at the end of the time, the mean over seeds."""
-    updates: float
-    """In the time, the mean over seeds."""
-    delays: Tensor
-    """Of all updates in the time."""
+    accuracy: float  # on held-out data at the end of the time, the mean over seeds
+    updates: float  # in the time, the mean over seeds
+    delays: Tensor  # of all updates in the time
 
 
 @dataclass(frozen=True)
@@ -112,13 +105,12 @@ class LocalReal(Study[TwoSpeeds, RealCurves]):
         return super().section_of(plan, space)
 
     def measure(self, task: Task[TwoSpeeds]) -> RealCurves:
-        """The learning rate is chosen in virtual time, then everything is real."""
         setting, candidate = task.setting, task.candidate
         position = VirtualRuns(task).frozen()
         traces = [train_for_real(task, candidate.lrs[position], seed) for seed in range(task.seeds)]
         curves = real_curves(setting, candidate, position, traces)
-        task.space.say(f"local: {setting.name}, {candidate.rule}: {curves.updates:.0f} updates in {setting.seconds:.0f} "
-                       f"s, held-out loss {loss_in_table(curves.final(_PROTOCOL))}")  # fmt: skip
+        task.space.say(f"local: {setting.name}, {candidate.rule}: {curves.updates:.0f} updates in "
+                       f"{setting.seconds:.0f} s, held-out loss {loss_in_table(curves.final(_PROTOCOL))}")  # fmt: skip
         return curves
 
     def show(self, plan: Plan[TwoSpeeds], panels: dict[TwoSpeeds, dict[str, RealCurves]]) -> Section:
@@ -222,7 +214,6 @@ def _at(grid: Tensor, places: Tensor, values: Tensor) -> Tensor:
 
 
 def real_table(setting: LocalSetting, panel: dict[str, RealCurves]) -> list[dict[str, str]]:
-    """That of virtual time, and what only real workers have."""
     order = [panel[curves.candidate.rule] for curves in ranked(panel, _PROTOCOL)]
     return [
         row

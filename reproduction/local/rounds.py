@@ -30,8 +30,8 @@ Answer = TypeVar("Answer", Ready, Arrived)
 
 
 def train_in_rounds(problem: LocalSteps, rule: AnyRule[Any], settings: Settings, seconds: float) -> Trace:
-    """All workers take their local steps from the server's point; when the last one is done, the server makes one update
-    with the mean of what they sent.
+    """All workers take their local steps from the server's point; when the last one is done, the server makes one
+    update with the mean of what they sent.
 
     The workers are the processes of :func:`lategrad.train`, with their streams of samples, their inner optimizers and
     their pauses; only the server waits. Points are evaluated after the last round. A worker that fails ends the

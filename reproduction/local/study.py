@@ -16,14 +16,11 @@ from reproduction.local.plan import ANCHOR, PLANS, LocalSetting
 from reproduction.report import Section, Verdict, prose
 from reproduction.study import Plan, Study, Task
 
-OURS = "steady-muon"
-"""The one of ours that targets are stated for."""
-TARGET_SHARE = 0.5
-"""Of synchronous training's virtual time, in which ours must reach the loss that that one ends with."""
+OURS = "steady-muon"  # the one of ours that targets are stated for
+TARGET_SHARE = 0.5  # of synchronous training's virtual time, in which ours must reach the loss that that one ends with
 TITLES = {**style.TITLES, "sgd": "SGD"}  # whose average is not shown here
 
-Panel = Mapping[str, LocalCurves]
-"""Curves in one setting by the name of the rule."""
+Panel = Mapping[str, LocalCurves]  # curves in one setting by the name of the rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +55,6 @@ class Local(Study[LocalSetting, LocalCurves]):
 
 
 def ranked(panel: Panel, protocol: str) -> list[LocalCurves]:
-    """The anchor first, then the smallest loss at the end."""
     return sorted(panel.values(), key=lambda curves: (not curves.candidate.synchronous, curves.final(protocol)))
 
 
@@ -116,7 +112,6 @@ def plot(setting: LocalSetting, panel: Panel, protocol: str = "frozen", *, real:
 
 
 def verdicts(setting: LocalSetting, panel: Panel, protocol: str = "frozen") -> list[Verdict]:
-    """Our two targets, with the learning rate that is frozen from one worker."""
     if OURS not in panel:
         return []
     ours, figure, found = panel[OURS].final(protocol), f"local-{setting.name}", []
@@ -143,7 +138,6 @@ def verdicts(setting: LocalSetting, panel: Panel, protocol: str = "frozen") -> l
 
 
 def finding(setting: LocalSetting, panel: Panel, protocol: str = "frozen") -> str:
-    """How soon ours reaches synchronous training's loss, in the first setting."""
     if OURS not in panel or ANCHOR not in panel:
         return ""
     share = share_of_time(setting, panel, OURS, protocol)
@@ -156,7 +150,6 @@ def finding(setting: LocalSetting, panel: Panel, protocol: str = "frozen") -> st
 
 
 def csv_rows(setting: LocalSetting, curves: LocalCurves) -> list[dict[str, Any]]:
-    """Every recorded number of a rule, for the CSV."""
     return [
         {"model": setting.model, "local_steps": setting.local_steps, "rule": curves.candidate.rule,
          "protocol": protocol, "lr": curves.lr(protocol), "seed": seed, "seconds": second, "gradients": int(count),

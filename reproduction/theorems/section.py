@@ -12,15 +12,13 @@ from reproduction.jobs import Job
 from reproduction.report import Section, prose
 from reproduction.study import Part, Request
 from reproduction.style import TITLES
-from reproduction.theorems import problems
+from reproduction.theorems import measure
+from reproduction.theorems import verdicts as v
 from reproduction.theorems.figures import ALGORITHM, plot
-from reproduction.theorems.points import PIECES, Point, path_of, points_of
-from reproduction.theorems.problems import OPTIMISTIC, PLANS, RULES, SGD_AVERAGE, STRONGLY_CONVEX, TheoremPlan
-from reproduction.theorems.reading import at_root, collapse, distinct, doubling_exponent, normalised, select, takeover
-from reproduction.theorems.verdicts import INDEPENDENT, NO_DEGRADATION, SLOPE_TOLERANCE, verdicts
+from reproduction.theorems.measure import OPTIMISTIC, PIECES, PLANS, RULES, SGD_AVERAGE, STRONGLY_CONVEX, Point
+from reproduction.theorems.verdicts import distinct, select
 
-SECONDS = {"quick": 2.0, "paper": 60.0, "full": 200.0}
-"""Of one core for one piece, about; for forecasts."""
+SECONDS = {"quick": 2.0, "paper": 60.0, "full": 200.0}  # of one core for one piece, about; for forecasts
 
 
 def _beyond_verdicts(points: Sequence[Point]) -> dict[str, Any]:
@@ -31,25 +29,26 @@ def _beyond_verdicts(points: Sequence[Point]) -> dict[str, Any]:
     T, (_, root) = max(distinct(noisy, "T")), sorted(distinct(noisy, "delay"))
     at_one = select(points, panel="constants", L=1.0, sigma=1.0)
     return {
-        "apart": {ALGORITHM[rule]: max(map(collapse, of)) for rule, of in per_problem.items()},
-        "faster": min(map(doubling_exponent, per_problem[STRONGLY_CONVEX])) > 0.5 + SLOPE_TOLERANCE,
+        "apart": {ALGORITHM[rule]: max(map(v.collapse, of)) for rule, of in per_problem.items()},
+        "faster": min(map(v.doubling_exponent, per_problem[STRONGLY_CONVEX])) > 0.5 + v.SLOPE_TOLERANCE,
         "doubled": {
-            delay: {ALGORITHM[rule]: takeover(select(noisy, rule=rule, T=T, delay=delay)) for rule in RULES}
+            delay: {ALGORITHM[rule]: v.takeover(select(noisy, rule=rule, T=T, delay=delay)) for rule in RULES}
             for delay in (0, root)
         },
         "root": root,
         "T": T,
         "at_one": {
-            TITLES[rule]: [normalised([p])[1.0, 1.0] for p in sorted(select(at_one, rule=rule), key=lambda p: p.delay)]
+            TITLES[rule]: [
+                v.normalised([p])[1.0, 1.0] for p in sorted(select(at_one, rule=rule), key=lambda p: p.delay)
+            ]
             for rule in (OPTIMISTIC, SGD_AVERAGE)
         },
     }
 
 
 def finding(points: Sequence[Point]) -> str:
-    """What a delay of √T costs Algorithms 1 and 2."""
     points, ratios = [p for p in select(points, panel="delay") if p.rule != STRONGLY_CONVEX], []
-    for late in at_root(points):
+    for late in v.at_root(points):
         (without,) = select(points, problem=late.problem, rule=late.rule, T=late.T, delay=0)
         ratios.append(late.excess / without.excess)
     horizons = distinct(points, "T")
@@ -67,20 +66,19 @@ class Theorems(Part):
 
     def jobs(self, request: Request) -> list[Job]:
         plan, out = PLANS[request.scale], request.space.out
-        return [Job(f"theorems: {piece}", SECONDS[request.scale], partial(points_of, piece, plan, out),
-                    (path_of(piece, out),)) for piece in PIECES]  # fmt: skip
+        return [Job(f"theorems: {piece}", SECONDS[request.scale], partial(measure.points_of, piece, plan, out),
+                    (measure.path_of(piece, out),)) for piece in PIECES]  # fmt: skip
 
     def section(self, request: Request) -> Section:
         return section_of(PLANS[request.scale], request.space.out)
 
 
-def section_of(plan: TheoremPlan, out: Path) -> Section:
-    """Measure whatever is not finished, and judge all of it."""
-    points = [point for piece in PIECES for point in points_of(piece, plan, out)]
+def section_of(plan: measure.TheoremPlan, out: Path) -> Section:
+    points = [point for piece in PIECES for point in measure.points_of(piece, plan, out)]
     seen = dict.fromkeys((p.problem, p.L, p.H, p.G, p.sigma) for p in select(points, panel="delay"))
     constants = [dict(zip(("problem", "L", "H", "G", "sigma"), values, strict=True)) for values in seen]
-    words = prose("theorems", plan=plan, p=problems, constants=constants, no_degradation=NO_DEGRADATION,
-                  independent=INDEPENDENT, **_beyond_verdicts(points))  # fmt: skip
+    words = prose("theorems", plan=plan, p=measure, constants=constants, no_degradation=v.NO_DEGRADATION,
+                  independent=v.INDEPENDENT, **_beyond_verdicts(points))  # fmt: skip
     return Section(
         name="theorems",
         title="Theorems 1 to 4, measured",
@@ -88,7 +86,7 @@ def section_of(plan: TheoremPlan, out: Path) -> Section:
         figures=plot(points),
         captions=words.captions,
         rows=[asdict(point) for point in points],
-        verdicts=verdicts(points),
+        verdicts=v.verdicts(points),
         finding=finding(points),
-        config={**asdict(plan), "D": problems.D, "batch": problems.BATCH, "dim": problems.DIM, "constants": constants},
+        config={**asdict(plan), "D": measure.D, "batch": measure.BATCH, "dim": measure.DIM, "constants": constants},
     )

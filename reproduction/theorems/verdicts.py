@@ -1,14 +1,17 @@
-"""Whether the theorems' promises show in the points."""
+"""What the measured points say: slopes, thresholds, factors; and whether the theorems' promises show in them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
 
 from reproduction.report import Verdict
 from reproduction.style import TITLES
-from reproduction.theorems.points import Point, compared
-from reproduction.theorems.problems import (
+from reproduction.theorems import measure
+from reproduction.theorems.measure import (
     ANYTIME,
     CONSTANT,
     ONE_IN_TEN,
@@ -16,20 +19,8 @@ from reproduction.theorems.problems import (
     RULES,
     SGD_AVERAGE,
     STRONGLY_CONVEX,
-)
-from reproduction.theorems.reading import (
-    FITTED,
-    at_root,
-    curve,
-    distinct,
-    doubling_exponent,
-    fall_without_noise,
-    longest,
-    noise_term,
-    select,
-    settled,
-    slope,
-    worsening,
+    Point,
+    compared,
 )
 
 # The criteria. The theorems promise orders; the factors are ours, chosen after small pilot runs.
@@ -41,10 +32,110 @@ BEYOND = 2.0
 SAME = 1.5
 NOISE_CONSTANT = 2.0
 INDEPENDENT = 10.0
+FITTED = 4  # horizons that a slope is fitted over, the longest ones
+
+
+def select(points: Iterable[Point], **values: Any) -> list[Point]:
+    return [point for point in points if all(getattr(point, key) == value for key, value in values.items())]
+
+
+def distinct(points: Iterable[Point], name: str) -> list[Any]:
+    return list(dict.fromkeys(getattr(point, name) for point in points))
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """The slope of a line fitted to log y over log x.
+
+    >>> round(exponent([1, 10, 100], [5, 0.5, 0.05]), 9)
+    -1.0
+    """
+    return float(np.polyfit(np.log(x), np.log(np.maximum(y, measure.ROUNDING)), 1)[0])
+
+
+def longest(points: Iterable[Point]) -> list[Point]:
+    return sorted(points, key=lambda point: point.T)[-FITTED:]
+
+
+def slope(points: Iterable[Point]) -> float:
+    last = longest(points)
+    return exponent([point.T for point in last], [point.excess for point in last])
+
+
+def at_root(points: Iterable[Point], kind: str = CONSTANT) -> list[Point]:
+    """Those whose delay is the root of their horizon."""
+    return [point for point in points if point.delays == kind and point.delay == math.isqrt(point.T)]
+
+
+def curve(points: Iterable[Point]) -> list[tuple[Point, float]]:
+    """The points of one horizon with a constant delay > 0, and their excess relative to that without delay."""
+    first, *late = sorted(select(points, delays=CONSTANT), key=lambda point: point.delay)
+    return [(point, point.excess / first.excess) for point in late]
+
+
+def doubling_delay(points: Iterable[Point]) -> float:
+    """The mean delay at which the excess is first twice that without delay; the largest one if it never is."""
+    before, below = 0.0, 1.0
+    for point, ratio in curve(points):
+        if ratio >= 2:
+            return before + (point.mean_delay - before) * (2 - below) / (ratio - below)
+        before, below = point.mean_delay, ratio
+    return before
+
+
+def doubling_exponent(points: Iterable[Point]) -> float:
+    points = list(points)
+    horizons = compared(sorted(distinct(points, "T")))
+    return exponent(horizons, [doubling_delay(select(points, T=T)) for T in horizons])
+
+
+def collapse(points: Iterable[Point]) -> float:
+    """How far apart curves of different horizons are at √T/4, √T/2 and √T: the largest ratio of two heights."""
+    heights: dict[float, list[float]] = {}
+    points = list(points)
+    for T in compared(sorted(distinct(points, "T"))):
+        for point, ratio in curve(select(points, T=T)):
+            heights.setdefault(point.delay / math.sqrt(T), []).append(ratio)
+    return max(max(heights[share]) / min(heights[share]) for share in (0.25, 0.5, 1.0))
+
+
+def settled(point: Point) -> bool:
+    """Whether the horizon is past (24 L/H)², where Algorithm 4's first, long steps no longer matter."""
+    return point.T >= (24 * point.L / point.H) ** 2
+
+
+def normalised(points: Iterable[Point]) -> dict[tuple[float, float], float]:
+    """The excess divided by the order of Theorem 2's bound, by L and sigma."""
+    return {(p.L, p.sigma): p.excess / measure.order(p.T, p.mean_delay, p.L, p.sigma) for p in points}
+
+
+def worsening(points: Iterable[Point]) -> float:
+    """The largest normalised excess over that at L = sigma = 1, where the fixed learning rates were chosen."""
+    values = normalised(points)
+    return max(values.values()) / values[1.0, 1.0]
+
+
+def noise_term(point: Point) -> float:
+    """What the theorem says that noise adds, without its constant."""
+    if point.rule == STRONGLY_CONVEX:
+        return point.sigma**2 / (point.H * point.T)
+    return point.sigma * measure.D / math.sqrt(point.T)
+
+
+def fall_without_noise(points: Iterable[Point]) -> float:
+    """The exponent of T in the excess until rounding hides it; minus infinity if it always does."""
+    silent = sorted(select(points, sigma=0.0), key=lambda point: point.T)
+    seen = [point for point in silent if point.excess > measure.ROUNDING]
+    seen += silent[len(seen) : len(seen) + 1]
+    return exponent([p.T for p in seen], [p.excess for p in seen]) if len(seen) > 1 else -math.inf
+
+
+def takeover(points: Iterable[Point]) -> float:
+    """The smallest noise measured at which the excess is twice that without noise, or more."""
+    silent, *noisy = sorted(points, key=lambda point: point.sigma)
+    return next((point.sigma for point in noisy if point.excess >= 2 * silent.excess), math.inf)
 
 
 def bound_verdict(points: Iterable[Point], theorem: int) -> Verdict:
-    """No measured mean is above the bound, where the bound says anything at all."""
     bounded = select(points, theorem=theorem)
     counted = [point for point in bounded if point.says_something]
     shares = [(point.excess + 2 * point.error) / point.bound for point in counted if point.bound is not None]
@@ -63,7 +154,6 @@ def bound_verdict(points: Iterable[Point], theorem: int) -> Verdict:
 
 
 def rate_verdict(points: Iterable[Point], theorem: int) -> Verdict:
-    """The excess falls at least as fast as promised."""
     points = select(points, panel="delay", theorem=theorem, delays=CONSTANT)
     slopes = {}
     for problem in distinct(points, "problem"):
@@ -85,7 +175,6 @@ def rate_verdict(points: Iterable[Point], theorem: int) -> Verdict:
 
 
 def threshold_verdict(points: Iterable[Point], rule: str) -> Verdict:
-    """Delays up to √T cost a constant factor, the same for all T; far longer ones cost more."""
     points = select(points, panel="delay", rule=rule)
     at_threshold, beyond, exponents = [], [], {}
     for problem in distinct(points, "problem"):
@@ -117,7 +206,6 @@ def threshold_verdict(points: Iterable[Point], rule: str) -> Verdict:
 
 
 def average_delay_verdict(points: Iterable[Point]) -> Verdict:
-    """The mean delay counts, not the largest."""
     points = [point for point in select(points, panel="delay") if point.rule in (ANYTIME, OPTIMISTIC)]
     ratios = []
     for burst in at_root(points, ONE_IN_TEN):
@@ -134,7 +222,6 @@ def average_delay_verdict(points: Iterable[Point]) -> Verdict:
 
 
 def noise_verdict(points: Iterable[Point], theorem: int) -> Verdict:
-    """The noise enters through its own term only, and without it the rate is the fast one."""
     rule, term = {2: (OPTIMISTIC, "σD/√T"), 3: (STRONGLY_CONVEX, "σ²/(HT)")}[theorem]
     points = select(points, panel="noise", rule=rule, delay=0)
     rate, promised = fall_without_noise(points), WITHOUT_NOISE[theorem]
@@ -152,7 +239,6 @@ def noise_verdict(points: Iterable[Point], theorem: int) -> Verdict:
 
 
 def independence_verdict(points: Iterable[Point]) -> Verdict:
-    """Algorithm 2 needs neither L nor sigma; SGD with a fixed learning rate does."""
     points = select(points, panel="constants")
     worst = {
         rule: [worsening(select(points, rule=rule, delay=delay)) for delay in sorted(distinct(points, "delay"))]
@@ -178,7 +264,6 @@ def title_with_lr(rule: str) -> str:
 
 
 def verdicts(points: Sequence[Point]) -> tuple[Verdict, ...]:
-    """All of them."""
     return (
         *(bound_verdict(points, theorem) for theorem in PROMISED),
         *(rate_verdict(points, theorem) for theorem in PROMISED),

@@ -73,6 +73,7 @@ def test_it_is_a_part_of_the_reproduction_at_every_scale():
             assert set(setting.rules) <= set(ALL_RULES)
 
 
+@pytest.mark.filterwarnings("ignore:SteadyMuon without blocks")
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: candidate.rule)
 def test_every_rule_has_nine_learning_rates_and_can_be_built(candidate):
     assert len(candidate.lrs) == 9

@@ -10,9 +10,9 @@ import torch
 
 from lategrad.delays import Constant
 from lategrad.simulator import simulate
-from reproduction.theorems import problems, reading, verdicts
-from reproduction.theorems.points import Pattern, Point, measure_points, points_of
-from reproduction.theorems.problems import (
+from reproduction.theorems import measure as problems
+from reproduction.theorems import verdicts
+from reproduction.theorems.measure import (
     ANYTIME,
     CONSTANT,
     ONE_IN_TEN,
@@ -21,7 +21,11 @@ from reproduction.theorems.problems import (
     SGD_AVERAGE,
     STRONGLY_CONVEX,
     D,
+    Pattern,
+    Point,
     TheoremPlan,
+    measure_points,
+    points_of,
 )
 from reproduction.theorems.section import section_of
 
@@ -96,7 +100,7 @@ def test_a_horizon_of_a_long_run_is_a_run_of_its_own():
     for name in (ANYTIME, OPTIMISTIC):
         rule = problems.rule_for(name, setting.constants)
         points = measure_points("delay", setting, name, rule, patterns, [32, 64, 128], seeds=3, compile=False)
-        (point,) = reading.select(points, T=64, delay=8, sigma=1.0)
+        (point,) = verdicts.select(points, T=64, delay=8, sigma=1.0)
         alone = problems.quadratic([(10.0, 1.0)])
         rule = problems.rule_for(name, alone.constants)
         trace = simulate(alone.problem, rule, Constant(8), 64, seed=[0, 1, 2], progress=False)
@@ -244,8 +248,8 @@ def test_algorithm_4_is_judged_past_its_start_only():
 
 def test_doubling_delay_is_interpolated():
     points = [replace(FLAT, delay=k, mean_delay=float(k), excess=1 + k / 10) for k in (0, 4, 8, 16)]
-    assert reading.doubling_delay(points) == pytest.approx(10)
-    assert reading.doubling_delay(points[:3]) == 8  # never reached: the largest
+    assert verdicts.doubling_delay(points) == pytest.approx(10)
+    assert verdicts.doubling_delay(points[:3]) == 8  # never reached: the largest
 
 
 @pytest.mark.parametrize(("bursts", "holds"), [(1.2, True), (1.8, False)])
@@ -263,14 +267,14 @@ def test_noise_verdict_both_ways(theorem, power, share, holds):
     for T in HORIZONS:
         for sigma in (0.0, 0.1, 1.0):
             point = replace(FLAT, panel="noise", rule=rule, T=T, sigma=sigma)
-            points.append(replace(point, excess=float(T) ** power + share * reading.noise_term(point)))
+            points.append(replace(point, excess=float(T) ** power + share * verdicts.noise_term(point)))
     assert verdicts.noise_verdict(points, theorem).holds is holds
 
 
 def test_fall_without_noise_ends_at_rounding():
     points = [replace(FLAT, T=T, sigma=0.0, excess=max(T**-5.0, 0.0) if T < 1024 else 0.0) for T in HORIZONS]
-    assert reading.fall_without_noise(points) < -4
-    assert reading.fall_without_noise(points[-2:]) == -math.inf
+    assert verdicts.fall_without_noise(points) < -4
+    assert verdicts.fall_without_noise(points[-2:]) == -math.inf
 
 
 def constants_points(rule, ratio):
