@@ -21,7 +21,7 @@ __all__ = ["FILES", "cache_folder", "find", "read"]
 
 Array = npt.NDArray[Any]
 
-_DEBIAN_FOLDER = Path("/usr/lib/R/site-library/mlbench/data")
+DEBIAN_FOLDER = Path("/usr/lib/R/site-library/mlbench/data")
 
 
 class File(NamedTuple):
@@ -50,7 +50,7 @@ def cache_folder() -> Path:
 def find(name: str) -> Path:
     file = FILES[name]
     own = os.environ.get("LATEGRAD_DATA")
-    folders = [*([Path(own).expanduser()] if own else []), cache_folder(), _DEBIAN_FOLDER]
+    folders = [*([Path(own).expanduser()] if own else []), cache_folder(), DEBIAN_FOLDER]
     path = next((folder / f"{file.table}.rda" for folder in folders if (folder / f"{file.table}.rda").is_file()), None)
     if path is None:
         raise FileNotFoundError(

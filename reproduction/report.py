@@ -13,6 +13,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +25,7 @@ from matplotlib.figure import Figure
 from lategrad.support.files import replacing
 from lategrad.support.validation import require
 from lategrad.trace import write_csv
+from reproduction.style import TITLES
 
 _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _OUTCOMES = {True: "yes", False: "no", None: "not judged"}
@@ -87,6 +89,18 @@ def prose(name: str, **values: Any) -> Prose:
     return Prose({heading: tuple(filter(None, map(str.strip, body.split("\n\n")))) for heading, _, body in parts})
 
 
+def verdict(
+    block: str, holds: bool | None, *, source: Literal["paper", "ours"] = "paper", figure: str = "", **values: Any
+) -> Verdict:
+    """A verdict in the words of a block of ``prose/verdicts.md.j2``."""
+    template = _environment(autoescape=False).get_template("prose/verdicts.md.j2")
+    context = template.new_context({"TITLES": TITLES, **values})
+    text = "".join(template.blocks[block](context))
+    claim, criterion, measured, *quote = filter(None, map(str.strip, text.split("\n\n")))
+    return Verdict(claim, criterion, measured, holds, source, "".join(quote), figure)
+
+
+@lru_cache
 def _environment(autoescape: bool) -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=autoescape, undefined=StrictUndefined,

@@ -115,7 +115,7 @@ class Baselines(Study[SoftmaxSetting, Scored]):
         captions = {stem: f"Accuracy under late gradients on {data}, best mean first." for stem, data in stems.items()}
         return Section(
             name=self.name,
-            title="The rules and their baselines",
+            title="Baselines. All rules under nine kinds of delays",
             text=words.text,
             figures={stem: plot(scores, data) for stem, data in stems.items()} | {HEADLINE: headline(scores)},
             captions=captions | words.captions,
@@ -228,10 +228,10 @@ def finding(panels: Panels) -> str:
         tied = any(place(other, order, "frozen") == rank for other in order if not other.candidate.ours)
         parts.append(
             f"{'tied for ' if tied else ''}{style.ordinal(rank)} of {len(order)} rules on {setting.name} "
-            f"({mean_late(ours.frozen):.3f} on average over all delays; best baseline: {TITLES[best.rule]}, "
+            f"(mean accuracy under delays {mean_late(ours.frozen):.3f}; best other rule: {TITLES[best.rule]}, "
             f"{mean_late(best.frozen):.3f})"
         )
-    return f"Our rule Steady, its learning rate frozen from delay 0, is {' and '.join(parts)}."
+    return f"Steady, our rule, with its learning rate frozen from delay 0, is {' and '.join(parts)}."
 
 
 def winners(panels: Panels) -> str:

@@ -49,7 +49,7 @@ class Deep(Study[DeepSetting, DeepScores]):
             captions |= words.captions
         return Section(
             name=self.name,
-            title="Deep models under delay",
+            title="Deep models. Three architectures under delay",
             text=words.text,
             figures=figures,
             captions=captions,
@@ -150,10 +150,10 @@ def finding(setting: DeepSetting, panel: Panel) -> str:
     best, baseline = (max(group, key=lambda scores: scores.mean(late)) for group in (own, baselines))
     return (
         f"On a deep model ({MODELS[setting.model]}, {setting.updates:,} updates), a delay of {late} takes "
-        f"{TITLES[best.candidate.rule]} from {best.mean('0'):.3f} to {best.mean(late):.3f} in test accuracy "
-        f"and the best baseline, {TITLES[baseline.candidate.rule]}, from {baseline.mean('0'):.3f} to {baseline.mean(late):.3f}. "
-        "Learning rates are frozen from delay 0."
-    )  # fmt: skip
+        f"{TITLES[best.candidate.rule]} from {best.mean('0'):.3f} to {best.mean(late):.3f} in test accuracy and the "
+        f"best baseline, {TITLES[baseline.candidate.rule]}, from {baseline.mean('0'):.3f} to "
+        f"{baseline.mean(late):.3f}. Learning rates are frozen from delay 0."
+    )
 
 
 def _rows(setting: DeepSetting, scores: DeepScores) -> list[dict[str, Any]]:

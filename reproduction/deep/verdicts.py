@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from reproduction.deep.plan import TARGET_DELAYS, DeepSetting
 from reproduction.deep.scores import DeepScores
-from reproduction.report import Verdict
-from reproduction.style import TITLES
+from reproduction.report import Verdict, verdict
 
 Panel = dict[str, DeepScores]  # scores on one model by the name of the rule
-_Claim = partial(Verdict, source="ours")
+_claim = partial(verdict, source="ours")
 
 
 def behind(scores: DeepScores, other: DeepScores, delay: str) -> float:
@@ -39,24 +38,14 @@ def verdicts(setting: DeepSetting, panel: Panel, judged: bool) -> list[Verdict]:
     return [verdict for verdict in found if verdict is not None]
 
 
-def _numbers(pairs: Iterable[tuple[str, float]]) -> str:
-    return ", ".join(f"{value:+.3f} at {delay}" for delay, value in pairs)
-
-
 def _near_anchor(
     setting: DeepSetting, panel: Panel, ours: str, anchor: str, allowed: dict[str, float]
 ) -> Verdict | None:
     if ours not in panel or anchor not in panel:
         return None
     gaps = {delay: behind(panel[ours], panel[anchor], delay) for delay in allowed}
-    limits = ", ".join(f"{limit:g} at {delay}" for delay, limit in allowed.items())
-    return _Claim(
-        f"{setting.model}: {TITLES[ours]} with its frozen learning rate is as good as {TITLES[anchor]} in the same "
-        "rounds",
-        f"behind by at most {limits}",
-        f"behind by {_numbers(gaps.items())}",
-        all(gap <= allowed[delay] for delay, gap in gaps.items()),
-    )
+    holds = all(gap <= allowed[delay] for delay, gap in gaps.items())
+    return _claim("near_anchor", holds, model=setting.model, ours=ours, anchor=anchor, allowed=allowed, gaps=gaps)
 
 
 def _ahead(setting: DeepSetting, panel: Panel, delays: Sequence[str]) -> Verdict | None:
@@ -68,13 +57,8 @@ def _ahead(setting: DeepSetting, panel: Panel, delays: Sequence[str]) -> Verdict
         by_rule = {other.candidate.rule: behind(other, panel["steady-muon"], delay) for other in others}
         leads[delay] = min(by_rule.items(), key=lambda item: item[1])
     required = 0.0 if setting.by_loss else 0.03
-    names = ", ".join(f"{TITLES[rule]} by {lead:.3f} at {delay}" for delay, (rule, lead) in leads.items())
-    return _Claim(
-        f"{setting.model}: under long delays SteadyMuon is ahead of every baseline, all learning rates frozen",
-        f"ahead by at least {required:g} at {' and '.join(delays)}",
-        f"ahead of {names}",
-        all(lead >= required for _, lead in leads.values()),
-    )
+    holds = all(lead >= required for _, lead in leads.values())
+    return _claim("ahead", holds, model=setting.model, required=required, leads=leads)
 
 
 def _first_elementwise(setting: DeepSetting, panel: Panel, delays: Sequence[str]) -> Verdict | None:
@@ -82,12 +66,7 @@ def _first_elementwise(setting: DeepSetting, panel: Panel, delays: Sequence[str]
     if "steady-adam" not in panel or not others:
         return None
     leads = {delay: min(behind(other, panel["steady-adam"], delay) for other in others) for delay in delays}
-    return _Claim(
-        f"{setting.model}: SteadyAdam is ahead of every elementwise baseline, all learning rates frozen",
-        f"ahead at {', '.join(delays)}",
-        f"ahead of the best by {_numbers(leads.items())}",
-        all(lead > 0 for lead in leads.values()),
-    )
+    return _claim("first_elementwise", all(lead > 0 for lead in leads.values()), model=setting.model, leads=leads)
 
 
 def good_neighbours(scores: DeepScores, delay: str, within: float) -> int:
@@ -106,12 +85,7 @@ def _wide(setting: DeepSetting, panel: Panel) -> Verdict | None:
         return None
     within = 0.05 if setting.by_loss else 0.01
     count = good_neighbours(panel["steady-muon"], "64", within)
-    return _Claim(
-        f"{setting.model}: at delay 64 SteadyMuon does not need a tuned learning rate",
-        f"four neighbouring learning rates, a factor of 3 apart, within {within:g} of the best",
-        f"{count} in a row",
-        count >= 4,
-    )
+    return _claim("wide", count >= 4, model=setting.model, within=within, count=count)
 
 
 def _nothing_lost(setting: DeepSetting, panel: Panel, ours: str) -> Verdict | None:
@@ -120,9 +94,5 @@ def _nothing_lost(setting: DeepSetting, panel: Panel, ours: str) -> Verdict | No
         return None
     gap = max(behind(panel[ours], other, "0") for other in others)
     allowed = 0.03 if setting.by_loss else 0.005
-    return _Claim(
-        f"{setting.model}: without delay nothing is lost by {TITLES[ours]}",
-        f"behind the best rule of all by at most {allowed:g}",
-        f"behind by {gap:.3f}",
-        gap <= allowed and math.isfinite(gap),
-    )
+    holds = gap <= allowed and math.isfinite(gap)
+    return _claim("nothing_lost", holds, model=setting.model, ours=ours, allowed=allowed, gap=gap)

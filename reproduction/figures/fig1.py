@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 from matplotlib.axes import Axes
@@ -21,20 +22,20 @@ from reproduction.figures.sweep import (
     final_accuracy,
     sweep_rows,
 )
-from reproduction.report import Section, Verdict, prose
+from reproduction.report import Section, Verdict, prose, verdict
 
 MAINTAINS = (
     "as the delay increases, the gap between the final accuracy of anytime SGD and SGD grows. Thus, while our "
     "algorithm maintains its high performance for different delay regimes with no further tuning, SGD greatly "
     "deteriorates"
 )
-LATER = "similar results were received when tuning the algorithms with larger delay, and then changing the delay regime"
 
 NO_DELAY_GAP = 0.02  # without delay the gap between anytime SGD and SGD must be below this,
 LONG_DELAY_GAP = 0.15  # and above this at long delays:
 LONG_DELAYS = (500, 1000)
 ALLOWED_DROP, DROP_AT = 0.05, 500
 """At that delay anytime SGD may have lost this much."""
+_THIS = sys.modules[__name__]
 
 
 def frozen(trace: Trace, tuned_at: int) -> tuple[list[int], Tensor, float]:
@@ -56,21 +57,9 @@ def gap_verdict(regime: Regime, traces: Traces, tuned_at: int) -> Verdict:
     rising = {rule: rank_correlation(torch.tensor(delays).double(), gap[rule]) for rule in SGDS}
     far = [delays.index(delay) for delay in LONG_DELAYS]
     later = tuned_at != TUNED_AT[0]
-    return Verdict(
-        claim=f"The gap between anytime SGD and SGD grows with the delay ({regime.name}"
-        + (f", learning rates tuned at delay {tuned_at})" if later else ")"),
-        criterion=f"for SGD's last iterate and for its average: below {NO_DELAY_GAP} at delay {delays[0]}, above "
-        f"{LONG_DELAY_GAP} at {' and '.join(map(str, LONG_DELAYS))}",
-        measured="; ".join(
-            f"{style.TITLES[rule]}: {gap[rule][0]:+.3f} at delay {delays[0]}, "
-            + ", ".join(f"{gap[rule][at]:+.3f} at {delays[at]}" for at in far)
-            + f" (rank correlation with the delay {rising[rule]:.2f})"
-            for rule in SGDS
-        ),
-        holds=all(gap[rule][0].item() < NO_DELAY_GAP and gap[rule][far].min().item() > LONG_DELAY_GAP for rule in SGDS),
-        quote=LATER if later else MAINTAINS,
-        figure="fig1-tuned-later" if later else "fig1",
-    )
+    holds = all(g[0].item() < NO_DELAY_GAP and g[far].min().item() > LONG_DELAY_GAP for g in gap.values())
+    return verdict("gap", holds, figure="fig1-tuned-later" if later else "fig1", p=_THIS, regime=regime.name,
+                   later=later, tuned_at=tuned_at, delays=delays, gap=gap, far=far, rising=rising)  # fmt: skip
 
 
 def maintains_verdict(regime: Regime, traces: Traces, updates: int) -> Verdict:
@@ -78,16 +67,10 @@ def maintains_verdict(regime: Regime, traces: Traces, updates: int) -> Verdict:
     at = delays.index(DROP_AT)
     drops = (ours[:, :1] - ours).mean(0)
     harmless = [delay for delay, drop in zip(delays, drops, strict=True) if drop <= ALLOWED_DROP]
-    return Verdict(
-        claim=f"Anytime SGD maintains its accuracy under delay ({regime.name})",
-        criterion=f"at delay {DROP_AT} within {ALLOWED_DROP} of its accuracy at delay {delays[0]}",
-        measured=f"{ours[:, 0].mean():.3f} at delay {delays[0]}, {ours[:, at].mean():.3f} at {delays[at]}; kept up to "
-        f"delay {max(harmless)}. At {updates:,} updates; the theorem asks for delays up to about √T = "
-        f"{math.isqrt(updates)}",
-        holds=DROP_AT in harmless,
-        quote=MAINTAINS,
-        figure="fig1",
-    )
+    accuracy = ours.mean(0)
+    return verdict("maintains", DROP_AT in harmless, figure="fig1", p=_THIS, regime=regime.name, first=delays[0],
+                   accuracy=accuracy[0], accuracy_late=accuracy[at], longest=max(harmless), updates=updates,
+                   root=math.isqrt(updates))  # fmt: skip
 
 
 def verdicts(regime: Regime, traces: Traces, updates: int) -> list[Verdict]:
@@ -129,14 +112,12 @@ def finding(traces: Traces) -> str:
     best = max(SGDS, key=lambda rule: by_rule[rule][at])
     (ours, ours_late), (sgd, sgd_late) = ((by_rule[rule][0], by_rule[rule][at]) for rule in ("anytime-sgd", best))
     lead = (ours_late - sgd_late).item()
-    result = (
-        f"{lead:.2f} ahead" if lead > 0.02 else f"no better ({lead:+.2f})" if lead > -0.02 else f"{-lead:.2f} behind"
-    )
+    result = f"{lead:.2f} ahead" if lead > 0.02 else f"{-lead:.2f} behind" if lead < -0.02 else "no better"
     return (
-        f"On a ball, a delay of {DROP_AT} updates takes SGD from {sgd:.3f} to {sgd_late:.3f} in test accuracy "
-        f"({style.TITLES[best]}) and anytime SGD from {ours:.3f} to {ours_late:.3f}, which is {result}. Learning rates "
-        "are tuned without delay and then frozen."
-    )  # fmt: skip
+        f"On a ball, a delay of {DROP_AT} updates takes the test accuracy of {style.TITLES[best]}, from {sgd:.3f} to "
+        f"{sgd_late:.3f}, and that of anytime SGD from {ours:.3f} to {ours_late:.3f}, {result}. Learning rates are "
+        "tuned without delay and then frozen."
+    )
 
 
 def section(results: SweepResults) -> Section:

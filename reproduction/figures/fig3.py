@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -24,10 +25,9 @@ from reproduction.figures.sweep import (
     best_position,
 )
 from reproduction.jobs import Job
-from reproduction.report import Section, Verdict, prose
+from reproduction.report import Section, Verdict, prose, verdict
 from reproduction.study import Request
 
-QUOTE = "in anytime SGD the expected loss approaches the optimal one, while that of SGD does not"
 FALL_REQUIRED = 0.71
 """Over the second half of the run anytime SGD's excess loss must fall to this share or less, and SGD's must not: the
 rate 1/sqrt(T) of Theorem 1 falls to 71% when T doubles."""
@@ -57,21 +57,13 @@ def optimum(regime: Regime) -> Optimum | None:
     return minimum(regime.problem(), parse_set(regime.domain), tolerance=regime.optimum_tolerance)
 
 
-def verdict(regime: Regime, traces: Traces, best: Optimum, sgd: str) -> Verdict:
+def approach_verdict(regime: Regime, traces: Traces, best: Optimum, sgd: str) -> Verdict:
     excess = {rule: (traces[rule].loss - best.value).mean(-1) for rule in ("anytime-sgd", sgd)}
     fall = {rule: _fall(values) for rule, values in excess.items()}
     ours, theirs = (values[-1].item() for values in excess.values())
-    return Verdict(
-        claim=f"At delay {OVER_TIME} the loss of anytime SGD approaches the optimum, that of {style.TITLES[sgd]}, "
-        f"does not ({regime.name})",
-        criterion=f"over the second half of the run anytime SGD's excess loss falls to {FALL_REQUIRED:.0%} or less, "
-        f"SGD's does not, and at the end it is at least {FACTOR_REQUIRED:g} times anytime SGD's",
-        measured=f"anytime SGD falls to {fall['anytime-sgd']:.0%}, SGD to {fall[sgd]:.0%}; they end at {ours:.3g} and "
-        f"{theirs:.3g}, {theirs / ours:.1f} times as much",
-        holds=fall["anytime-sgd"] <= FALL_REQUIRED < fall[sgd] and theirs >= FACTOR_REQUIRED * ours,
-        quote=QUOTE,
-        figure=f"fig3-{regime.name}",
-    )
+    holds = fall["anytime-sgd"] <= FALL_REQUIRED < fall[sgd] and theirs >= FACTOR_REQUIRED * ours
+    return verdict("approaches", holds, figure=f"fig3-{regime.name}", p=sys.modules[__name__], regime=regime.name,
+                   sgd=sgd, our_fall=fall["anytime-sgd"], their_fall=fall[sgd], ours=ours, theirs=theirs)  # fmt: skip
 
 
 def _fall(excess: Tensor) -> float:
@@ -105,7 +97,7 @@ def section(results: SweepResults) -> Section:
         if best is not None:
             optima.append(f"{regime.name} {best.value:.5f} (gap at most {best.gap:.1g})")
             if regime.l2 == 0:
-                verdicts += [verdict(regime, curves, best, sgd) for sgd in SGDS]
+                verdicts += [approach_verdict(regime, curves, best, sgd) for sgd in SGDS]
         for rule, trace in curves.items():
             lr = traces[rule].axes[-1].values[best_position(traces[rule], TUNED_AT[0])]
             for row in trace.rows(None if best is None else best.value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -20,11 +21,12 @@ from reproduction.figures.sweep import (
     final_accuracy,
     sweep_rows,
 )
-from reproduction.report import Section, Verdict, prose
+from reproduction.report import Section, Verdict, prose, verdict
 
 WITHIN = 0.10  # a learning rate is good if its accuracy is within this share of the rule's own best at this delay
 TIMES_REQUIRED = 2.0  # anytime SGD must be good at this many times as many learning rates of its grid as SGD,
 MARGIN_REQUIRED = 0.05  # and its accuracy averaged over its grid must be higher by this
+_THIS = sys.modules[__name__]
 
 
 def accuracy_by_lr(trace: Trace, delay: Delay) -> tuple[tuple[float, ...], Tensor]:
@@ -56,23 +58,9 @@ class RangeFigure:
         mean = {rule: accuracy.mean().item() for rule, accuracy in by_rule.items()}
         best = {rule: accuracy.mean(0).max().item() for rule, accuracy in by_rule.items()}
         ours, n = "anytime-sgd", by_rule["anytime-sgd"].shape[-1]
-        return Verdict(
-            claim=f"{self.claim} ({self.labels[stem]}, {regime.name})",
-            criterion=f"within {WITHIN:.0%} of its own best at {TIMES_REQUIRED:g} times as many learning rates of its "
-            f"grid as SGD or more, and at least {MARGIN_REQUIRED} more accurate on average over it; for SGD's last "
-            "iterate and for its average",
-            measured="; ".join(
-                f"{style.TITLES[rule]}: {good[rule]} of {n} learning rates, mean accuracy {mean[rule]:.3f}, best "
-                f"{best[rule]:.3f}"
-                for rule in by_rule
-            ),
-            holds=all(
-                good[ours] >= TIMES_REQUIRED * good[rule] and mean[ours] - mean[rule] >= MARGIN_REQUIRED
-                for rule in SGDS
-            ),
-            quote=self.quote,
-            figure=stem,
-        )
+        holds = all(good[ours] >= TIMES_REQUIRED * good[r] and mean[ours] - mean[r] >= MARGIN_REQUIRED for r in SGDS)
+        return verdict("lr_range", holds, figure=stem, p=_THIS, claim=self.claim, label=self.labels[stem],
+                       regime=regime.name, good=good, n=n, mean=mean, best=best, quote=self.quote)  # fmt: skip
 
     def plot(self, stem: str, results: SweepResults) -> Figure:
         figure, axes = style.panels([regime.title for regime in results.convex], "test accuracy")

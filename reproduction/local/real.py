@@ -116,7 +116,7 @@ class LocalReal(Study[TwoSpeeds, RealCurves]):
     def show(self, plan: Plan[TwoSpeeds], panels: dict[TwoSpeeds, dict[str, RealCurves]]) -> Section:
         return Section(
             name=self.name,
-            title="Local steps on workers of different speed, for real",
+            title="Local steps, for real. Processes of different speed",
             text=prose("local-real", settings=list(panels), seeds=plan.seeds).text,
             figures={f"local-{s.name}": plot(s, panel, _PROTOCOL, real=True) for s, panel in panels.items()},
             captions={f"local-{s.name}": f"{s.title}: held-out loss in real time." for s in panels},

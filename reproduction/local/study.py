@@ -13,7 +13,7 @@ from reproduction import style
 from reproduction.deep.models import MODELS
 from reproduction.local.curves import PROTOCOLS, LocalCurves, VirtualRuns
 from reproduction.local.plan import ANCHOR, PLANS, LocalSetting
-from reproduction.report import Section, Verdict, prose
+from reproduction.report import Section, Verdict, prose, verdict
 from reproduction.study import Plan, Study, Task
 
 OURS = "steady-muon"  # the one of ours that targets are stated for
@@ -41,7 +41,7 @@ class Local(Study[LocalSetting, LocalCurves]):
     def show(self, plan: Plan[LocalSetting], panels: dict[LocalSetting, dict[str, LocalCurves]]) -> Section:
         return Section(
             name=self.name,
-            title="Local steps on workers of different speed",
+            title="Local steps. Workers of different speed, in virtual time",
             text=prose("local", settings=list(panels), seeds=plan.seeds).text,
             figures={f"local-{s.name}": plot(s, panel) for s, panel in panels.items()},
             captions={f"local-{s.name}": f"{s.title}: outer learning rates frozen from one worker." for s in panels},
@@ -114,26 +114,17 @@ def plot(setting: LocalSetting, panel: Panel, protocol: str = "frozen", *, real:
 def verdicts(setting: LocalSetting, panel: Panel, protocol: str = "frozen") -> list[Verdict]:
     if OURS not in panel:
         return []
-    ours, figure, found = panel[OURS].final(protocol), f"local-{setting.name}", []
+    words: dict[str, Any] = {"source": "ours", "figure": f"local-{setting.name}", "name": setting.name}
+    words["ours"], found = TITLES[OURS], []
     if ANCHOR in panel:
         share = share_of_time(setting, panel, OURS, protocol)
-        found.append(Verdict(
-            f"{setting.name}: {TITLES[OURS]} soon reaches the loss at which synchronous DiLoCo ends",
-            f"stays below it after at most {TARGET_SHARE} of its virtual time, the outer learning rate frozen",
-            "never in that time" if share is None else f"in {share:.2f} of it",
-            share is not None and share <= TARGET_SHARE,
-            source="ours", figure=figure,
-        ))  # fmt: skip
-    baselines = [curves for curves in panel.values() if curves.candidate.is_baseline]
-    if baselines:
-        best = min(baselines, key=lambda baseline: baseline.final(protocol))
-        found.append(Verdict(
-            f"{setting.name}: {TITLES[OURS]} is ahead of every other asynchronous outer rule",
-            "the smallest held-out loss at the end, all outer learning rates frozen from one worker",
-            f"{ours:.3f}; {TITLES[best.candidate.rule]} {best.final(protocol):.3f}",
-            best.final(protocol) > ours,
-            source="ours", figure=figure,
-        ))  # fmt: skip
+        holds = share is not None and share <= TARGET_SHARE
+        found.append(verdict("soon", holds, share=share, target=TARGET_SHARE, **words))
+    losses = {rule: curves.final(protocol) for rule, curves in panel.items() if curves.candidate.is_baseline}
+    if losses:
+        loss, best = panel[OURS].final(protocol), min(losses, key=lambda rule: losses[rule])
+        found.append(verdict("ahead_locally", losses[best] > loss, loss=loss, best=TITLES[best],
+                             best_loss=losses[best], **words))  # fmt: skip
     return found
 
 

@@ -81,7 +81,7 @@ def section_of(plan: measure.TheoremPlan, out: Path) -> Section:
                   independent=v.INDEPENDENT, **_beyond_verdicts(points))  # fmt: skip
     return Section(
         name="theorems",
-        title="Theorems 1 to 4, measured",
+        title="Theorems. Bounds, rates and thresholds, measured",
         text=words.text,
         figures=plot(points),
         captions=words.captions,

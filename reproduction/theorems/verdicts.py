@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from reproduction.report import Verdict
+from reproduction.report import Verdict, verdict
 from reproduction.style import TITLES
 from reproduction.theorems import measure
 from reproduction.theorems.measure import (
@@ -22,6 +23,8 @@ from reproduction.theorems.measure import (
     Point,
     compared,
 )
+
+_THIS = sys.modules[__name__]
 
 # The criteria. The theorems promise orders; the factors are ours, chosen after small pilot runs.
 SLOPE_TOLERANCE = 0.1
@@ -139,18 +142,10 @@ def bound_verdict(points: Iterable[Point], theorem: int) -> Verdict:
     bounded = select(points, theorem=theorem)
     counted = [point for point in bounded if point.says_something]
     shares = [(point.excess + 2 * point.error) / point.bound for point in counted if point.bound is not None]
-    of = f"{len(counted)} of {len(bounded)} settings counted"
     closest = min((p.bound / p.worst for p in bounded if p.bound is not None), default=math.nan)
-    return Verdict(
-        claim=f"Theorem {theorem}: the bound holds with explicit constants",
-        criterion="mean excess loss plus two standard errors at most the bound, at every problem, horizon, delay, "
-        "noise and L at which the bound is below the largest excess loss that a point of the set can have",
-        measured=f"{of}, at most {max(shares):.2g} of the bound" if shares else
-        f"{of}: at the closest one the bound is {closest:.2g} times the largest excess loss of any point, so that "
-        "no run could break it",
-        holds=max(shares) <= 1 if shares else None,
-        figure="theorems-quadratic",
-    )  # fmt: skip
+    return verdict("bound", max(shares) <= 1 if shares else None, figure="theorems-quadratic", theorem=theorem,
+                   counted=len(counted), bounded=len(bounded), share=max(shares, default=None),
+                   closest=closest)  # fmt: skip
 
 
 def rate_verdict(points: Iterable[Point], theorem: int) -> Verdict:
@@ -165,13 +160,9 @@ def rate_verdict(points: Iterable[Point], theorem: int) -> Verdict:
             slopes[f"{problem}, delay √T{start}"] = slope(at_root(ours))
     promised = PROMISED[theorem]
     where = {3: "without delay", 4: "at a delay of √T"}.get(theorem, "without delay and at a delay of √T")
-    return Verdict(
-        claim=f"Theorem {theorem}: the excess loss falls as T^{promised:g} or faster, {where}",
-        criterion=f"slope over the {FITTED} longest horizons at most {promised + SLOPE_TOLERANCE:g}",
-        measured="; ".join(f"{name}: {value:.2f}" for name, value in slopes.items()),
-        holds=max(slopes.values()) <= promised + SLOPE_TOLERANCE,
-        figure="theorems-least-squares",
-    )
+    holds = max(slopes.values()) <= promised + SLOPE_TOLERANCE
+    return verdict("rate", holds, figure="theorems-least-squares", p=_THIS, theorem=theorem, promised=promised,
+                   where=where, slopes=slopes)  # fmt: skip
 
 
 def threshold_verdict(points: Iterable[Point], rule: str) -> Verdict:
@@ -186,23 +177,12 @@ def threshold_verdict(points: Iterable[Point], rule: str) -> Verdict:
                 at_threshold.append(ratio)
             beyond.append(late[-1][1] / ratio)
         exponents[problem] = doubling_exponent(ours)
-    long_enough = " (for T past (24 L/H)²)" if rule == STRONGLY_CONVEX else ""
-    shown = f"at most {max(at_threshold):.2f}" if at_threshold else "no horizon long enough"
-    return Verdict(
-        claim=f"{TITLES[rule]}: no degradation, up to a constant, as long as the mean delay is of the order of √T",
-        criterion=f"excess loss at a delay of √T at most {NO_DEGRADATION:g} times that without delay{long_enough}; at "
-        f"T/2 at least {BEYOND:g} times that at √T; the delay that doubles it grows as T^{0.5 - SLOPE_TOLERANCE:g} or "
-        "faster",
-        measured=f"{shown}; at least {min(beyond):.1f}; exponents "
-        + ", ".join(f"{value:.2f} ({problem})" for problem, value in exponents.items()),
-        holds=max(at_threshold) <= NO_DEGRADATION
-        and min(beyond) >= BEYOND
-        and min(exponents.values()) >= 0.5 - SLOPE_TOLERANCE
-        if at_threshold
-        else None,
-        quote="we do not degrade compared to non-delayed SGD as long as μ_τ ≤ O(√T)" if rule == STRONGLY_CONVEX else "",
-        figure="theorems-delay",
-    )
+    holds = None
+    if at_threshold:
+        growth = min(exponents.values()) >= 0.5 - SLOPE_TOLERANCE
+        holds = max(at_threshold) <= NO_DEGRADATION and min(beyond) >= BEYOND and growth
+    return verdict("threshold", holds, figure="theorems-delay", p=_THIS, rule=rule, late_start=rule == STRONGLY_CONVEX,
+                   at_threshold=at_threshold, beyond=beyond, exponents=exponents)  # fmt: skip
 
 
 def average_delay_verdict(points: Iterable[Point]) -> Verdict:
@@ -211,14 +191,7 @@ def average_delay_verdict(points: Iterable[Point]) -> Verdict:
     for burst in at_root(points, ONE_IN_TEN):
         (even,) = at_root(select(points, problem=burst.problem, rule=burst.rule, T=burst.T))
         ratios.append(burst.excess / even.excess)
-    return Verdict(
-        claim="Theorems 1 and 2: the average delay counts, not the largest",
-        criterion="with a delay of 10√T for one gradient in ten and none for the others, excess loss at most "
-        f"{SAME:g} times that with a delay of √T for all",
-        measured=f"{min(ratios):.2f} to {max(ratios):.2f} times, in {len(ratios)} settings",
-        holds=max(ratios) <= SAME,
-        figure="theorems-delay",
-    )
+    return verdict("average_delay", max(ratios) <= SAME, figure="theorems-delay", p=_THIS, ratios=ratios)
 
 
 def noise_verdict(points: Iterable[Point], theorem: int) -> Verdict:
@@ -227,15 +200,9 @@ def noise_verdict(points: Iterable[Point], theorem: int) -> Verdict:
     rate, promised = fall_without_noise(points), WITHOUT_NOISE[theorem]
     silent, *noisy = sorted(select(points, T=max(distinct(points, "T"))), key=lambda point: point.sigma)
     shares = [(point.excess - silent.excess) / noise_term(point) for point in noisy]
-    return Verdict(
-        claim=f"Theorem {theorem}: without noise the excess loss falls as T^{promised:g} or faster, and noise adds a "
-        f"term of the order of {term}",
-        criterion=f"without noise and delay, slope at most {promised + SLOPE_TOLERANCE:g} until rounding hides the "
-        f"excess; at the longest horizon, every σ adds at most {NOISE_CONSTANT:g} {term}",
-        measured=f"slope {rate:.2f}; noise adds at most {max(shares):.2g} {term}",
-        holds=rate <= promised + SLOPE_TOLERANCE and max(shares) <= NOISE_CONSTANT,
-        figure="theorems-noise",
-    )
+    holds = rate <= promised + SLOPE_TOLERANCE and max(shares) <= NOISE_CONSTANT
+    return verdict("noise", holds, figure="theorems-noise", p=_THIS, theorem=theorem, promised=promised, term=term,
+                   rate=rate, shares=shares)  # fmt: skip
 
 
 def independence_verdict(points: Iterable[Point]) -> Verdict:
@@ -245,17 +212,8 @@ def independence_verdict(points: Iterable[Point]) -> Verdict:
         for rule in (OPTIMISTIC, ANYTIME, SGD_AVERAGE)
     }
     decades = math.log10(max(distinct(points, "L")) / min(distinct(points, "L")))
-    return Verdict(
-        claim="Algorithm 2 needs to know neither L nor σ",
-        criterion=f"over {decades:.0f} decades of L and of σ, excess loss divided by LD²/T^1.5 + LD²μ/T + σD/√T at "
-        f"most {INDEPENDENT:g} times that at L = σ = 1, without delay and at a delay of √T; not so for SGD with the "
-        "learning rate that is best at L = σ = 1",
-        measured="; ".join(
-            f"{title_with_lr(rule)}: {without:.3g} and {late:.3g} times" for rule, (without, late) in worst.items()
-        ),
-        holds=max(worst[OPTIMISTIC]) <= INDEPENDENT < min(worst[SGD_AVERAGE]),
-        figure="theorems-constants",
-    )
+    holds = max(worst[OPTIMISTIC]) <= INDEPENDENT < min(worst[SGD_AVERAGE])
+    return verdict("independence", holds, figure="theorems-constants", p=_THIS, decades=decades, worst=worst)
 
 
 def title_with_lr(rule: str) -> str:

@@ -243,7 +243,7 @@ def test_figure_3_looks_at_the_falls_of_both(ours, sgd, holds):
 
     best = Optimum(torch.zeros(1), 0.0, 0.0)
     traces = {"anytime-sgd": over(ours), "sgd": over(sgd)}
-    assert fig3.verdict(CONSTRAINED, traces, best, "sgd").holds is holds
+    assert fig3.approach_verdict(CONSTRAINED, traces, best, "sgd").holds is holds
 
 
 def test_tuning_picks_the_best_mean_over_seeds_at_that_delay():
