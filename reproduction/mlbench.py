@@ -10,25 +10,20 @@ import hashlib
 import os
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lategrad.problems.data import Dataset, from_arrays, preprocess
-
-__all__ = ["FILES", "cache_folder", "find", "read"]
-
-Array = npt.NDArray[Any]
 
 DEBIAN_FOLDER = Path("/usr/lib/R/site-library/mlbench/data")
 
 
 class File(NamedTuple):
-    """Where a data set is in the package."""
+    """A data set of the package: a data frame in a file of the same name, with a column of classes."""
 
-    table: str  # the name of the data frame, and of its file
-    target: str  # the column of the classes
+    table: str
+    target: str
     test_rows: int
     sha256: str
 
@@ -39,7 +34,6 @@ FILES = {
     "satellite": File("Satellite", "classes", 2_000,
                       "29f8cf9bb1bc51b769d694c9caf740fd1c36ed6a7c87603edf5985962e330f64"),
 }  # fmt: skip
-"""The data sets by name."""
 
 
 def cache_folder() -> Path:
@@ -62,7 +56,8 @@ def find(name: str) -> Path:
     return path
 
 
-def read(name: str) -> tuple[Array, Array]:
+def load(name: str, preprocessing: str = "none") -> Dataset:
+    """A data set of mlbench, with a fixed split: 4,000 letters or 2,000 pieces of satellite images to test."""
     path, file = find(name), FILES[name]
     try:
         import rdata
@@ -74,10 +69,5 @@ def read(name: str) -> tuple[Array, Array]:
         warnings.filterwarnings("ignore", "Unknown encoding")  # all text in the files is ASCII
         frame = rdata.read_rda(path)[file.table]
     y = np.asarray(frame[file.target].astype(str), dtype=np.str_)
-    return frame.drop(columns=file.target).to_numpy(np.float32), y
-
-
-def load(name: str, preprocessing: str = "none") -> Dataset:
-    """A data set of mlbench, with a fixed split: 4,000 letters or 2,000 pieces of satellite images to test."""
-    x, y = read(name)
-    return preprocess(from_arrays(name, x, y, FILES[name].test_rows), preprocessing)
+    x = frame.drop(columns=file.target).to_numpy(np.float32)
+    return preprocess(from_arrays(name, x, y, file.test_rows), preprocessing)

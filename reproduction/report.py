@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import matplotlib
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -68,25 +68,12 @@ class Section:
     headline: str = ""  # the stem of the figure that stands beside the findings, if one does
 
 
-class Prose(NamedTuple):
-    """The words of a section."""
-
-    parts: dict[str, tuple[str, ...]]  # paragraphs by their heading
-
-    @property
-    def text(self) -> tuple[str, ...]:
-        return self.parts["text"]
-
-    @property
-    def captions(self) -> dict[str, str]:
-        return {name.removeprefix("caption "): part[0] for name, part in self.parts.items() if "caption " in name}
-
-
-def prose(name: str, **values: Any) -> Prose:
-    """The template ``prose/NAME.md.j2`` with these values: plain paragraphs under headings."""
+def prose(name: str, **values: Any) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The paragraphs of ``prose/NAME.md.j2``, filled with these values, and its captions by the stem of the figure."""
     filled = _environment(autoescape=False).get_template(f"prose/{name}.md.j2").render(values)
-    parts = [part.partition("\n") for part in re.split(r"^# ", filled, flags=re.MULTILINE)[1:]]
-    return Prose({heading: tuple(filter(None, map(str.strip, body.split("\n\n")))) for heading, _, body in parts})
+    text, *captions = re.split(r"^# caption ", filled, flags=re.MULTILINE)
+    paragraphs = tuple(filter(None, map(str.strip, text.split("\n\n"))))
+    return paragraphs, {stem: caption.strip() for stem, _, caption in (part.partition("\n") for part in captions)}
 
 
 def verdict(
@@ -111,22 +98,16 @@ def _environment(autoescape: bool) -> Environment:
 
 
 def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about: dict[str, Any]) -> Path:
-    """Write ``report.html``; beside it CSV files for each section and for all verdicts, each figure as SVG and PNG.
-
-    Tables are in the page, and all of them in ``tables.json``, by section and caption; the CSV files hold the numbers
-    that they were made from.
+    """Write ``report.html``, and beside it a CSV file for each section, ``verdicts.csv``, ``tables.json`` (all tables
+    by section and caption), and each figure as SVG and PNG.
 
     Everything is checked before anything is written, each file appears whole or not at all, and the page is written
-    last: its links work whenever it is there. In titles, paragraphs, captions and verdicts, text between backticks is
-    set as code; everything else is shown as it is.
+    last: its links work whenever it is there. Text between backticks is set as code.
 
     Args:
         sections: in the order of the page.
         out: the folder; created if missing.
         about: what was run (scale, device, versions, seeds, data, date, seconds, command line), for a table.
-
-    Returns:
-        The path of the page.
     """
     _check(sections)
     out = Path(out)

@@ -42,25 +42,13 @@ NAMES = tuple(part.name for part in PARTS)
 
 
 def reproduce(
-    parts: Sequence[str],
-    scale: str,
-    out: Path,
-    *,
-    device: str = "cpu",
-    models: Sequence[str] = (),
-    rules: Sequence[str] = (),
-    say: Say = print,
-) -> tuple[Path, list[Section]]:
-    """Run some parts and write the report; what is finished under ``out/traces`` is not run again.
+    parts: Sequence[str], scale: str, out: Path, *, device: str = "cpu", models: Sequence[str] = (),
+    rules: Sequence[str] = (), say: Say = print,
+) -> tuple[Path, list[Section]]:  # fmt: skip
+    """Run some parts ("all": those that do not run only by name) and write the report.
 
-    Args:
-        parts: names of parts, or "all", which leaves out those that run only by name (``local``, ``local-real``).
-        scale: quick (ten minutes on two cores), paper (under an hour on two cores), full (for a GPU). Beyond the quick
-            scale the deep models and the baselines on Fashion-MNIST take hours on a CPU; there ``all`` leaves them out.
-        out: the folder of the report, its figures and CSV files.
-        device: cpu or cuda.
-        models, rules: limit ``deep``, ``local`` or ``local-real`` to these; by default all.
-        say: called with a line that forecasts the duration, and with one for every piece that is done.
+    What is finished under ``out/traces`` is not run again. ``say`` is called with a line that forecasts the duration,
+    and with one for every piece of work that is done.
     """
     parts = list(parts) or ["all"]
     for name in parts:

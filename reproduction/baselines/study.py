@@ -111,14 +111,14 @@ class Baselines(Study[SoftmaxSetting, Scored]):
         scores = {s: [score for one in panel.values() for score in one.scores] for s, panel in panels.items()}
         runs = "; ".join(dict.fromkeys(f"{s.data}, batch {s.batch}, {s.updates:,} updates" for s in scores))
         stems = {f"baselines-{data}": data for data in dict.fromkeys(s.data for s in scores)}
-        words = prose("baselines", runs=runs, seeds=plan.seeds, winners=winners(scores))
+        text, own_captions = prose("baselines", runs=runs, seeds=plan.seeds, winners=winners(scores))
         captions = {stem: f"Accuracy under late gradients on {data}, best mean first." for stem, data in stems.items()}
         return Section(
             name=self.name,
             title="Baselines. All rules under nine kinds of delays",
-            text=words.text,
+            text=text,
             figures={stem: plot(scores, data) for stem, data in stems.items()} | {HEADLINE: headline(scores)},
-            captions=captions | words.captions,
+            captions=captions | own_captions,
             tables={f"{s.name} ({s.domain}), {protocol}": table(panel, s.constrained, protocol)
                     for s, panel in scores.items() for protocol in ("frozen", "oracle")},
             rows=[row for panel in panels.values() for one in panel.values() for row in one.rows],

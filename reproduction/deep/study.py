@@ -41,16 +41,16 @@ class Deep(Study[DeepSetting, DeepScores]):
 
     def show(self, plan: Plan[DeepSetting], panels: dict[DeepSetting, Panel]) -> Section:
         first, panel = next(iter(panels.items()))
-        words = prose("deep", titles=[setting.title for setting in panels], seeds=plan.seeds)
+        text, own_captions = prose("deep", titles=[setting.title for setting in panels], seeds=plan.seeds)
         figures = {f"deep-{s.model}": plot(s, p) for s, p in panels.items()}
         captions = {f"deep-{s.model}": f"{s.title}: every learning rate frozen from delay 0." for s in panels}
         if not first.by_loss:
             figures[HEADLINE] = headline(first, panel)
-            captions |= words.captions
+            captions |= own_captions
         return Section(
             name=self.name,
             title="Deep models. Three architectures under delay",
-            text=words.text,
+            text=text,
             figures=figures,
             captions=captions,
             finding=finding(first, panel),

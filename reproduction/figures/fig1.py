@@ -127,18 +127,19 @@ def section(results: SweepResults) -> Section:
     headline, (ax,) = style.panels(["Accuracy against the delay, on a ball"], "test accuracy", height=style.HEADLINE)
     _draw(ax, ball, regimes[ball], TUNED_AT[0])
     style.legend(headline, [ax])
-    words = prose("fig1", ball=ball, updates=results.updates(), tuned_at=TUNED_AT[0], tuned_later_at=TUNED_AT[1],
-                  H=lrs["strongly-convex"]["strongly-convex"], l2=list(regimes)[-1].l2)  # fmt: skip
+    text, captions = prose("fig1", ball=ball, updates=results.updates(), tuned_at=TUNED_AT[0],
+                           tuned_later_at=TUNED_AT[1], H=lrs["strongly-convex"]["strongly-convex"],
+                           l2=list(regimes)[-1].l2)  # fmt: skip
     return Section(
         name="fig1",
         title="Figure 1. Accuracy against the delay",
-        text=words.text,
+        text=text,
         figures={
             "fig1": plot(regimes, TUNED_AT[0]),
             "fig1-tuned-later": plot(regimes, TUNED_AT[1]),
             "fig1-ball": headline,
         },
-        captions=words.captions,
+        captions=captions,
         tables={f"{regime.name}, learning rates tuned at delay {at}": table(regime, traces, at)
                 for at in TUNED_AT for regime, traces in regimes.items()},
         rows=sweep_rows(regimes),

@@ -106,7 +106,7 @@ def section(results: SweepResults) -> Section:
     return Section(
         name="fig3",
         title=f"Figure 3. Excess loss against epochs at delay {OVER_TIME}",
-        text=prose("fig3", optima=optima).text,
+        text=prose("fig3", optima=optima)[0],
         figures=figures,
         captions=captions,
         rows=rows,

@@ -110,11 +110,11 @@ class RangeFigure:
 
     def section(self, results: SweepResults) -> Section:
         convex, updates = results.convex, results.updates()
-        words = prose("lr-range", updates=updates)
+        text, _ = prose("lr-range", updates=updates, forward="fig4-forward" in self.delays)
         return Section(
             name=self.name,
             title=self.title,
-            text=(*words.text, *words.parts.get(self.name, ()), *self.differences(results)),
+            text=(*text, *self.differences(results)),
             figures={stem: self.plot(stem, results) for stem in self.delays},
             captions={stem: f"Test accuracy against the learning rate, {label}; {updates}."
                       for stem, label in self.labels.items()},

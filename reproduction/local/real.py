@@ -117,7 +117,7 @@ class LocalReal(Study[TwoSpeeds, RealCurves]):
         return Section(
             name=self.name,
             title="Local steps, for real. Processes of different speed",
-            text=prose("local-real", settings=list(panels), seeds=plan.seeds).text,
+            text=prose("local-real", settings=list(panels), seeds=plan.seeds)[0],
             figures={f"local-{s.name}": plot(s, panel, _PROTOCOL, real=True) for s, panel in panels.items()},
             captions={f"local-{s.name}": f"{s.title}: held-out loss in real time." for s in panels},
             tables={f"{s.title}, for real": real_table(s, panel) for s, panel in panels.items()},

@@ -42,7 +42,7 @@ class Local(Study[LocalSetting, LocalCurves]):
         return Section(
             name=self.name,
             title="Local steps. Workers of different speed, in virtual time",
-            text=prose("local", settings=list(panels), seeds=plan.seeds).text,
+            text=prose("local", settings=list(panels), seeds=plan.seeds)[0],
             figures={f"local-{s.name}": plot(s, panel) for s, panel in panels.items()},
             captions={f"local-{s.name}": f"{s.title}: outer learning rates frozen from one worker." for s in panels},
             tables={f"{s.title}, {protocol}": table(s, panel, protocol)

@@ -1,16 +1,8 @@
-r"""The four theorems, measured: explicit bounds, rates, the √T threshold, noise, and unknown constants.
-
-Two problems whose constants are all known, on a ball of radius 1 (D = 2):
-
-- a noisy quadratic in 8 dimensions, its optimum inside the ball, where everything is exact;
-- least squares on the digits, even against odd, one output, features centred. Theorems 1 and 2 get it without
-  a penalty: not strongly convex (H = 0), its optimum on the sphere. Theorems 3 and 4 get it with a penalty
-  that makes L/H = 2, its optimum inside.
+r"""Two problems on a ball whose constants are all known, and simulations: one point for every horizon and delay.
 
 After T updates the output of Algorithms 1 and 2 is :math:`x_{T+1}`, so their bounds are taken at T + 1; that of
-Algorithms 3 and 4 is the average of :math:`x_1, \dots, x_T`, and their bounds are taken at T. The delays of one
-simulation are constant in time, so that its first T updates are a whole run with horizon T: one simulation for
-each rule, with many delays and seeds side by side, has all horizons.
+Algorithms 3 and 4 is the average of :math:`x_1, \dots, x_T`. The delays of one simulation are constant in time, so that
+its first T updates are a whole run with horizon T: one simulation for each rule has all horizons, delays and seeds.
 """
 
 from __future__ import annotations

@@ -77,14 +77,14 @@ def section_of(plan: measure.TheoremPlan, out: Path) -> Section:
     points = [point for piece in PIECES for point in measure.points_of(piece, plan, out)]
     seen = dict.fromkeys((p.problem, p.L, p.H, p.G, p.sigma) for p in select(points, panel="delay"))
     constants = [dict(zip(("problem", "L", "H", "G", "sigma"), values, strict=True)) for values in seen]
-    words = prose("theorems", plan=plan, p=measure, constants=constants, no_degradation=v.NO_DEGRADATION,
+    text, captions = prose("theorems", plan=plan, p=measure, constants=constants, no_degradation=v.NO_DEGRADATION,
                   independent=v.INDEPENDENT, **_beyond_verdicts(points))  # fmt: skip
     return Section(
         name="theorems",
         title="Theorems. Bounds, rates and thresholds, measured",
-        text=words.text,
+        text=text,
         figures=plot(points),
-        captions=words.captions,
+        captions=captions,
         rows=[asdict(point) for point in points],
         verdicts=v.verdicts(points),
         finding=finding(points),
