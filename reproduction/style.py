@@ -34,7 +34,7 @@ COLOURS = {
     "steady-muon": "#2f7f4f", "synchronous-adamw": "#000000", "synchronous-muon": "#000000",
     "synchronous-diloco": "#000000",
 }  # fmt: skip
-WIDTH = 5.0  # inches; on a telephone that is 3.7 wide, letters of 10 points are still 7.5
+WIDTH = 5.0  # inches; on a phone that is 3.7 wide, letters of 10 points are still 7.5
 HEADLINE = 2.0  # the height of a panel beside the report's findings: two such pictures fit on a screen
 BASELINE = "#777777"
 """The colour of all others."""

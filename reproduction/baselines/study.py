@@ -111,7 +111,7 @@ class Baselines(Study[SoftmaxSetting, Scored]):
         scores = {s: [score for one in panel.values() for score in one.scores] for s, panel in panels.items()}
         runs = "; ".join(dict.fromkeys(f"{s.data}, batch {s.batch}, {s.updates:,} updates" for s in scores))
         stems = {f"baselines-{data}": data for data in dict.fromkeys(s.data for s in scores)}
-        text, own_captions = prose("baselines", runs=runs, seeds=plan.seeds, winners=winners(scores))
+        text, own_captions = prose("baselines", runs=runs, seeds=plan.seeds)
         captions = {stem: f"Accuracy under late gradients on {data}, best mean first." for stem, data in stems.items()}
         return Section(
             name=self.name,
@@ -232,13 +232,3 @@ def finding(panels: Panels) -> str:
             f"{mean_late(best.frozen):.3f})"
         )
     return f"Steady, our rule, with its learning rate frozen from delay 0, is {' and '.join(parts)}."
-
-
-def winners(panels: Panels) -> str:
-    parts = []
-    for setting, panel in panels.items():
-        first, second = (f"{_title(s, setting.constrained)} ({mean_late(s.frozen):.3f})" for s in ranked(panel)[:2])
-        oracle = ranked(panel, "oracle")[0]
-        parts.append(f"{setting.name}: frozen {first} before {second}, oracle {_title(oracle, setting.constrained)} "
-                     f"({mean_late(oracle.oracle):.3f})")  # fmt: skip
-    return "; ".join(parts)

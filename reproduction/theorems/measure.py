@@ -52,7 +52,7 @@ class TheoremPlan:
     quadratic_horizons: tuple[int, ...]  # T, powers of two; the first divides all others
     least_squares_horizons: tuple[int, ...]
     noise_horizons: tuple[int, ...]  # for the noise panel, likewise
-    constants_horizon: int  # t for the panel in which L and sigma vary
+    constants_horizon: int  # T for the panel in which L and sigma vary
     sigmas: tuple[float, ...]  # the noise panel's; the first is 0
     scales: tuple[float, ...]  # the values of L and of sigma, all combinations; 1 is among them
     seeds: int
