@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-reproduce: data ## the main job: the paper's experiments in ten minutes, and out/report.html (PART=fig1 SCALE=quick|paper|full DEVICE=cpu|cuda)
+reproduce: data ## the study: the paper's figures and theorems in ten minutes, and out/report.html (PART=fig1 SCALE=quick|paper|full DEVICE=cpu|cuda)
 	$(BIN)/python -m reproduction $(or $(PART),all) --scale $(or $(SCALE),quick) --device $(or $(DEVICE),cpu) --out out
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports

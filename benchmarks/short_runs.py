@@ -1,12 +1,13 @@
-"""Runs that are short against the delay: every rule, step frozen, after 1,500 updates and more.
+"""Runs that are short against the delay: every rule, learning rate frozen, after 1,500 updates and more.
 
-The step is the one of the smallest training loss at delay 0 after as many updates; a second number, where a rule has
-one, is granted in hindsight. `--parts` has Steady with one part changed at a time instead of the baselines. The last
-row is no rule but an anchor: descent with exact gradients, one for each round, with the step that is best there.
+The learning rate is the one of the smallest training loss at delay 0 after as many updates; a second hyper-parameter,
+where a rule has one, is granted in hindsight. `--parts` has Steady with one part changed at a time instead of the
+baselines. The last row is no rule but an anchor: descent with exact gradients, one for each round, with the learning
+rate that is best there.
 
-    python benchmarks/short_runs.py digits --seeds 1 2
-    python benchmarks/short_runs.py digits --seeds 0 --parts
-    python benchmarks/short_runs.py letters --seeds 100 --rules steady-short steady ada-delay
+    python -m benchmarks.short_runs digits --seeds 1 2
+    python -m benchmarks.short_runs digits --seeds 0 --parts
+    python -m benchmarks.short_runs letters --seeds 100 --rules steady-short steady ada-delay
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ from torch import Tensor
 import lategrad as lg
 from lategrad.learners.learner import safe_ratio, squared_norm
 from lategrad.problems import SoftmaxRegression
-from lategrad.registry import build_rule
 from lategrad.rules.rule import average_in
 from lategrad.rules.steady import SteadyState
 from lategrad.simulator import simulate
-from reproduction import baselines
+from reproduction.baselines.plan import CANDIDATES as BASELINES
+from reproduction.baselines.plan import UNSEEN, SoftmaxSetting
+from reproduction.study import Candidate
 from reproduction.style import TITLES, three_digits
 
 DELAYS = [100, 300, 1000]
-SETTINGS = {"digits": baselines.Setting("digits", 20_000, 16), "letters": baselines.UNSEEN[0]}
-STEADY = next(contender for contender in baselines.CONTENDERS if contender.rule == "steady")
-SGD = next(contender for contender in baselines.CONTENDERS if contender.rule == "sgd-linear")
-CONTENDERS = (
+SETTINGS = {"digits": SoftmaxSetting("digits", 20_000, 16), "letters": UNSEEN[0]}
+STEADY = next(candidate for candidate in BASELINES if candidate.rule == "steady")
+SGD = next(candidate for candidate in BASELINES if candidate.rule == "sgd-linear")
+CANDIDATES = (
     dataclasses.replace(STEADY, rule="steady-short"),
-    *baselines.CONTENDERS,
+    *BASELINES,
     dataclasses.replace(SGD, rule="sgd"),
 )
 
@@ -74,33 +76,27 @@ PARTS = {
 }
 
 
-def build(contender: baselines.Contender, steps: Tensor) -> object:
-    """The rule with these steps, ``(knobs or 1, n, 1)``, and all values of its second number."""
-    if contender.rule in PARTS:
-        return Changed(steps, **PARTS[contender.rule])
-    rule = build_rule(contender.rule, steps, lg.WholeSpace())
-    if not contender.knob:
-        return rule
-    values = torch.tensor(contender.values, dtype=torch.float64).view(-1, 1, 1)
-    return dataclasses.replace(rule, **{contender.knob: values})
+def build(candidate: Candidate, lrs: Tensor) -> object:
+    """The rule with these learning rates, ``(knobs or 1, n, 1)``, and all values of its knob."""
+    return Changed(lrs, **PARTS[candidate.rule]) if candidate.rule in PARTS else candidate.build(lrs)
 
 
 def at(trace: lg.Trace, updates: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Loss and accuracy after so many updates, means over seeds; what diverged has accuracy 0."""
+    """Loss and accuracy after these updates, means over seeds; what diverged has accuracy 0."""
     records = [trace.steps.tolist().index(T) for T in updates]
     loss = torch.nan_to_num(trace.loss[records], nan=torch.inf)
     accuracy = torch.where(loss.isfinite(), trace.accuracy[records], 0.0)
     return loss.mean(1), accuracy.mean(1)
 
 
-def measure(problem: SoftmaxRegression, contender: baselines.Contender, updates: list[int], seeds: list[int]) -> Tensor:
-    """Accuracies, (updates, 1 + delays), with the step of the smallest training loss at delay 0 after as many."""
+def frozen_accuracy(problem: SoftmaxRegression, candidate: Candidate, updates: list[int], seeds: list[int]) -> Tensor:
+    """Accuracies, (updates, 1 + delays), with the rate of the smallest training loss at delay 0 after as many."""
     last, every = max(updates), math.gcd(*updates)
-    grid = torch.tensor(contender.steps, dtype=torch.float64)
-    trace = simulate(problem, build(contender, grid.view(1, -1, 1)), [0], last, seed=seeds, record_every=every)
-    loss, undelayed = at(trace, updates)  # (updates, 1, knobs, steps)
+    grid = torch.tensor(candidate.lrs, dtype=torch.float64)
+    trace = simulate(problem, build(candidate, grid.view(1, -1, 1)), [0], last, seed=seeds, record_every=every)
+    loss, undelayed = at(trace, updates)  # (updates, 1, knobs, lrs)
     chosen = loss.squeeze(1).argmin(-1)  # (updates, knobs)
-    rule = build(contender, grid[chosen.T].unsqueeze(-1))  # every run has the steps of all horizons
+    rule = build(candidate, grid[chosen.T].unsqueeze(-1))  # every run has the rates of all horizons
     _, late = at(simulate(problem, rule, DELAYS, last, seed=seeds, record_every=every), updates)
     rows = []
     for i in range(len(updates)):
@@ -110,7 +106,7 @@ def measure(problem: SoftmaxRegression, contender: baselines.Contender, updates:
 
 
 def descent(problem: SoftmaxRegression, rounds: int, step: float, momentum: bool) -> Tensor:
-    """Where gradient descent, or Nesterov's method, is after so many exact gradients."""
+    """The point of gradient descent, or Nesterov's method, after n exact gradients."""
     x = before = problem.start().double()
     for k in range(1, rounds + 1):
         y = x + momentum * (k - 1) / (k + 2) * (x - before)
@@ -119,7 +115,7 @@ def descent(problem: SoftmaxRegression, rounds: int, step: float, momentum: bool
 
 
 def anchor(problem: SoftmaxRegression, rounds: int, steps: Sequence[float]) -> float:
-    """Accuracy of descent with exact gradients, momentum and step chosen by the training loss at the end."""
+    """Accuracy of descent with exact gradients, momentum and rate chosen by the training loss at the end."""
     ends = torch.stack([descent(problem, rounds, step, momentum) for step in steps for momentum in (False, True)])
     return problem.accuracy(ends)[problem.loss(ends).squeeze(-1).argmin()].item()
 
@@ -136,25 +132,25 @@ def main() -> None:
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     setting = SETTINGS[args.data]
-    problem = baselines.Config((setting,), 1).problem(setting)
-    contenders = [dataclasses.replace(STEADY, rule=name) for name in PARTS] if args.parts else list(CONTENDERS)
+    problem = setting.problem()
+    candidates = [dataclasses.replace(STEADY, rule=name) for name in PARTS] if args.parts else list(CANDIDATES)
     if args.rules:
-        named = {contender.rule: contender for contender in contenders}
-        contenders = [named[rule] for rule in args.rules]
+        named = {candidate.rule: candidate for candidate in candidates}
+        candidates = [named[rule] for rule in args.rules]
     found: dict[str, Tensor] = {}
-    for contender in contenders:
-        words = (args.data, contender.rule, *args.updates, "seeds", *args.seeds)
+    for candidate in candidates:
+        words = (args.data, candidate.rule, *args.updates, "seeds", *args.seeds)
         path = args.out / ("-".join(map(str, words)).replace(" ", "_") + ".pt")
         if not path.exists():
-            torch.save(measure(problem, contender, args.updates, args.seeds), path)
-        found[TITLES.get(contender.rule, contender.rule)] = torch.load(path)
+            torch.save(frozen_accuracy(problem, candidate, args.updates, args.seeds), path)
+        found[TITLES.get(candidate.rule, candidate.rule)] = torch.load(path)
     for i, T in enumerate(args.updates):
         columns = " | ".join(map(str, [0, *DELAYS]))
         print(f"\n**{args.data}, {T:,} updates**\n\n| rule | {columns} |\n|" + "---|" * 5)
         for title, accuracy in sorted(found.items(), key=lambda row: -row[1][i, 1:].mean().item()):
             print(f"| {title} | " + " | ".join(map(three_digits, accuracy[i].tolist())) + " |")
         rounds = [math.ceil(T / (1 + tau)) for tau in DELAYS]
-        best = [anchor(problem, k, STEADY.steps) for k in rounds]
+        best = [anchor(problem, k, STEADY.lrs) for k in rounds]
         print("| exact gradients, " + ", ".join(map(str, rounds)) + " rounds | | "
               + " | ".join(map(three_digits, best)) + " |")  # fmt: skip
 

@@ -6,17 +6,25 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from lategrad.cli.options import Device
-from reproduction.reproduce import NAMES as PARTS
-from reproduction.reproduce import reproduce as run_reproduction
+from lategrad.serve import TrainingError
+from reproduction.report import Section
+from reproduction.reproduce import NAMES, reproduce
+
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 
-def reproduce(
-    what: Annotated[str, typer.Argument(help=f"One of {', '.join(PARTS)}, or all but local and local-real.")] = "all",
+@app.command()
+def main(
+    parts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PART]...", help=f"{', '.join(NAMES)}; by default all but local and local-real."),
+    ] = None,
     scale: Annotated[
         str, typer.Option(help="quick (ten minutes on two cores), paper (under an hour on two cores), full (GPU).")
     ] = "quick",
@@ -27,30 +35,39 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's figures and theorems, compare all baselines, and write a report that judges each claim.
 
-    An interrupted run goes on where it stopped: what is finished is kept under OUT/traces. On a CPU every core gets
-    work of its own. Beyond the quick scale the deep models and the baselines on Fashion-MNIST would take hours there:
-    `all` leaves them out, and says so.
+    An interrupted run continues where it stopped: what is finished is kept under OUT/traces. On a CPU every core works
+    on pieces of its own. Beyond the quick scale the deep models and the baselines on Fashion-MNIST would take hours
+    there: `all` leaves them out, and says so.
     """
     begin = time.monotonic()
 
     def say(line: str) -> None:
         typer.echo(f"[{time.monotonic() - begin:6.0f} s] {line}", err=True)
 
-    report, sections = run_reproduction(
-        what, scale, out, device=device, models=[name for name in models.split(",") if name],
-        rules=[name for name in rules.split(",") if name], say=say,
-    )  # fmt: skip
-    table = Table(header_style="bold")
-    for column in ("claim", "measured", "reproduced"):
-        table.add_column(column)
-    verdicts = [verdict for section in sections for verdict in section.verdicts]
-    for verdict in verdicts:
-        outcome = {True: "[green]yes[/]", False: "[red]no[/]", None: "not judged"}[verdict.reproduced]
-        table.add_row(verdict.claim, verdict.measured, outcome)
-    if verdicts:
-        Console().print(table)
+    try:
+        report, sections = reproduce(
+            parts or [], scale, out, device=device, models=[name for name in models.split(",") if name],
+            rules=[name for name in rules.split(",") if name], say=say,
+        )  # fmt: skip
+    except (ValueError, OSError, ImportError, MemoryError, torch.OutOfMemoryError, TrainingError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted: what is finished is kept, and the same command continues from there", err=True)
+        raise typer.Exit(130) from None
+    _print_verdicts(sections)
     typer.echo(f"report: {report}")
 
 
+def _print_verdicts(sections: list[Section]) -> None:
+    table = Table("claim", "claimed by", "measured", "holds", header_style="bold")
+    for section in sections:
+        for verdict in section.verdicts:
+            colour = {True: "green", False: "red", None: "default"}[verdict.holds]
+            table.add_row(verdict.claim, verdict.source, verdict.measured, f"[{colour}]{verdict.outcome}[/]")
+    if table.row_count:
+        Console().print(table)
+
+
 if __name__ == "__main__":
-    typer.run(reproduce)
+    app()

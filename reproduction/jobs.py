@@ -1,9 +1,9 @@
-"""The work of a reproduction in pieces; a piece leaves what it finds in files, where sections read it.
+"""The work of a reproduction in pieces; a piece saves its results in files, from which sections read them.
 
 Runs are independent of each other. On a CPU, two processes with one thread each are faster than two threads that wait
-for each other at every update, and do not mind if another program takes one of the cores for a while. On a GPU, a small
-model's updates are many short kernels, one after the other, which leave most of it idle: several threads with a stream
-each fill it. Work that is compiled goes to processes there, too, as threads would compile one after the other.
+for each other at every update, and lose less when another program takes one of the cores. On a GPU, a small model's
+updates are many short kernels, one after the other, which leave most of it idle: several threads with a stream each
+fill it. Work that is compiled runs in processes there, too, as threads would compile one after the other.
 """
 
 from __future__ import annotations
@@ -25,50 +25,43 @@ Say = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
-    """Say it at once, beside what is printed as a result."""
     print(line, file=sys.stderr, flush=True)
 
 
 Lane = Literal["processes", "gpu", "streams"]
-"""Where a piece is done: on a core; on the GPU by a process; on the GPU by a thread of this process, if it compiles
+"""Where a piece runs: on a core; on the GPU in a process; on the GPU in a thread of this process, if it compiles
 nothing."""
 
-AT_ONCE = {"gpu": 5, "streams": 10}
-"""Pieces that share the GPU; each holds its own data and waiting queries there."""
-_SOONER = {"gpu": 5, "streams": 2}
-"""How many times sooner they are done than one after another: processes compile most of the time, streams compute."""
+_WIDTH = {"gpu": 5, "streams": 10}  # pieces that share the GPU; each holds its own data and waiting queries there
+_SPEEDUP = {"gpu": 5, "streams": 2}  # over one piece after another: processes compile most of the time, streams compute
 
 
 @dataclass(frozen=True)
 class Job:
-    """A piece of work that can be done beside others."""
+    """A piece of work that can run beside others."""
 
     label: str
-    seconds: float
-    """About how long it takes alone, on one core of a usual machine or on a GPU."""
-    work: Callable[[], Any]
-    """Picklable; what it returns is thrown away."""
-    leaves: tuple[Path, ...] = ()
-    """The files that it leaves: where all of them are there, it is not expected to take any time."""
+    seconds: float  # about how long it takes alone, on one core of a usual machine or on a GPU
+    work: Callable[[], Any]  # picklable; its result is ignored
+    files: tuple[Path, ...] = ()  # what it saves: where all of them exist, it is expected to take no time
     lane: Lane = "processes"
 
     @property
     def expected(self) -> float:
         """Seconds, or 0 if it has been done before."""
-        return 0.0 if self.leaves and all(path.exists() for path in self.leaves) else self.seconds
+        return 0.0 if self.files and all(path.exists() for path in self.files) else self.seconds
 
 
 def cores() -> int:
-    """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> None:
-    """Do all of them, the longest first, in all lanes at once."""
+    """Run all jobs, the longest first, in all lanes at once."""
     ordered = sorted(jobs, key=lambda job: -job.expected)
     beside_a_gpu = any(job.lane != "processes" for job in jobs)  # which has its own processes and threads to feed it
     here = processes or (max(1, cores() // 2) if beside_a_gpu else cores())
-    width = {"processes": min(here, max(1, len(jobs))), **AT_ONCE}
+    width = {"processes": min(here, max(1, len(jobs))), **_WIDTH}
     progress = _Progress(jobs, width, say)
     if {job.lane for job in jobs} == {"processes"} and width["processes"] == 1:
         for job in ordered:
@@ -82,10 +75,10 @@ def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> 
                 pools[lane] = ThreadPoolExecutor(width[lane])
             else:
                 context = multiprocessing.get_context("spawn")
-                pools[lane] = ProcessPoolExecutor(width[lane], context, initializer=_one_thread)
+                pools[lane] = ProcessPoolExecutor(width[lane], context, initializer=_use_one_thread)
             stack.enter_context(pools[lane])
         try:
-            futures: dict[Future[Any], Job] = {pools[job.lane].submit(_do, job): job for job in ordered}
+            futures: dict[Future[Any], Job] = {pools[job.lane].submit(_run, job): job for job in ordered}
             for future in as_completed(futures):
                 future.result()
                 progress.done(futures[future])
@@ -95,49 +88,48 @@ def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> 
             raise
 
 
-def _one_thread() -> None:
+def _use_one_thread() -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or every process starts as many again
 
 
-def _do(job: Job) -> None:
+def _run(job: Job) -> None:
     if job.lane == "streams" and torch.cuda.is_available():
         with torch.cuda.stream(torch.cuda.Stream()):
             job.work()
-            torch.cuda.empty_cache()  # what one stream has had, another cannot use
+            torch.cuda.empty_cache()  # memory of one stream cannot be used by another
     else:
         job.work()
 
 
 class _Progress:
-    """What is done, and how long the rest will take at the pace so far."""
+    """Prints what is done, and how long the rest will take at the pace so far."""
 
     def __init__(self, jobs: Sequence[Job], width: dict[str, int], say: Say) -> None:
-        self.expected = {job.label: job.expected for job in jobs}  # what a job leaves changes that
+        self.expected = {job.label: job.expected for job in jobs}  # before the jobs save their files
         in_lane = {lane: sum(self.expected[job.label] for job in jobs if job.lane == lane) for lane in width}
-        on_gpu = sum(in_lane[lane] / sooner for lane, sooner in _SOONER.items())
+        on_gpu = sum(in_lane[lane] / speedup for lane, speedup in _SPEEDUP.items())
         self.total = max([in_lane["processes"] / width["processes"], on_gpu, *self.expected.values(), 0.0])
         self.work, self.finished, self.begin, self.say = sum(in_lane.values()), 0.0, time.monotonic(), say
         done = sum(seconds == 0 for seconds in self.expected.values())
         gpu = "" if all(job.lane == "processes" for job in jobs) else " and a GPU"
         say(f"{len(jobs)} pieces of work on {width['processes']} core(s){gpu}, {done} of them done before: "
-            f"{_about(self.total)}")  # fmt: skip
+            f"{_duration(self.total)}")  # fmt: skip
 
     def done(self, job: Job) -> None:
-        """One more is."""
         self.finished += self.expected[job.label]
         if not self.expected[job.label]:
             return
         share, elapsed = self.finished / self.work, time.monotonic() - self.begin
         trust = share**0.5  # in the pace so far, which says little while most of what has begun is not done
         left = trust * elapsed / share + (1 - trust) * self.total - elapsed
-        self.say(f"{share:4.0%} done, {_about(left)} left: {job.label}")
+        self.say(f"{share:4.0%} done, {_duration(left)} left: {job.label}")
 
 
-def _about(seconds: float) -> str:
-    """A duration as one says it.
+def _duration(seconds: float) -> str:
+    """A duration in words.
 
-    >>> _about(50), _about(80), _about(500)
+    >>> _duration(50), _duration(80), _duration(500)
     ('less than a minute', 'about 1 minute', 'about 8 minutes')
     """
     if seconds < 60:

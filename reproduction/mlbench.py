@@ -10,27 +10,20 @@ import hashlib
 import os
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lategrad.problems.data import Dataset, from_arrays, preprocess
 
-__all__ = ["FILES", "cache_folder", "find", "read"]
-
-Array = npt.NDArray[Any]
-
-_DEBIAN_FOLDER = Path("/usr/lib/R/site-library/mlbench/data")
+DEBIAN_FOLDER = Path("/usr/lib/R/site-library/mlbench/data")
 
 
 class File(NamedTuple):
-    """Where a data set is in the package."""
+    """A data set of the package: a data frame in a file of the same name, with a column of classes."""
 
     table: str
-    """The name of the data frame, and of its file."""
     target: str
-    """The column of the classes."""
     test_rows: int
     sha256: str
 
@@ -41,7 +34,6 @@ FILES = {
     "satellite": File("Satellite", "classes", 2_000,
                       "29f8cf9bb1bc51b769d694c9caf740fd1c36ed6a7c87603edf5985962e330f64"),
 }  # fmt: skip
-"""The data sets by name."""
 
 
 def cache_folder() -> Path:
@@ -50,10 +42,9 @@ def cache_folder() -> Path:
 
 
 def find(name: str) -> Path:
-    """The first ``.rda`` file of a data set, verified."""
     file = FILES[name]
     own = os.environ.get("LATEGRAD_DATA")
-    folders = [*([Path(own).expanduser()] if own else []), cache_folder(), _DEBIAN_FOLDER]
+    folders = [*([Path(own).expanduser()] if own else []), cache_folder(), DEBIAN_FOLDER]
     path = next((folder / f"{file.table}.rda" for folder in folders if (folder / f"{file.table}.rda").is_file()), None)
     if path is None:
         raise FileNotFoundError(
@@ -65,8 +56,8 @@ def find(name: str) -> Path:
     return path
 
 
-def read(name: str) -> tuple[Array, Array]:
-    """Features as float32 and classes as words."""
+def load(name: str, preprocessing: str = "none") -> Dataset:
+    """A data set of mlbench, with a fixed split: 4,000 letters or 2,000 pieces of satellite images to test."""
     path, file = find(name), FILES[name]
     try:
         import rdata
@@ -78,10 +69,5 @@ def read(name: str) -> tuple[Array, Array]:
         warnings.filterwarnings("ignore", "Unknown encoding")  # all text in the files is ASCII
         frame = rdata.read_rda(path)[file.table]
     y = np.asarray(frame[file.target].astype(str), dtype=np.str_)
-    return frame.drop(columns=file.target).to_numpy(np.float32), y
-
-
-def load(name: str, preprocessing: str = "none") -> Dataset:
-    """A data set of mlbench, with a fixed split: 4,000 letters or 2,000 pieces of satellite images to test."""
-    x, y = read(name)
-    return preprocess(from_arrays(name, x, y, FILES[name].test_rows), preprocessing)
+    x = frame.drop(columns=file.target).to_numpy(np.float32)
+    return preprocess(from_arrays(name, x, y, file.test_rows), preprocessing)

@@ -1,7 +1,7 @@
 """The report: one HTML page that carries its figures, and beside it every number and figure as a file.
 
-The page loads nothing: styles and figures are in it, it has no scripts, and a content security policy forbids
-the browser to fetch anything. It can be mailed, archived, printed, or read on a phone.
+The page (``report.html.j2``, ``report.css``) loads nothing: styles and figures are in it, it has no scripts, and a
+content security policy forbids the browser to fetch anything. It can be mailed, archived, printed, or read on a phone.
 """
 
 from __future__ import annotations
@@ -11,68 +11,151 @@ import json
 import os
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from lategrad.support.files import replacing
 from lategrad.support.validation import require
 from lategrad.trace import write_csv
-from reproduction.page import outcome, page_of
-from reproduction.results import Section
+from reproduction.style import TITLES
 
 _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_OUTCOMES = {True: "yes", False: "no", None: "not judged"}
+MOST_FINDINGS = 6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, held against the numbers by a stated criterion."""
+
+    claim: str
+    criterion: str
+    measured: str
+    holds: bool | None  # None where the numbers cannot tell: then there is no verdict, and ``measured`` says why
+    source: Literal["paper", "ours"] = "paper"  # whose claim it is
+    quote: str = ""  # the paper's own words, if there are any
+    figure: str = ""  # the stem of the figure that shows it, if one does
+
+    @property
+    def outcome(self) -> str:
+        return _OUTCOMES[self.holds]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the report."""
+
+    name: str  # short and unique, such as ``fig1``: the stem of its CSV file
+    title: str
+    text: tuple[str, ...]  # paragraphs: what was run and how to read it
+    figures: dict[str, Figure]  # by the stem of their files
+    rows: list[dict[str, Any]]  # every number, for the CSV; all rows have the same keys
+    verdicts: tuple[Verdict, ...] = ()
+    captions: dict[str, str] = field(default_factory=dict)  # by the stem of the figure
+    tables: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    """By their captions; all rows of a table have the same keys, its columns."""
+    config: dict[str, Any] = field(default_factory=dict)  # everything that was chosen: plain JSON values
+    finding: str = ""
+    """What was found, in a sentence or two that follow from the numbers; the report opens with the findings."""
+    headline: str = ""  # the stem of the figure that stands beside the findings, if one does
+
+
+def prose(name: str, **values: Any) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The paragraphs of ``prose/NAME.md.j2``, filled with these values, and its captions by the stem of the figure."""
+    filled = _environment(autoescape=False).get_template(f"prose/{name}.md.j2").render(values)
+    text, *captions = re.split(r"^# caption ", filled, flags=re.MULTILINE)
+    paragraphs = tuple(filter(None, map(str.strip, text.split("\n\n"))))
+    return paragraphs, {stem: caption.strip() for stem, _, caption in (part.partition("\n") for part in captions)}
+
+
+def verdict(
+    block: str, holds: bool | None, *, source: Literal["paper", "ours"] = "paper", figure: str = "", **values: Any
+) -> Verdict:
+    """A verdict in the words of a block of ``prose/verdicts.md.j2``."""
+    template = _environment(autoescape=False).get_template("prose/verdicts.md.j2")
+    context = template.new_context({"TITLES": TITLES, **values})
+    text = "".join(template.blocks[block](context))
+    claim, criterion, measured, *quote = filter(None, map(str.strip, text.split("\n\n")))
+    return Verdict(claim, criterion, measured, holds, source, "".join(quote), figure)
+
+
+@lru_cache
+def _environment(autoescape: bool) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=autoescape, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"marked": _marked, "lines": _lines, "value": _value, "breakable": _breakable, "fmt": format}
+    return environment
 
 
 def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about: dict[str, Any]) -> Path:
-    """Write ``report.html``; beside it CSV files for each section and for all verdicts, each figure as SVG and PNG.
+    """Write ``report.html``, and beside it a CSV file for each section, ``verdicts.csv``, ``tables.json`` (all tables
+    by section and caption), and each figure as SVG and PNG.
 
-    Tables are in the page, and all of them in ``tables.json``, by section and caption; the CSV files hold the numbers
-    that they were made from.
-
-    Everything is checked before anything is written, each file appears whole or not at all, and the page comes
-    last: whoever sees it sees the files that it links to. In titles, paragraphs, captions and verdicts, text
-    between backticks is set as code; all else is shown as it is.
+    Everything is checked before anything is written, each file appears whole or not at all, and the page is written
+    last: its links work whenever it is there. Text between backticks is set as code.
 
     Args:
         sections: in the order of the page.
-        out: the folder; made if missing.
+        out: the folder; created if missing.
         about: what was run (scale, device, versions, seeds, data, date, seconds, command line), for a table.
-
-    Returns:
-        The path of the page.
     """
     _check(sections)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    drawings: dict[str, str] = {}
+    drawings: dict[str, Markup] = {}
     for section in sections:
         if section.rows:
             with replacing(out / f"{section.name}.csv") as part:
                 write_csv(part, section.rows)
         for stem, figure in section.figures.items():
             label = section.captions.get(stem) or section.title
-            svg, png = _drawn(figure, stem, label)
+            svg, png = _draw(figure, stem, label)
             for suffix, content in (("svg", svg), ("png", png)):
                 with replacing(out / f"{stem}.{suffix}") as part:
                     part.write_bytes(content)
             drawings[stem] = _inline(svg, stem, label)
-    judged = [{"section": section.name, "claim": verdict.claim, "criterion": verdict.criterion,
-               "measured": verdict.measured, "reproduced": outcome(verdict)}
-              for section in sections for verdict in section.verdicts]  # fmt: skip
-    if judged:
+    verdicts = [{"section": section.name, "source": verdict.source, "claim": verdict.claim,
+                 "criterion": verdict.criterion, "measured": verdict.measured, "holds": verdict.outcome}
+                for section in sections for verdict in section.verdicts]  # fmt: skip
+    if verdicts:
         with replacing(out / "verdicts.csv") as part:
-            write_csv(part, judged)
+            write_csv(part, verdicts)
     if tables := {section.name: section.tables for section in sections if section.tables}:
         with replacing(out / "tables.json") as part:
             part.write_text(json.dumps(tables, indent=1))
     page = out / "report.html"
     with replacing(page) as part:
-        part.write_text(page_of(sections, drawings, about), encoding="utf-8")
+        part.write_text(_page(sections, drawings, about), encoding="utf-8")
     return page
+
+
+def _page(sections: Sequence[Section], drawings: dict[str, Markup], about: dict[str, Any]) -> str:
+    findings = [section.finding for section in sections if section.finding][:MOST_FINDINGS]
+    template = _environment(autoescape=True).get_template("report.html.j2")
+    page = template.render(sections=sections, drawings=drawings, about=about, findings=findings, count=_count(sections))
+    return page.strip() + "\n"
+
+
+def _count(sections: Sequence[Section]) -> dict[str, str]:
+    """How many of the paper's claims and of ours hold, and how many cannot be judged."""
+    verdicts = [verdict for section in sections for verdict in section.verdicts]
+    counted = {}
+    for source, name in (("paper", "The paper's claims"), ("ours", "Our claims")):
+        outcomes = [verdict.holds for verdict in verdicts if verdict.source == source]
+        if outcomes:
+            open_ones = f" ({outcomes.count(None)} cannot be judged)" if None in outcomes else ""
+            counted[name] = f"{outcomes.count(True)} of {len(outcomes)} hold here{open_ones}"
+    return counted
 
 
 def _check(sections: Sequence[Section]) -> None:
@@ -86,8 +169,8 @@ def _check(sections: Sequence[Section]) -> None:
         for stem in section.captions:
             require(f"a caption of section {section.name!r}", stem, stem in section.figures,
                     f"for one of its figures ({', '.join(section.figures) or 'it has none'})")  # fmt: skip
-        shown = [("the headline", section.headline), *(("the figure of a verdict", v.figure) for v in section.verdicts)]
-        for what, stem in shown:
+        used = [("the headline", section.headline), *(("the figure of a verdict", v.figure) for v in section.verdicts)]
+        for what, stem in used:
             require(f"{what} of section {section.name!r}", stem, not stem or stem in section.figures,
                     f"one of its figures ({', '.join(section.figures) or 'it has none'})")  # fmt: skip
         for caption, table in section.tables.items():
@@ -107,7 +190,7 @@ def _check_stem(what: str, stem: str, taken: set[str]) -> None:
     taken.add(stem.lower())
 
 
-def _drawn(figure: Figure, stem: str, title: str) -> tuple[bytes, bytes]:
+def _draw(figure: Figure, stem: str, title: str) -> tuple[bytes, bytes]:
     """The figure as SVG and PNG: on white, letters as paths (no reader's fonts matter), the same bytes each time."""
     svg, png = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": stem}):
@@ -116,7 +199,7 @@ def _drawn(figure: Figure, stem: str, title: str) -> tuple[bytes, bytes]:
     return svg.getvalue(), png.getvalue()
 
 
-def _inline(svg: bytes, stem: str, label: str) -> str:
+def _inline(svg: bytes, stem: str, label: str) -> Markup:
     """An SVG file as an element of an HTML page that holds others like it.
 
     It scales with the page instead of having a size, keeps only the ids that are referred to, marked with the
@@ -129,7 +212,7 @@ def _inline(svg: bytes, stem: str, label: str) -> str:
                 parent.remove(child)
     referred: set[str] = set()
 
-    def renamed(match: re.Match[str]) -> str:
+    def rename(match: re.Match[str]) -> str:
         referred.add(match[2])
         return f"{match[1]}{stem}.{match[2]}"
 
@@ -137,7 +220,7 @@ def _inline(svg: bytes, stem: str, label: str) -> str:
     for element in elements:
         element.tag = element.tag.rpartition("}")[2]
         element.attrib = {
-            key.rpartition("}")[2]: re.sub(r"(^#|url\(#)([^)]+)", renamed, value) if key != "id" else value
+            key.rpartition("}")[2]: re.sub(r"(^#|url\(#)([^)]+)", rename, value) if key != "id" else value
             for key, value in element.attrib.items()
         }
         element.tail = "\n"
@@ -149,4 +232,55 @@ def _inline(svg: bytes, stem: str, label: str) -> str:
     root.attrib = {"role": "img", "aria-label": label, "viewBox": view}
     # Its own width bounds it (see ``.drawing``), so that letters are about alike in all figures.
     drawing = ET.tostring(root, encoding="unicode").strip()
-    return f'<div class="drawing" style="--width: {view.split()[2]}pt">{drawing}</div>'
+    return Markup(f'<div class="drawing" style="--width: {view.split()[2]}pt">{drawing}</div>')
+
+
+def _marked(text: str) -> Markup:
+    """The text in HTML, with what stands between backticks as code.
+
+    >>> _marked("`lr` < 1 & more")
+    Markup('<code>lr</code> &lt; 1 &amp; more')
+    """
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _breakable(name: str) -> Markup:
+    """A long name with places at which a line may break."""
+    return Markup(re.sub(r"([._/]|\b(?=\[))", r"\1<wbr>", str(escape(name))))
+
+
+def _lines(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Nested dictionaries and lists as lines of name and value, the innermost ones in a line each.
+
+    >>> dict(_lines({"rule": {"type": "Anytime", "learner": {"type": "OGD", "lr": 0.1}}, "seeds": [0, 1]}))
+    {'rule.type': 'Anytime', 'rule.learner': 'type OGD, lr 0.1', 'seeds': '0, 1'}
+    >>> dict(_lines({"sets": [{"type": "Ball", "radius": 2}, None]}))
+    {'sets[0]': 'type Ball, radius 2', 'sets[1]': 'none'}
+    """
+    inner: dict[str, Any] = {}
+    if isinstance(value, dict):
+        inner = {f"{name}.{key}" if name else str(key): item for key, item in value.items()}
+    elif isinstance(value, list | tuple):
+        inner = {f"{name}[{index}]": item for index, item in enumerate(value)}
+    if name and not any(isinstance(item, dict | list | tuple) for item in inner.values()):
+        yield name, _value(value)
+    else:
+        for key, item in inner.items():
+            yield from _lines(item, key)
+
+
+def _value(value: Any) -> str:
+    """A plain value as a reader would write it.
+
+    >>> _value({"python": "3.12", "torch": None}), _value([1e-3, 10 ** 0.5, 25000]), _value(True), _value([])
+    ('python 3.12, torch none', '0.001, 3.16227766, 25000', 'yes', 'none')
+    """
+    if isinstance(value, dict) and value:
+        return ", ".join(f"{key} {_value(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple | range) and value:
+        return ", ".join(map(_value, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return "none" if value is None or value in ("", [], (), {}) else str(value)

@@ -11,67 +11,32 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 TITLES = {
-    "sgd": "SGD, last iterate",
-    "sgd-linear": "SGD, average",
-    "anytime-sgd": "anytime SGD (Algorithm 1)",
+    "sgd": "SGD, last iterate", "sgd-linear": "SGD, average", "anytime-sgd": "anytime SGD (Algorithm 1)",
     "optimistic-anytime": "optimistic anytime (Algorithm 2)",
-    "strongly-convex": "strongly convex OGD (Algorithm 4)",
-    "steady": "Steady (ours)",
-    "steady-coordinate": "Steady per coordinate (ours)",
-    "steady-short": "SteadyShort (ours)",
-    "adaptive-revision": "AdaptiveRevision",
-    "async-adagrad": "AsyncAdaGrad",
-    "ada-delay": "AdaDelay",
-    "dc-asgd": "DC-ASGD",
-    "dc-asgd-a": "DC-ASGD, adaptive",
-    "staleness-aware": "Staleness-aware SGD",
-    "delay-adaptive": "Delay-adaptive SGD",
-    "picky-sgd": "Picky SGD",
-    "ringmaster": "Ringmaster",
-    "rennala": "Rennala",
-    "clipped-sgd": "Clipped SGD",
-    "schedule-free": "Schedule-Free",
-    "unixgrad": "UniXGrad",
-    "steady-adam": "SteadyAdam (ours)",
-    "steady-muon": "SteadyMuon (ours)",
-    "sgd-momentum": "SGD with momentum",
-    "adamw": "AdamW",
-    "nadam": "NAdam, beta1 .99",
-    "schedule-free-adamw": "Schedule-Free AdamW",
-    "muon": "Muon",
-    "gap-aware": "Gap-Aware",
-    "dana-slim": "DANA-Slim",
-    "pipemare": "PipeMare's steps",
-    "weight-prediction": "Weight prediction",
-    "ringmaster-muon": "Ringmaster, orthogonalised",
-    "synchronous-adamw": "synchronous AdamW",
-    "synchronous-muon": "synchronous Muon",
-    "nesterov": "Nesterov momentum",
-    "delayed-nesterov": "delayed Nesterov",
-    "momentum-look-ahead": "momentum look-ahead",
-    "fed-buff": "FedBuff",
-    "fed-async": "FedAsync",
+    "strongly-convex": "strongly convex OGD (Algorithm 4)", "steady": "Steady (ours)",
+    "steady-coordinate": "Steady per coordinate (ours)", "steady-short": "SteadyShort (ours)",
+    "adaptive-revision": "AdaptiveRevision", "async-adagrad": "AsyncAdaGrad", "ada-delay": "AdaDelay",
+    "dc-asgd": "DC-ASGD", "dc-asgd-a": "DC-ASGD, adaptive", "staleness-aware": "Staleness-aware SGD",
+    "delay-adaptive": "Delay-adaptive SGD", "picky-sgd": "Picky SGD", "ringmaster": "Ringmaster",
+    "rennala": "Rennala", "clipped-sgd": "Clipped SGD", "schedule-free": "Schedule-Free", "unixgrad": "UniXGrad",
+    "steady-adam": "SteadyAdam (ours)", "steady-muon": "SteadyMuon (ours)", "sgd-momentum": "SGD with momentum",
+    "adamw": "AdamW", "nadam": "NAdam, beta1 .99", "schedule-free-adamw": "Schedule-Free AdamW", "muon": "Muon",
+    "gap-aware": "Gap-Aware", "dana-slim": "DANA-Slim", "pipemare": "PipeMare's steps",
+    "weight-prediction": "Weight prediction", "ringmaster-muon": "Ringmaster, orthogonalised",
+    "synchronous-adamw": "synchronous AdamW", "synchronous-muon": "synchronous Muon",
+    "nesterov": "Nesterov momentum", "delayed-nesterov": "delayed Nesterov",
+    "momentum-look-ahead": "momentum look-ahead", "fed-buff": "FedBuff", "fed-async": "FedAsync",
     "synchronous-diloco": "synchronous DiLoCo",
-}
+}  # fmt: skip
 COLOURS = {
-    "sgd": "#c44e52",
-    "sgd-linear": "#dd8452",
-    "anytime-sgd": "#4c72b0",
-    "optimistic-anytime": "#55a868",
-    "strongly-convex": "#8172b3",
-    "steady": "#b8860b",
-    "steady-coordinate": "#b8860b",
-    "steady-adam": "#c7158f",
-    "steady-muon": "#2f7f4f",
-    "synchronous-adamw": "#000000",
-    "synchronous-muon": "#000000",
+    "sgd": "#c44e52", "sgd-linear": "#dd8452", "anytime-sgd": "#4c72b0", "optimistic-anytime": "#55a868",
+    "strongly-convex": "#8172b3", "steady": "#b8860b", "steady-coordinate": "#b8860b", "steady-adam": "#c7158f",
+    "steady-muon": "#2f7f4f", "synchronous-adamw": "#000000", "synchronous-muon": "#000000",
     "synchronous-diloco": "#000000",
-}
-WIDTH = 5.0
-"""Inches; on a telephone that is 3.7 wide, letters of 10 points are still 7.5."""
-HEADLINE = 2.0
-"""The height of a panel beside the report's findings: two such pictures fit on a screen."""
-RIVAL = "#777777"
+}  # fmt: skip
+WIDTH = 5.0  # inches; on a phone that is 3.7 wide, letters of 10 points are still 7.5
+HEADLINE = 2.0  # the height of a panel beside the report's findings: two such pictures fit on a screen
+BASELINE = "#777777"
 """The colour of all others."""
 
 
@@ -104,6 +69,10 @@ def three_digits(value: float) -> str:
     return f"{value:.3f}".replace("0.", ".", 1)
 
 
+def ordinal(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
+
+
 def loss_in_table(value: float) -> str:
     """A loss as it is written in tables.
 
@@ -114,6 +83,5 @@ def loss_in_table(value: float) -> str:
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend below all panels, each rule once."""
     handles = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, fontsize="small")

@@ -12,7 +12,7 @@ if [[ ! -x $(command -v "$python") ]]; then
 fi
 
 verified() {
-    "$python" -c 'from lategrad.problems import mlbench; [mlbench.find(name) for name in mlbench.FILES]' 2>"${1:-/dev/stderr}"
+    "$python" -c 'from reproduction import mlbench; [mlbench.find(name) for name in mlbench.FILES]' 2>"${1:-/dev/stderr}"
 }
 
 if verified /dev/null; then
@@ -38,7 +38,7 @@ echo "Downloading Debian's package $package (1 MB) ..."
         { apt-get -qq "${own[@]}" update && apt-get -qq "${own[@]}" download "$package"; }
 )
 dpkg-deb -x "$temporary"/*.deb "$temporary/unpacked"
-cache=$("$python" -c 'from lategrad.problems import mlbench; print(mlbench.cache_folder())')
+cache=$("$python" -c 'from reproduction import mlbench; print(mlbench.cache_folder())')
 mkdir -p "$cache"
 for table in LetterRecognition Satellite; do
     cp "$temporary/unpacked/usr/lib/R/site-library/mlbench/data/$table.rda" "$cache/.$table.$$"

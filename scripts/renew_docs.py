@@ -55,27 +55,27 @@ def markdown(rows):
 def cell(row, head):
     """Our own rules are bold."""
     text = row[head].replace("|", "\\|")
-    return f"**{text}**" if "(ours)" in row.get("rule", "") and text and head != "step" else text
+    return f"**{text}**" if "(ours)" in row.get("rule", "") and text and head != "lr" else text
 
 
 def accuracies(rows, regime):
-    """A row for every rule with its step frozen from delay 0: mean accuracies over seeds, a column for every delay."""
+    """A row for every rule, its learning rate frozen from delay 0: mean accuracies over seeds, a column per delay."""
     found = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["regime"] == regime:
             found[row["rule"]][row["delay"], row["lr"]].append(float(row["accuracy"]))
     table = []
     for rule, runs in found.items():
-        step = max((lr for delay, lr in runs if delay == "0"), key=lambda lr: mean(runs["0", lr]))
+        best = max((lr for delay, lr in runs if delay == "0"), key=lambda lr: mean(runs["0", lr]))
         delays = list(dict.fromkeys(delay for delay, _ in runs))
         cells = {
-            delay: f"{mean(runs[delay, step]):.3f}".replace("0.", ".", 1) for delay in delays if (delay, step) in runs
+            delay: f"{mean(runs[delay, best]):.3f}".replace("0.", ".", 1) for delay in delays if (delay, best) in runs
         }
-        table.append({regime: f"`{rule}`", "step": f"{float(step):g}"} | cells)
+        table.append({regime: f"`{rule}`", "lr": f"{float(best):g}"} | cells)
     return markdown(table)
 
 
-def ran(out):
+def what_was_run(out):
     """The command, the device and the seconds, from the page."""
     page = (out / "report.html").read_text(encoding="utf-8")
     cells = dict(re.findall(r'<th scope="row">([a-z]+)</th><td>(.*?)</td>', page))
@@ -87,7 +87,7 @@ def renew_tables(out):
     tables = json.loads((out / "tables.json").read_text(encoding="utf-8"))
     for page in sorted(DOCS.glob("results/*.md")):
 
-        def renewed(place, page=page):
+        def replacement(place, page=page):
             found = tables.get(place[2], {}).get(place[3])
             if found is None:
                 print(f"{page.name}: no table {place[2]}: {place[3]} in {out}; left as it is")
@@ -95,7 +95,7 @@ def renew_tables(out):
             return f"{place[1]}{markdown(found)}\n{place[4]}"
 
         text = page.read_text(encoding="utf-8")
-        text = re.sub(r"(<!-- table ([\w-]+): (.*?) -->\n).*?(<!-- end -->)", renewed, text, flags=re.DOTALL)
+        text = re.sub(r"(<!-- table ([\w-]+): (.*?) -->\n).*?(<!-- end -->)", replacement, text, flags=re.DOTALL)
         page.write_text(text, encoding="utf-8")
 
 
@@ -109,9 +109,11 @@ def main(out):
         return
     rows = read(out / "fig1.csv")
     parts = {regime: accuracies(rows, regime) for regime in dict.fromkeys(row["regime"] for row in rows)}
-    parts["run"] = ran(out)
-    judged = [{key: row[key] for key in ("claim", "measured", "reproduced")} for row in read(out / "verdicts.csv")]
-    parts["verdicts"] = markdown(judged)
+    parts["run"] = what_was_run(out)
+    verdicts = [
+        {key: row[key] for key in ("claim", "source", "measured", "holds")} for row in read(out / "verdicts.csv")
+    ]
+    parts["verdicts"] = markdown(verdicts)
     page = DOCS / "results" / "reproduction.md"
     text = page.read_text(encoding="utf-8")
     for name, part in parts.items():

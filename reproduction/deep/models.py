@@ -3,9 +3,51 @@
 from __future__ import annotations
 
 import math
+import threading
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+
+from lategrad.problems import LanguageProblem, ModuleProblem, Text
+from reproduction.study import dataset
+from reproduction.text import load_shakespeare
+
+MODELS = {"mlp": "MLP 784-64-10, Fashion-MNIST", "cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare"}
+"""By their names on the command line: the model and its data."""
+_DRAWING = threading.Lock()
+
+
+def model_title(model: str, layers: int, width: int) -> str:
+    return MODELS[model] + (f", {layers} layers of width {width}" if model == "gpt" else "")
+
+
+def build_problem(
+    model: str, batch: int, *, evaluate: int, micro_batch: int = 2048, layers: int = 0, width: int = 0
+) -> ModuleProblem:
+    """A model with its data, always with the same initial parameters.
+
+    Args:
+        model: one of ``MODELS``.
+        batch: rows or windows of a minibatch.
+        evaluate: rows or windows that the training loss is the mean over.
+        micro_batch: rows of a large minibatch that are computed at once.
+        layers, width: of the GPT.
+    """
+    if model == "gpt":
+        text = _shakespeare()
+        gpt = GPT(len(text.vocabulary), layers=layers, width=width)
+        return LanguageProblem(gpt, text, batch=batch, evaluate=evaluate, micro_batch=micro_batch)
+    with _DRAWING, torch.random.fork_rng(devices=[]):  # layers draw from the one generator that all threads share
+        torch.default_generator.manual_seed(0)
+        module = {"mlp": mlp, "cnn": cnn}[model]()
+    data = dataset("fashion-mnist", "standardise-globally")
+    return ModuleProblem(module, data, batch=batch, evaluate=evaluate, micro_batch=micro_batch)
+
+
+@lru_cache(maxsize=1)
+def _shakespeare() -> Text:
+    return load_shakespeare()
 
 
 def mlp(side: int = 28, width: int = 64) -> nn.Module:
@@ -77,7 +119,6 @@ class GPT(nn.Module):
             self.scores.weight.zero_()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of the next character at every place."""
         vocabulary = len(self.characters.weight)
         indicators = tokens.unsqueeze(-1) == torch.arange(vocabulary, device=tokens.device)
         h = indicators.to(self.characters.weight.dtype) @ self.characters.weight
@@ -103,13 +144,11 @@ class _Block(nn.Module):
         self.future: Tensor
 
     def forward(self, h: Tensor) -> Tensor:
-        """From ``(rows, places, width)`` to the same shape."""
         h = h + self.attention(self.before_attention(h))
         out: Tensor = h + self.hidden_writes(nn.functional.gelu(self.hidden(self.before_hidden(h))))
         return out
 
     def attention(self, h: Tensor) -> Tensor:
-        """Every place looks at itself and those before it."""
         parts = (self.query, self.key, self.value)
         q, k, v = (part(h).unflatten(-1, (self.heads, -1)).transpose(-2, -3) for part in parts)
         places = h.shape[-2]

@@ -1,47 +1,36 @@
-"""The targets that deep models under delay are held against."""
+"""The targets that deep models under delay are held against; all of them are our own claims."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
+from functools import partial
 
-import torch
+from reproduction.deep.plan import TARGET_DELAYS, DeepSetting
+from reproduction.deep.scores import DeepScores
+from reproduction.report import Verdict, verdict
 
-from reproduction.deep.measuring import Result
-from reproduction.deep.setup import LATE, Setting
-from reproduction.results import Verdict
-from reproduction.style import TITLES
-
-Panel = dict[str, Result]
-"""Results on one model by the name of the rule."""
-
-
-def mean(result: Result, delay: str) -> float:
-    """Over seeds, with the frozen step (anchors: tuned)."""
-    return result.frozen[delay].mean().item()
+Panel = dict[str, DeepScores]  # scores on one model by the name of the rule
+_claim = partial(verdict, source="ours")
 
 
-def behind(result: Result, other: Result, delay: str) -> float:
+def behind(scores: DeepScores, other: DeepScores, delay: str) -> float:
     """How much worse the first is than the second: accuracy lost, or loss added."""
-    difference = mean(other, delay) - mean(result, delay)
-    return -difference if result.by_loss else difference
+    difference = other.mean(delay) - scores.mean(delay)
+    return -difference if scores.by_loss else difference
 
 
-def baselines(panel: Panel) -> list[Result]:
-    """Rules of other authors that are told nothing that we are not."""
-    return [result for result in panel.values() if not (result.contender.ours or result.contender.synchronous)]
-
-
-def verdicts(setting: Setting, panel: Panel, delays: Sequence[str], targets: bool) -> list[Verdict]:
-    """Those that can be read from what was run."""
-    late = [delay for delay in LATE if delay in delays]
+def verdicts(setting: DeepSetting, panel: Panel, judged: bool) -> list[Verdict]:
+    late = [delay for delay in TARGET_DELAYS if delay in setting.delays]
     found: list[Verdict | None] = [_ahead(setting, panel, [delay for delay in late if delay != "8"])]
-    if targets:
-        muon = dict(zip(LATE, (0.05, 0.15, 0.10) if setting.by_loss else (0.003,) * 3, strict=True))
-        adamw = dict.fromkeys(LATE, 0.0) if setting.by_loss else dict.fromkeys(LATE, 0.015)
+    if judged:
+        limits = (0.05, 0.15, 0.10) if setting.by_loss else (0.003,) * 3
+        muon = {delay: limit for delay, limit in zip(TARGET_DELAYS, limits, strict=True) if delay in late}
+        adamw = dict.fromkeys(late, 0.0 if setting.by_loss else 0.015)
         ours = "steady-muon" if setting.by_loss else "steady-adam"
         found += [
-            _near_anchor(setting, panel, "steady-muon", "synchronous-muon", {d: muon[d] for d in late}),
-            _near_anchor(setting, panel, ours, "synchronous-adamw", {d: adamw[d] for d in late}),
+            _near_anchor(setting, panel, "steady-muon", "synchronous-muon", muon),
+            _near_anchor(setting, panel, ours, "synchronous-adamw", adamw),
             None if setting.by_loss else _first_elementwise(setting, panel, late),
             _wide(setting, panel),
             *(_nothing_lost(setting, panel, name) for name in ("steady-muon", "steady-adam")),
@@ -49,58 +38,41 @@ def verdicts(setting: Setting, panel: Panel, delays: Sequence[str], targets: boo
     return [verdict for verdict in found if verdict is not None]
 
 
-def _numbers(pairs: Iterable[tuple[str, float]]) -> str:
-    return ", ".join(f"{value:+.3f} at {delay}" for delay, value in pairs)
-
-
-def _near_anchor(setting: Setting, panel: Panel, ours: str, anchor: str, allowed: dict[str, float]) -> Verdict | None:
+def _near_anchor(
+    setting: DeepSetting, panel: Panel, ours: str, anchor: str, allowed: dict[str, float]
+) -> Verdict | None:
     if ours not in panel or anchor not in panel:
         return None
     gaps = {delay: behind(panel[ours], panel[anchor], delay) for delay in allowed}
-    limits = ", ".join(f"{limit:g} at {delay}" for delay, limit in allowed.items())
-    return Verdict(
-        f"{setting.model}: {TITLES[ours]} with its frozen step is as good as {TITLES[anchor]} in the same rounds",
-        f"behind by at most {limits}",
-        f"behind by {_numbers(gaps.items())}",
-        all(gap <= allowed[delay] for delay, gap in gaps.items()),
-    )
+    holds = all(gap <= allowed[delay] for delay, gap in gaps.items())
+    return _claim("near_anchor", holds, model=setting.model, ours=ours, anchor=anchor, allowed=allowed, gaps=gaps)
 
 
-def _ahead(setting: Setting, panel: Panel, delays: Sequence[str]) -> Verdict | None:
-    others = baselines(panel)
+def _ahead(setting: DeepSetting, panel: Panel, delays: Sequence[str]) -> Verdict | None:
+    others = [scores for scores in panel.values() if scores.candidate.is_baseline]
     if "steady-muon" not in panel or not others or not delays:
         return None
-    best = {delay: min(others, key=lambda other, d=delay: behind(other, panel["steady-muon"], d)) for delay in delays}  # type: ignore[misc]
-    leads = {delay: behind(other, panel["steady-muon"], delay) for delay, other in best.items()}
-    least = 0.0 if setting.by_loss else 0.03
-    names = ", ".join(
-        f"{TITLES[other.contender.rule]} by {leads[delay]:.3f} at {delay}" for delay, other in best.items()
-    )
-    return Verdict(
-        f"{setting.model}: under long delays SteadyMuon is ahead of every baseline, all steps frozen",
-        f"ahead by at least {least:g} at {' and '.join(delays)}",
-        f"ahead of {names}",
-        all(lead >= least for lead in leads.values()),
-    )
+    leads = {}
+    for delay in delays:
+        by_rule = {other.candidate.rule: behind(other, panel["steady-muon"], delay) for other in others}
+        leads[delay] = min(by_rule.items(), key=lambda item: item[1])
+    required = 0.0 if setting.by_loss else 0.03
+    holds = all(lead >= required for _, lead in leads.values())
+    return _claim("ahead", holds, model=setting.model, required=required, leads=leads)
 
 
-def _first_elementwise(setting: Setting, panel: Panel, delays: Sequence[str]) -> Verdict | None:
-    others = [other for other in baselines(panel) if other.contender.elementwise]
+def _first_elementwise(setting: DeepSetting, panel: Panel, delays: Sequence[str]) -> Verdict | None:
+    others = [s for s in panel.values() if s.candidate.is_baseline and s.candidate.elementwise]
     if "steady-adam" not in panel or not others:
         return None
     leads = {delay: min(behind(other, panel["steady-adam"], delay) for other in others) for delay in delays}
-    return Verdict(
-        f"{setting.model}: SteadyAdam is ahead of every baseline that looks at single entries, all steps frozen",
-        f"ahead at {', '.join(delays)}",
-        f"ahead of the best by {_numbers(leads.items())}",
-        all(lead > 0 for lead in leads.values()),
-    )
+    return _claim("first_elementwise", all(lead > 0 for lead in leads.values()), model=setting.model, leads=leads)
 
 
-def steps_in_a_row(result: Result, delay: str, within: float) -> int:
-    """The most neighbouring steps whose score is that near to the best of all."""
-    scores = result.grids[delay].mean(0)
-    near = scores <= scores.min() + within if result.by_loss else scores >= scores.max() - within
+def good_neighbours(scores: DeepScores, delay: str, within: float) -> int:
+    """The most neighbouring learning rates whose score is that near to the best of all."""
+    means = scores.grids[delay].mean(0)
+    near = means <= means.min() + within if scores.by_loss else means >= means.max() - within
     longest = current = 0
     for one in near.tolist():
         current = current + 1 if one else 0
@@ -108,28 +80,19 @@ def steps_in_a_row(result: Result, delay: str, within: float) -> int:
     return longest
 
 
-def _wide(setting: Setting, panel: Panel) -> Verdict | None:
+def _wide(setting: DeepSetting, panel: Panel) -> Verdict | None:
     if "steady-muon" not in panel or "64" not in panel["steady-muon"].grids:
         return None
     within = 0.05 if setting.by_loss else 0.01
-    count = steps_in_a_row(panel["steady-muon"], "64", within)
-    return Verdict(
-        f"{setting.model}: at delay 64 SteadyMuon does not need a tuned step",
-        f"four neighbouring half-decade steps within {within:g} of the best",
-        f"{count} in a row",
-        count >= 4,
-    )
+    count = good_neighbours(panel["steady-muon"], "64", within)
+    return _claim("wide", count >= 4, model=setting.model, within=within, count=count)
 
 
-def _nothing_lost(setting: Setting, panel: Panel, ours: str) -> Verdict | None:
-    others = [result for result in panel.values() if not result.contender.synchronous]
+def _nothing_lost(setting: DeepSetting, panel: Panel, ours: str) -> Verdict | None:
+    others = [scores for scores in panel.values() if not scores.candidate.synchronous]
     if ours not in panel or len(others) < 2:
         return None
     gap = max(behind(panel[ours], other, "0") for other in others)
     allowed = 0.03 if setting.by_loss else 0.005
-    return Verdict(
-        f"{setting.model}: without delay nothing is lost by {TITLES[ours]}",
-        f"behind the best rule of all by at most {allowed:g}",
-        f"behind by {gap:.3f}",
-        gap <= allowed and bool(torch.isfinite(torch.tensor(gap))),
-    )
+    holds = gap <= allowed and math.isfinite(gap)
+    return _claim("nothing_lost", holds, model=setting.model, ours=ours, allowed=allowed, gap=gap)

@@ -1,8 +1,8 @@
 """The same for real: worker processes on this machine, half of them slowed, every outer rule for the same wall time.
 
 Workers are slowed by pauses that are far longer than what they compute (``slow=`` of :func:`lategrad.train`). So the
-pauses set their speeds, and four workers can share two cores. On a machine with more to do than it has cores computing
-takes longer, too: the number of updates that each rule made in its time tells.
+pauses set their speeds, and four workers can share two cores. On a machine with more to do than it has cores, computing
+takes longer, too: the number of updates that each rule made in its time shows that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,46 +19,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import lategrad as lg
 from lategrad.delays.clocks import Worker
-from lategrad.serve.observe.telemetry import Telemetry
-from lategrad.serve.observe.watch import OnRecord
-from lategrad.serve.settings import Settings
-from lategrad.serve.training import train
+from lategrad.serve import Settings
 from lategrad.trace import Trace, describe
-from reproduction.jobs import Job, Say, to_stderr
-from reproduction.local.measuring import Curve, Result, Runner, between
+from reproduction.jobs import Job
+from reproduction.local.curves import Curve, LocalCurves, VirtualRuns, interpolate
+from reproduction.local.plan import ANCHOR, CANDIDATES, LocalSetting, build_outer
 from reproduction.local.rounds import train_in_rounds
-from reproduction.local.setup import RULES, Config, Contender, Setting
-from reproduction.local.summary import TITLES, plot, ranked, rows, table, title
-from reproduction.part import Run
-from reproduction.results import Section
+from reproduction.local.study import TITLES, csv_rows, plot, ranked, table
+from reproduction.report import Section, prose
+from reproduction.study import Candidate, Plan, Request, Study, Task, Workspace, finite_loss, load_trace
 from reproduction.style import loss_in_table, three_digits
-from reproduction.sweep import load_trace
 
-_POINTS = 25
-"""Of a curve; records are about as frequent."""
-_ENDLESS = 10**6
-"""Updates: time ends a run."""
+_POINTS = 25  # of a curve; records are about as frequent
+_MOST_UPDATES = 10**6  # the time ends a run before that
 _TIME_IS_UP = "stopped by on_record"
-_AROUND = 6.0
-"""Seconds before and after a training, about; for forecasts."""
+_OVERHEAD = 6.0  # seconds before and after a training, about; for forecasts
 _PROTOCOL = "frozen"
 _CHOOSING = {"cnn": 1.0, "gpt": 10.0}
-"""Seconds on one core in which the step of a rule is chosen, for each round, about; for forecasts."""
+"""Seconds on one core in which the learning rate of a rule is chosen, for each round, about; for forecasts."""
 
 
 @dataclass(frozen=True)
-class TwoSpeeds(Setting):
-    """Half of the workers are fast and half are slow; all times are seconds of a clock on the wall."""
+class TwoSpeeds(LocalSetting):
+    """Half of the workers are fast and half are slow; all times are real seconds."""
 
     workers: int = 4
-    fastest: float = 0.01
-    """For a gradient, where a pause stands for it; what is computed comes on top."""
+    fastest: float = 0.01  # for a gradient, where a pause stands for it; computing comes on top
     slowest: float = 0.06
 
     @property
     def name(self) -> str:
-        """For files and tables."""
         return f"real-{super().name}"
 
     def speeds(self) -> list[Worker]:
@@ -70,50 +62,94 @@ class TwoSpeeds(Setting):
 _CNN = partial(TwoSpeeds, "cnn", local_steps=20, batch=32, inner="adamw:lr=0.003")
 _GPT = partial(TwoSpeeds, "gpt", local_steps=20, batch=8, inner="adamw:lr=0.001", layers=2, width=64, evaluate=512,
                fastest=0.05, slowest=0.3)  # fmt: skip
-
-CONFIGS = {
-    "quick": Config((_CNN(rounds=25), _GPT(rounds=10, only_by_name=True)), rules=RULES, seeds=1, targets=False),
-    "paper": Config((_CNN(rounds=25), _GPT(rounds=10, only_by_name=True)), rules=RULES, seeds=3, targets=False),
-    "full": Config((_CNN(rounds=100), _GPT(rounds=50)), rules=RULES, seeds=3, targets=False),
+_SHORT = (_CNN(rounds=25), _GPT(rounds=10, only_by_name=True))
+PLANS = {
+    "quick": Plan(_SHORT, CANDIDATES, seeds=1, judged=False),
+    "paper": Plan(_SHORT, CANDIDATES, seeds=3, judged=False),
+    "full": Plan((_CNN(rounds=100), _GPT(rounds=50)), CANDIDATES, seeds=3, judged=False),
 }
 """The GPT's jobs need more computing, and get longer pauses. The scale paper repeats the quick one with more seeds."""
 
 
 @dataclass(frozen=True, eq=False)
-class RealResult(Result):
+class RealCurves(LocalCurves):
     """How an outer rule trains a model for real."""
 
-    accuracy: float
-    """On held-out data at the end of the time, the mean over seeds."""
-    updates: float
-    """In the time, the mean over seeds."""
-    delays: Tensor
-    """Of all updates in the time."""
+    accuracy: float  # on held-out data at the end of the time, the mean over seeds
+    updates: float  # in the time, the mean over seeds
+    delays: Tensor  # of all updates in the time
 
 
-def train_for_real(setting: Setting, contender: Contender, step: float, seed: int, out: Path, *, device: str) -> Trace:
+@dataclass(frozen=True)
+class LocalReal(Study[TwoSpeeds, RealCurves]):
+    """Learning rates are chosen by jobs in virtual time; then trainings have the machine to themselves, one by one."""
+
+    name = "local-real"
+    plans = PLANS
+    only_by_name = True
+    has_models = True
+
+    def seconds(self, task: Task[TwoSpeeds]) -> float:
+        return _CHOOSING[task.setting.model] * task.setting.rounds
+
+    def jobs(self, request: Request) -> list[Job]:
+        return [
+            Job(f"local: {task.setting.name}, {TITLES[task.candidate.rule]}, learning rate", self.seconds(task),
+                VirtualRuns(task).frozen, lane=self.lane(task))
+            for task in self.plan(request).tasks(request.space)
+        ]  # fmt: skip
+
+    def section_of(self, plan: Plan[TwoSpeeds], space: Workspace) -> Section:
+        seconds = [plan.seeds * (task.setting.seconds + _OVERHEAD) for task in plan.tasks(space)]
+        space.say(f"local: {plan.seeds * len(seconds)} real trainings, {sum(seconds) / 60:.0f} minutes unless finished")
+        return super().section_of(plan, space)
+
+    def measure(self, task: Task[TwoSpeeds]) -> RealCurves:
+        setting, candidate = task.setting, task.candidate
+        position = VirtualRuns(task).frozen()
+        traces = [train_for_real(task, candidate.lrs[position], seed) for seed in range(task.seeds)]
+        curves = real_curves(setting, candidate, position, traces)
+        task.space.say(f"local: {setting.name}, {candidate.rule}: {curves.updates:.0f} updates in "
+                       f"{setting.seconds:.0f} s, held-out loss {loss_in_table(curves.final(_PROTOCOL))}")  # fmt: skip
+        return curves
+
+    def show(self, plan: Plan[TwoSpeeds], panels: dict[TwoSpeeds, dict[str, RealCurves]]) -> Section:
+        return Section(
+            name=self.name,
+            title="Local steps, for real. Processes of different speed",
+            text=prose("local-real", settings=list(panels), seeds=plan.seeds)[0],
+            figures={f"local-{s.name}": plot(s, panel, _PROTOCOL, real=True) for s, panel in panels.items()},
+            captions={f"local-{s.name}": f"{s.title}: held-out loss in real time." for s in panels},
+            tables={f"{s.title}, for real": real_table(s, panel) for s, panel in panels.items()},
+            rows=[row for s, panel in panels.items() for curves in panel.values() for row in csv_rows(s, curves)],
+            config=dataclasses.asdict(plan),
+        )  # fmt: skip
+
+
+def train_for_real(task: Task[TwoSpeeds], lr: float, seed: int) -> Trace:
     """One real training, recorded in a folder of its own under ``out/runs``, where a finished one is found again."""
-    folder = out / "runs" / f"local-{setting.name}-{contender.rule}-{seed}"
-    rule = contender.build(step, setting.workers)
+    setting, candidate, space = task.setting, task.candidate, task.space
+    folder = space.out / "runs" / f"local-{setting.name}-{candidate.rule}-{seed}"
+    rule = build_outer(candidate, lr, setting.workers)
     key = {"setting": setting.describe(), "rule": describe(rule), "seed": seed}
     found = _find(folder / "trace.safetensors", key)
     if found is not None:
         return found
-    if folder.exists():  # broken off, or from other choices
+    if folder.exists():  # interrupted, or made from other choices
         shutil.rmtree(folder)
     settings: dict[str, Any] = {
-        "steps": _ENDLESS, "workers": setting.workers, "slow": setting.pauses(), "seed": seed, "device": device,
-        "notes": {"made_from": key},
+        "steps": _MOST_UPDATES, "workers": setting.workers, "slow": setting.pauses(), "seed": seed,
+        "device": space.device, "notes": {"made_from": key},
     }  # fmt: skip
-    if contender.synchronous:
+    if candidate.rule == ANCHOR:
         trace = train_in_rounds(setting.problem(), rule, Settings(**settings), setting.seconds)
         trace.save(folder / "trace.safetensors")
         return trace
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_TIME_IS_UP)
-        trace = train(
+        trace = lg.train(
             setting.problem(), rule, **settings, engine="processes", compile=False, progress=False, out=folder,
-            record_every=max(1, setting.updates(setting.cluster()) // _POINTS), on_record=_until(setting.seconds),
+            record_every=max(1, setting.updates(setting.cluster()) // _POINTS), on_record=_stop_after(setting.seconds),
         )  # fmt: skip
     if trace.config["stopped"] != _TIME_IS_UP:
         raise KeyboardInterrupt
@@ -128,18 +164,43 @@ def _find(path: Path, key: dict[str, Any]) -> Trace | None:
     return found if found.config["settings"]["notes"] == {"made_from": key} else None
 
 
-def _until(seconds: float) -> OnRecord:
-    """Ends a run so many seconds after its first record: starting the workers is not counted."""
+def _stop_after(seconds: float) -> Callable[[Any, Tensor], str | None]:
+    """Ends a run n seconds after its first record: starting the workers is not counted."""
     first: list[float] = []
 
-    def look(telemetry: Telemetry, output: Tensor) -> str | None:
+    def on_record(telemetry: Any, output: Tensor) -> str | None:
         first.append(telemetry.seconds)
         return "stop" if telemetry.seconds - first[0] >= seconds else None
 
-    return look
+    return on_record
 
 
-def _begin(setting: Setting, trace: Trace) -> float:
+def real_curves(setting: LocalSetting, candidate: Candidate, position: int, traces: Sequence[Trace]) -> RealCurves:
+    """What traces say up to the end of the time, interpolated linearly between records."""
+    grid = torch.linspace(0, setting.seconds, _POINTS, dtype=torch.float64)
+    losses, gradients, accuracies, in_time = [], [], [], []
+    for trace in traces:
+        assert trace.time is not None
+        assert trace.local_steps is not None
+        assert trace.test_loss is not None
+        assert trace.accuracy is not None
+        time = torch.cat([torch.zeros(1, dtype=torch.float64), trace.time - _start(setting, trace)])
+        recorded = time[trace.steps]
+        losses.append(_at(grid, recorded, trace.test_loss))
+        gradients.append(_at(grid, time, torch.cat([torch.zeros(1), trace.local_steps.cumsum(0)])))
+        accuracies.append(interpolate(recorded, trace.accuracy, setting.seconds))
+        in_time.append(trace.delays[time[1:] <= setting.seconds])
+    return RealCurves(
+        candidate,
+        choice={_PROTOCOL: position},
+        curves={_PROTOCOL: Curve(grid, torch.stack(gradients).mean(0), finite_loss(torch.stack(losses, 1)))},
+        accuracy=sum(accuracies) / len(traces),
+        updates=sum(map(len, in_time)) / len(traces),
+        delays=torch.cat(in_time),
+    )
+
+
+def _start(setting: LocalSetting, trace: Trace) -> float:
     """When the workers got their first jobs: before the first that came back, by its pause."""
     if trace.worker is None:  # rounds are timed from there
         return 0.0
@@ -148,119 +209,19 @@ def _begin(setting: Setting, trace: Trace) -> float:
     return trace.time[0].item() - setting.local_steps * first.mean
 
 
-def measure_for_real(
-    config: Config, setting: Setting, contender: Contender, out: Path, *, device: str, say: Say
-) -> RealResult:
-    """All numbers of one rule: its step is chosen in virtual time, then everything is real."""
-    place = Runner(setting, contender, out, device, say).frozen()
-    step = contender.steps[place]
-    traces = [train_for_real(setting, contender, step, seed, out, device=device) for seed in config.all_seeds]
-    result = result_of(setting, contender, place, traces)
-    say(f"local: {setting.name}, {contender.rule}: {result.updates:.0f} updates in {setting.seconds:.0f} s, "
-        f"held-out loss {loss_in_table(result.curves[_PROTOCOL].mean[-1].item())}")  # fmt: skip
-    return result
-
-
-def result_of(setting: Setting, contender: Contender, place: int, traces: Sequence[Trace]) -> RealResult:
-    """What traces say up to the end of the time; between two records on a straight line."""
-    grid = torch.linspace(0, setting.seconds, _POINTS, dtype=torch.float64)
-    losses, gradients, accuracies, in_time = [], [], [], []
-    for trace in traces:
-        assert trace.time is not None
-        assert trace.local_steps is not None
-        assert trace.test_loss is not None
-        assert trace.accuracy is not None
-        time = torch.cat([torch.zeros(1, dtype=torch.float64), trace.time - _begin(setting, trace)])
-        taken = torch.cat([torch.zeros(1), trace.local_steps.cumsum(0)])
-        recorded = time[trace.steps]
-        losses.append(_at(grid, recorded, trace.test_loss))
-        gradients.append(_at(grid, time, taken))
-        accuracies.append(between(recorded, trace.accuracy, setting.seconds))
-        in_time.append(trace.delays[time[1:] <= setting.seconds])
-    whole = torch.nan_to_num(torch.stack(losses, 1), nan=torch.inf, posinf=torch.inf)
-    return RealResult(
-        contender,
-        step={_PROTOCOL: contender.steps[place]},
-        curves={_PROTOCOL: Curve(grid, torch.stack(gradients).mean(0), whole)},
-        at_end={_PROTOCOL: contender.is_at_end(place)},
-        accuracy=sum(accuracies) / len(traces),
-        updates=sum(map(len, in_time)) / len(traces),
-        delays=torch.cat(in_time),
-    )
-
-
 def _at(grid: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    return torch.tensor([between(places, values, place) for place in grid.tolist()], dtype=torch.float64)
+    return torch.tensor([interpolate(places, values, place) for place in grid.tolist()], dtype=torch.float64)
 
 
-def real_table(setting: Setting, panel: dict[str, RealResult]) -> list[dict[str, str]]:
-    """That of virtual time, and what only real workers have."""
-    compared = table(setting, dict(panel), _PROTOCOL)
-    results = [panel[result.contender.rule] for result in ranked(dict(panel), _PROTOCOL)]
+def real_table(setting: LocalSetting, panel: dict[str, RealCurves]) -> list[dict[str, str]]:
+    order = [panel[curves.candidate.rule] for curves in ranked(panel, _PROTOCOL)]
     return [
         row
         | {
-            "accuracy": three_digits(result.accuracy),
-            "updates": f"{result.updates:.0f}",
-            "mean delay": f"{result.delays.double().mean():.1f}" if len(result.delays) else "",
-            "longest delay": f"{max(result.delays.tolist(), default=0)}",
+            "accuracy": three_digits(curves.accuracy),
+            "updates": f"{curves.updates:.0f}",
+            "mean delay": f"{curves.delays.double().mean():.1f}" if len(curves.delays) else "",
+            "longest delay": f"{max(curves.delays.tolist(), default=0)}",
         }
-        for row, result in zip(compared, results, strict=True)
+        for row, curves in zip(table(setting, panel, _PROTOCOL), order, strict=True)
     ]
-
-
-def jobs(run: Run) -> list[Job]:
-    """Steps are chosen beside each other, each on a core; the trainings have the machine for themselves, afterwards."""
-    config = CONFIGS[run.scale].limited(run.models, run.rules)
-    return [
-        Job(f"local: {setting.name}, {TITLES[contender.rule]}, step", _CHOOSING[setting.model] * setting.rounds,
-            partial(choose_step, setting, contender, run.out, device=run.device, say=to_stderr),
-            lane="processes" if run.device == "cpu" else "streams")
-        for setting in config.settings for contender in config.contenders
-    ]  # fmt: skip
-
-
-def choose_step(setting: Setting, contender: Contender, out: Path, *, device: str, say: Say) -> float:
-    """In virtual time, where workers take as long as the pauses of the real ones."""
-    return contender.steps[Runner(setting, contender, out, device, say).frozen()]
-
-
-def section(run: Run) -> Section:
-    """Everything at a scale."""
-    return section_of(CONFIGS[run.scale].limited(run.models, run.rules), run.out, device=run.device)
-
-
-def section_of(config: Config, out: Path, *, device: str, say: Say = to_stderr) -> Section:
-    """Train with every rule, one training after another."""
-    minutes = sum(setting.seconds + _AROUND for setting in config.settings) * config.seeds * len(config.contenders) / 60
-    say(f"local: real trainings with {len(config.contenders)} outer rules, {minutes:.0f} minutes if none are kept")
-    panels = {
-        setting: {
-            contender.rule: measure_for_real(config, setting, contender, out, device=device, say=say)
-            for contender in sorted(config.contenders, key=lambda one: not one.synchronous)
-        }
-        for setting in config.settings
-    }
-    return Section(
-        name="local-real",
-        title="Local steps on workers of different speed, for real",
-        text=(
-            "; ".join(f"{title(s)}, batch {s.batch}, inner {s.inner}, {s.seconds:g} seconds" for s in panels)
-            + f"; {config.seeds} seed(s). Workers are processes on one machine. Half of them pause for "
-            + "; ".join(f"{s.local_steps * s.speeds()[0].mean:g} seconds for each job and the others for "
-                        f"{s.local_steps * s.slowest:g}" for s in panels)
-            + ", on top of what they compute.",
-            "Synchronous DiLoCo: in every round the server waits for all workers, then makes one update of Nesterov "
-            "momentum with their mean. The others get each worker's pseudo-gradient as it arrives.",
-            "Outer steps are frozen: chosen in virtual time for one fast worker alone, by its training loss, with a "
-            "seed that is not shown; that of synchronous DiLoCo for all workers. Equal gradients: the loss on held-out "
-            "data when as many gradients had arrived as synchronous training uses in all; equal time: at the end. Time "
-            "to synchronous loss: the share of the time after which the loss stays below the one that synchronous "
-            "training ends with. Accuracy, updates and delays are those at the end of the time.",
-        ),
-        figures={f"local-{s.name}": plot(s, dict(panel), _PROTOCOL, real=True) for s, panel in panels.items()},
-        captions={f"local-{s.name}": f"{title(s)}: held-out loss in real time." for s in panels},
-        tables={f"{title(s)}, for real": real_table(s, panel) for s, panel in panels.items()},
-        rows=[row for s, panel in panels.items() for result in panel.values() for row in rows(s, result)],
-        config=dataclasses.asdict(config),
-    )  # fmt: skip

@@ -12,7 +12,7 @@ from lategrad.problems import LocalSteps
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, apply_update, first_state, issue_ticket
 from lategrad.serve.checkpoints.identity import identify
-from lategrad.serve.compression import Wire
+from lategrad.serve.compression import Compression
 from lategrad.serve.engines.engine import TrainingError
 from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.transport import Disconnected, Failed, Malformed, Ready, Result, Transport
@@ -23,17 +23,18 @@ from lategrad.support.threads import torch_threads
 from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
 
-_LOOK = 0.2  # seconds, after which one waits again
+_POLL_INTERVAL = 0.2  # seconds
 
 Answer = TypeVar("Answer", Ready, Result)
 
 
 def train_in_rounds(problem: LocalSteps, rule: AnyRule[Any], settings: Settings, seconds: float) -> Trace:
-    """All workers take their local steps from the server's point; the last one back ends the round, in which the server
-    makes one update with the mean of what they sent.
+    """All workers take their local steps from the server's point; when the last one is done, the server makes one
+    update with the mean of what they sent.
 
-    The workers are the processes of :func:`lategrad.train`, with their streams of samples, their memories and their
-    pauses; only the server waits. Points are evaluated after the last round. A worker that fails ends the training.
+    The workers are the processes of :func:`lategrad.train`, with their streams of samples, their inner optimizers and
+    their pauses; only the server waits. Points are evaluated after the last round. A worker that fails ends the
+    training.
 
     Args:
         problem: with local steps.
@@ -41,13 +42,13 @@ def train_in_rounds(problem: LocalSteps, rule: AnyRule[Any], settings: Settings,
         settings: of which the workers, their seed, their pauses (``slow``) and their device are used.
         seconds: no round begins later, counted from the first job.
     """
-    require("wire", settings.wire, settings.wire == "float32", "float32: rounds are not rounded")
+    require("compression", settings.compression, settings.compression == "none", "none: rounds send whole vectors")
     rule = fill_in(rule, getattr(problem, "blocks", None))
     state = first_state(rule, problem.start())
     outputs, ended = [rule.output(state).clone()], list[float]()
     workers, _ = settings.worker_range()
-    wire = Wire(settings.wire, problem.dim, outputs[0].dtype)
-    transport = Processes(problem, settings, wire, is_stopping=lambda: False)
+    compression = Compression(settings.compression, problem.dim, outputs[0].dtype)
+    transport = Processes(problem, settings, compression, is_stopping=lambda: False)
     with closing(transport), torch_threads(settings.threads), torch.no_grad():
         for worker in range(workers):
             transport.start(worker, worker)
@@ -80,12 +81,12 @@ def train_in_rounds(problem: LocalSteps, rule: AnyRule[Any], settings: Settings,
 
 
 def _from_all(transport: Transport, kind: type[Answer], workers: int) -> list[Answer]:
-    """What each worker says next, waited for, in the order of their numbers."""
-    said: dict[int, Answer] = {}
-    while len(said) < workers:
-        for event in transport.wait(_LOOK):
+    """Wait for the next message of every worker; in the order of their numbers."""
+    messages: dict[int, Answer] = {}
+    while len(messages) < workers:
+        for event in transport.wait(_POLL_INTERVAL):
             if isinstance(event, Failed | Malformed | Disconnected):
                 raise TrainingError(f"worker {event.handle.worker} has failed, and the others wait: {event.reason}")
             assert isinstance(event, kind)
-            said[event.handle.worker] = event
-    return [said[worker] for worker in range(workers)]
+            messages[event.handle.worker] = event
+    return [messages[worker] for worker in range(workers)]

@@ -10,37 +10,27 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from reproduction.style import COLOURS, TITLES
-from reproduction.theorems.measuring import Point, compared
-from reproduction.theorems.reading import (
-    at_root,
-    curve,
-    distinct,
-    noise_term,
-    normalised,
-    select,
-    slope,
-)
-from reproduction.theorems.setup import (
+from reproduction.theorems import verdicts as v
+from reproduction.theorems.measure import (
     ANYTIME,
     CONSTANT,
-    INDEPENDENT,
-    NO_DEGRADATION,
     ONE_IN_TEN,
     OPTIMISTIC,
-    PROMISED,
     ROUNDING,
     RULES,
     SGD_AVERAGE,
     STRONGLY_CONVEX,
+    Point,
+    compared,
 )
-from reproduction.theorems.verdicts import _with_step
+from reproduction.theorems.verdicts import at_root, curve, distinct, select
 
 ALGORITHM = {ANYTIME: "Algorithm 1", OPTIMISTIC: "Algorithm 2", STRONGLY_CONVEX: "Algorithm 4"}
 _BOUND = "#999999"
 
 
 def _grid(rows: int, height: float, xlabels: Sequence[str], ylabel: str) -> tuple[Figure, list[Axes]]:
-    """Two columns of panels with logarithmic axes, narrow enough to be read on a telephone."""
+    """Two columns of panels with logarithmic axes, narrow enough for a phone."""
     figure = Figure(figsize=(5.4, height), layout="constrained")
     axes = list(figure.subplots(rows, 2, squeeze=False).flat)
     for ax, xlabel in zip(axes[-2:], xlabels, strict=True):
@@ -65,16 +55,15 @@ def _measured(ax: Axes, points: Sequence[Point], late: bool) -> None:
 
 
 def plot_rates(points: Iterable[Point], problem: str) -> Figure:
-    """Measured excess and bounds over the horizon: a panel for each theorem."""
     points = select(points, panel="delay", problem=problem, delays=CONSTANT)
     figure, axes = _grid(2, 5.6, ["updates T"] * 2, "excess loss")
-    for ax, theorem in zip(axes, PROMISED, strict=True):
+    for ax, theorem in zip(axes, v.PROMISED, strict=True):
         ours = select(points, theorem=theorem)
         slopes = []
         for late, shown in ((False, select(ours, delay=0)), (True, at_root(ours))):
             if shown:
                 _measured(ax, shown, late)
-                slopes.append(f"slope {slope(shown):.2f}, {'delay √T' if late else 'no delay'}".replace("-", "−"))
+                slopes.append(f"slope {v.slope(shown):.2f}, {'delay √T' if late else 'no delay'}".replace("-", "−"))
         ax.text(0.04, 0.04, "\n".join(slopes), transform=ax.transAxes, fontsize=8.5)
         low, high = ax.get_ylim()
         ax.set_ylim(low * (low / high) ** 0.18, high)  # room for the text
@@ -107,7 +96,7 @@ def plot_threshold(points: Iterable[Point]) -> Figure:
                 ax.plot(burst.mean_delay / root, burst.excess / without, "*", color=COLOURS[rule], alpha=alpha,
                         markersize=9, markeredgecolor="black", markeredgewidth=0.6)  # fmt: skip
         ax.axvline(1, color="black", linewidth=0.8, linestyle=":")
-        ax.axhline(NO_DEGRADATION, color="black", linewidth=0.8, linestyle=":")
+        ax.axhline(v.NO_DEGRADATION, color="black", linewidth=0.8, linestyle=":")
         ax.set_ylim(0.7, None)
         ax.set_title(f"{ALGORITHM[rule]}, {problem}", fontsize=10)
         ax.legend(fontsize=8, loc="upper left", handlelength=1.2, framealpha=0.9)
@@ -115,7 +104,6 @@ def plot_threshold(points: Iterable[Point]) -> Figure:
 
 
 def plot_noise(points: Iterable[Point]) -> Figure:
-    """Excess over the noise at the longest horizon, without delay and at a delay of √T."""
     points = select(points, panel="noise")
     T = max(distinct(points, "T"))
     figure, axes = _grid(1, 3.7, ["noise σ"] * 2, f"excess loss at T = {T:,}")
@@ -127,7 +115,7 @@ def plot_noise(points: Iterable[Point]) -> Figure:
                     markersize=3.5, linewidth=1.5, label=TITLES[rule])  # fmt: skip
         for rule, dashes, label in ((OPTIMISTIC, "--", "σD/√T"), (STRONGLY_CONVEX, ":", "σ²/(HT)")):
             noisy = [point for point in select(ours, rule=rule) if point.sigma > 0]
-            ax.plot([point.sigma for point in noisy], [noise_term(point) for point in noisy], dashes, color=_BOUND,
+            ax.plot([point.sigma for point in noisy], [v.noise_term(point) for point in noisy], dashes, color=_BOUND,
                     linewidth=1.6, label=label)  # fmt: skip
         ax.set_title("no delay" if delay == 0 else "delay √T", fontsize=10)
     low = min(ax.get_ylim()[0] for ax in axes)
@@ -144,12 +132,12 @@ def plot_constants(points: Iterable[Point]) -> Figure:
     panels = [(delay, name) for delay in sorted(distinct(points, "delay")) for name in ("L", "sigma")]
     for ax, (delay, name) in zip(axes, panels, strict=True):
         for rule in (SGD_AVERAGE, ANYTIME, OPTIMISTIC):
-            values = normalised(select(points, delay=delay, rule=rule))
+            values = v.normalised(select(points, delay=delay, rule=rule))
             scales = sorted(distinct(points, name))
             worst = [max(value for key, value in values.items() if key[name == "sigma"] == scale) for scale in scales]
             ax.plot(scales, [value / values[1.0, 1.0] for value in worst], "o-", color=COLOURS[rule], markersize=3.5,
-                    label=_with_step(rule))  # fmt: skip
-        ax.axhline(INDEPENDENT, color="black", linewidth=0.8, linestyle=":")
+                    label=v.title_with_lr(rule))  # fmt: skip
+        ax.axhline(v.INDEPENDENT, color="black", linewidth=0.8, linestyle=":")
         ax.set_title(f"{'no delay' if delay == 0 else 'delay √T'}, worst {'σ' if name == 'L' else 'L'}", fontsize=10)
     for row in (axes[:2], axes[2:]):
         top = max(ax.get_ylim()[1] for ax in row)
@@ -160,7 +148,6 @@ def plot_constants(points: Iterable[Point]) -> Figure:
 
 
 def plot(points: Sequence[Point]) -> dict[str, Figure]:
-    """All figures, by the stems of their files."""
     return {
         "theorems-quadratic": plot_rates(points, "quadratic"),
         "theorems-least-squares": plot_rates(points, "least squares"),

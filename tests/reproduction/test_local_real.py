@@ -1,4 +1,4 @@
-"""Local steps on real workers of different speed: rounds that wait, the same time for everybody, what tables say."""
+"""Local steps on real workers of different speed: rounds that wait, the same time for every rule, what tables say."""
 
 import csv
 import math
@@ -14,30 +14,28 @@ from lategrad.serve.engines.engine import TrainingError
 from lategrad.serve.messages import Job
 from lategrad.serve.worker import Oracle, Slowness, Streams
 from lategrad.support.threads import torch_threads
-from reproduction.deep import setup as deep
-from reproduction.local.real import CONFIGS, TwoSpeeds, real_table, result_of, section_of
+from reproduction.deep import models
+from reproduction.local.plan import ANCHOR, CANDIDATES, RULES
+from reproduction.local.real import PLANS, LocalReal, TwoSpeeds, real_curves, real_table
 from reproduction.local.rounds import train_in_rounds
-from reproduction.local.setup import ANCHOR, CONTENDERS, RULES, Config
 from reproduction.report import write_report
-from reproduction.reproduce import PARTS
+from reproduction.study import Plan, Workspace
 
-SMALL = TwoSpeeds("cnn", local_steps=3, rounds=4, batch=8, inner="adamw:lr=0.003", evaluate=50, slowest=0.03)
-BY_NAME = {contender.rule: contender for contender in CONTENDERS}
-
-
-def test_it_is_a_part_that_all_leaves_out_and_has_every_rule():
-    (part,) = [part for part in PARTS if part.name == "local-real"]
-    assert part.only_by_name
-    for config in CONFIGS.values():
-        assert config.rules == RULES
-        assert all(setting.workers == 4 and setting.local_steps == 20 for setting in config.settings)
+SMALL = TwoSpeeds("cnn", local_steps=3, rounds=4, batch=8, inner="adamw:lr=0.003", evaluate=50, slowest=0.03,
+                  rules=("steady-muon", "fed-async", ANCHOR))  # fmt: skip
+BY_NAME = {candidate.rule: candidate for candidate in CANDIDATES}
 
 
-def test_pauses_are_the_times_of_the_clocks_that_steps_are_chosen_by():
+def test_every_rule_is_trained_at_every_scale():
+    for plan in PLANS.values():
+        assert all(s.rules == RULES and s.workers == 4 and s.local_steps == 20 for s in plan.settings)
+
+
+def test_pauses_are_the_times_of_the_clocks_that_learning_rates_are_chosen_by():
     assert SMALL.pauses() == {0: "constant:30", 1: "constant:30", 2: "constant:90", 3: "constant:90"}
     assert SMALL.seconds == pytest.approx(4 * 3 * 0.03)
-    assert SMALL.together().draw(SMALL.rounds, 0).time[-1] == pytest.approx(SMALL.seconds)
-    assert SMALL.updates(SMALL.alone()) == 12
+    assert SMALL.barrier().draw(SMALL.rounds, 0).time[-1] == pytest.approx(SMALL.seconds)
+    assert SMALL.updates(SMALL.fastest_alone()) == 12
     assert SMALL.updates(SMALL.cluster()) == 12 + 12 + 4 + 4
 
 
@@ -80,7 +78,7 @@ def recorded(times, workers, losses, every=2):
 def test_the_clock_starts_with_the_first_job_and_ends_between_two_records():
     """0.36 seconds; the first job of worker 0 pauses for 0.03."""
     trace = recorded([0.03, 0.06, 0.18, 0.30, 0.33, 0.42], [0, 1, 0, 2, 0, 0], [8.0, 6.0, 4.0, 3.0])
-    result = result_of(SMALL, BY_NAME["sgd"], 0, [trace])
+    result = real_curves(SMALL, BY_NAME["sgd"], 0, [trace])
     curve = result.curves["frozen"]
     assert curve.seconds[[0, -1]].tolist() == [0.0, pytest.approx(0.36)]
     assert curve.losses[[0, -1], 0].tolist() == [8.0, pytest.approx(3.5)], "half-way from 0.30 to 0.42"
@@ -92,7 +90,7 @@ def test_the_clock_starts_with_the_first_job_and_ends_between_two_records():
 
 def test_a_run_that_is_not_finite_has_diverged():
     trace = recorded([0.03, 0.06, 0.18, 0.30, 0.33, 0.42], [0, 1, 0, 2, 0, 0], [8.0, 6.0, math.nan, math.inf])
-    panel = {"sgd": result_of(SMALL, BY_NAME["sgd"], 3, [trace])}
+    panel = {"sgd": real_curves(SMALL, BY_NAME["sgd"], 3, [trace])}
     (row,) = real_table(SMALL, panel)
     assert row["equal time"] == "diverged"
     assert (row["updates"], row["mean delay"], row["longest delay"]) == ("5", "2.0", "4")
@@ -100,25 +98,23 @@ def test_a_run_that_is_not_finite_has_diverged():
 
 @pytest.mark.slow  # three real trainings
 def test_everything_in_small_is_recorded_replays_and_is_not_run_again(monkeypatch, tmp_path):
-    def problem(self, batch):
+    def build_problem(model, batch, *, evaluate, **size):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return ModuleProblem(deep.cnn(side=8), load("digits"), batch=batch, evaluate=self.evaluate)
+            return ModuleProblem(models.cnn(side=8), load("digits"), batch=batch, evaluate=evaluate)
 
-    monkeypatch.setattr(deep.Setting, "problem", problem)
-    config = Config((SMALL,), rules=("steady-muon", "fed-async", ANCHOR), seeds=1, every_step=4, targets=False)
-    said = []
-    section = section_of(config, tmp_path, device="cpu", say=said.append)
+    monkeypatch.setattr(models, "build_problem", build_problem)
+    plan, space = Plan((SMALL,), CANDIDATES, seeds=1, lr_stride=4, judged=False), Workspace(tmp_path)
+    section = LocalReal().section_of(plan, space)
     (rows,) = section.tables.values()
     assert {row["rule"] for row in rows} == {"SteadyMuon (ours)", "FedAsync", "synchronous DiLoCo"}
     assert (rows[0]["rule"], rows[0]["longest delay"]) == ("synchronous DiLoCo", "0")
     write_report([section], tmp_path, {"command": "test"})
     with open(tmp_path / "local-real.csv") as file:
-        assert {row["rule"] for row in csv.DictReader(file)} == set(config.rules)
+        assert {row["rule"] for row in csv.DictReader(file)} == set(SMALL.rules)
     (path,) = tmp_path.glob("runs/local-real-cnn-3-fed-async-0/trace.safetensors")
     trace = lg.Trace.load(path)
-    step = section.rows[-1]["lr"]
-    assert section.rows[-1]["rule"] == "fed-async"
-    assert torch.equal(lg.replay(trace, SMALL.problem(), lg.baselines.FedAsync(step)).output, trace.output)
-    again = section_of(config, tmp_path, device="cpu", say=lambda line: None)
+    (lr,) = {row["lr"] for row in section.rows if row["rule"] == "fed-async"}
+    assert torch.equal(lg.replay(trace, SMALL.problem(), lg.baselines.FedAsync(lr)).output, trace.output)
+    again = LocalReal().section_of(plan, space)
     assert again.tables == section.tables, "to the last digit: nothing was trained again"

@@ -19,7 +19,7 @@ def stored(name):
 def nothing_stored(monkeypatch, tmp_path):
     monkeypatch.setenv("LATEGRAD_DATA", str(tmp_path / "own"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(mlbench, "_DEBIAN_FOLDER", tmp_path / "debian")
+    monkeypatch.setattr(mlbench, "DEBIAN_FOLDER", tmp_path / "debian")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from helpers.browser import chromium, in_browser
-from reproduction.report import write_report
-from reproduction.results import Section, Verdict
+from reproduction.report import MOST_FINDINGS, Section, Verdict, write_report
 
 RULES = ("SGD", "Anytime-SGD", "Anytime-AdaGrad", "Staleness-aware SGD")
 DELAYS = (0, 10, 100, 500, 1000)
@@ -59,8 +58,8 @@ def fake_sections():
     }  # fmt: skip
     return [
         Section(
-            name="fig1", title="Accuracy against the delay, one step size",
-            text=("Softmax regression on Fashion-MNIST. The step of every rule was tuned at no delay and then kept, "
+            name="fig1", title="Accuracy against the delay, one learning rate",
+            text=("Softmax regression on Fashion-MNIST. Every learning rate was tuned at no delay and then kept, "
                   "while the delay grew to 1000 updates; `python -m reproduction --only fig1` runs this alone.",
                   "Lines are means over ten seeds, bands their range."),
             figures={"fig1-accuracy": curves(1, 1), "fig1-curves": curves(2, 2)}, rows=rows,
@@ -70,8 +69,8 @@ def fake_sections():
                               "accuracy lost from τ = 0 to τ = 1000: SGD > 5 points, Anytime-SGD < 1 point",
                               "SGD 14.3 ± 0.9 points, Anytime-SGD 0.4 ± 0.1 points", True,
                               quote="SGD greatly deteriorates", figure="fig1-curves"),
-                      Verdict("At no delay the two are alike", "|difference| < 1 point", "1.7 points", False),
-                      Verdict("Nobody can tell", "a bound below 1", "a bound of 7", None, figure="fig1-curves")),
+                      Verdict("At no delay the two are alike", "|difference| < 1 point", "1.7 points", False, "ours"),
+                      Verdict("It is unclear", "a bound below 1", "a bound of 7", None, figure="fig1-curves")),
             config=config, finding="Anytime-SGD keeps its accuracy.", headline="fig1-accuracy",
         ),
         Section(
@@ -154,7 +153,8 @@ def test_the_csv_holds_the_numbers_of_the_rows(report):
 
 def test_all_verdicts_are_in_a_file(report):
     rows = list(csv.DictReader((report.parent / "verdicts.csv").open(encoding="utf-8")))
-    assert [row["reproduced"] for row in rows] == ["yes", "no", "not judged", "yes"]
+    assert [row["holds"] for row in rows] == ["yes", "no", "not judged", "yes"]
+    assert [row["source"] for row in rows] == ["paper", "ours", "paper", "paper"]
     assert rows[1]["measured"] == "1.7 points"
 
 
@@ -200,9 +200,9 @@ def test_every_figure_is_drawn_in_the_page_and_named_for_those_who_cannot_see_it
 
 def test_verdicts_are_counted_and_shown(page):
     text = " ".join("".join(page.texts).split())
-    assert "2 of 4 claims reproduced." in text
-    assert "1 could not be judged" in text
-    assert text.count("Not reproduced") == 1
+    assert "The paper's claims: 2 of 3 hold here (1 cannot be judged). Our claims: 0 of 1 hold here." in text
+    assert text.count("Does not hold") == 1
+    assert text.count("the paper") >= 3
     badges = [attributes["class"] for attributes in page.all("span") if "badge" in attributes.get("class", "")]
     assert (
         sorted(badges) == ["badge no"] * 2 + ["badge open"] * 2 + ["badge yes"] * 4
@@ -210,7 +210,7 @@ def test_verdicts_are_counted_and_shown(page):
     assert text.count("SGD 14.3 ± 0.9 points, Anytime-SGD 0.4 ± 0.1 points") == 2
 
 
-@pytest.mark.parametrize(("marks", "words"), [([], "No claim was judged."), ([False], "0 of 1 claim reproduced.")])
+@pytest.mark.parametrize(("marks", "words"), [([], "No claim was judged."), ([False], "0 of 1 hold here")])
 def test_few_verdicts(tmp_path, marks, words):
     verdicts = tuple(Verdict("a", "b", "c", mark) for mark in marks)
     path = write_report([Section("one", "One", (), {}, [], verdicts)], tmp_path, {})
@@ -253,6 +253,12 @@ def test_findings_come_first_and_the_table_of_verdicts_last(report):
     places = [text.index(part) for part in wanted]
     assert places == sorted(places)
     assert all(text.count(f'id="figure-{stem}"') == 1 for stem in ("fig1-accuracy", "fig1-curves", "map", "Wide"))
+
+
+def test_the_page_opens_with_a_handful_of_findings(tmp_path):
+    sections = [section(name=f"s{i}", finding=f"Finding {i}.") for i in range(MOST_FINDINGS + 2)]
+    text = write_report(sections, tmp_path, {}).read_text(encoding="utf-8")
+    assert [f"<li>Finding {i}.</li>" in text for i in range(MOST_FINDINGS + 2)] == [True] * MOST_FINDINGS + [False] * 2
 
 
 def test_every_figure_links_to_its_data(page):

@@ -1,0 +1,234 @@
+"""Running the comparison, its tables, its figures, and its section of the report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from lategrad.simulator import simulate
+from lategrad.trace import Axis, Trace, describe
+from reproduction import style
+from reproduction.baselines.plan import LARGE, PLANS, SCENARIOS, SoftmaxSetting, scenarios_for
+from reproduction.baselines.scores import SoftmaxScores, mean_late, place, ranked, scores_of, spread, worst_drop
+from reproduction.figures.sweep import judge_query
+from reproduction.jobs import Lane
+from reproduction.report import Section, prose
+from reproduction.study import Plan, Request, Study, Task, column, rows_of
+from reproduction.style import TITLES, three_digits
+
+RUN_UPDATE = 5e-6  # seconds of one core for one update of one run on digits, about; for forecasts
+POINTS = ("output", "query")
+"""Where a run is judged: at the rule's own output, and at its last query (most rules' last iterate)."""
+HEADLINE = "baselines-over-delays"
+
+SoftmaxPlan = Plan[SoftmaxSetting]
+Panels = dict[SoftmaxSetting, list[SoftmaxScores]]
+
+
+class Scored(NamedTuple):
+    """A rule in one setting: its scores, SGD's by two outputs, and every number for the CSV."""
+
+    scores: list[SoftmaxScores]
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Baselines(Study[SoftmaxSetting, Scored]):
+    """All learning rates of a rule under all delays are one simulation, judged at its output and at its query.
+
+    Small data sets run on the CPU even where there is a GPU, which runs the others.
+    """
+
+    name = "baselines"
+    plans = PLANS
+
+    def plan(self, request: Request) -> SoftmaxPlan:
+        """Without a GPU, not on the data sets that would take hours."""
+        plan = self.plans[request.scale]
+        settings = [s for s in plan.settings if s.data not in LARGE or request.space.device != "cpu"]
+        return dataclasses.replace(plan, settings=tuple(settings))
+
+    def lane(self, task: Task[SoftmaxSetting]) -> Lane:
+        return "gpu" if task.setting.data in LARGE else "processes"
+
+    def seconds(self, task: Task[SoftmaxSetting]) -> float:
+        runs = len(task.candidate.lrs) * max(1, len(task.candidate.values)) * len(SCENARIOS) * task.seeds
+        return 30 if task.setting.data in LARGE else 6 + runs * task.setting.updates * RUN_UPDATE
+
+    def files(self, task: Task[SoftmaxSetting]) -> tuple[Path, ...]:
+        return (task.space.path(_trace_name(task)),)
+
+    def measure(self, task: Task[SoftmaxSetting]) -> Scored:
+        """The trace has the axes seed, delay, value (of the knob), lr and point, and no vectors."""
+        setting, candidate, space = task.setting, task.candidate, task.space
+        device = space.device if setting.data in LARGE else "cpu"
+        problem = setting.problem()
+        scenarios = scenarios_for(problem.outputs)
+        rule = candidate.build(column(candidate.lrs).unsqueeze(0), setting.domain)
+        key = {"setting": setting.describe(), "seeds": task.seeds, "rule": describe(rule),
+               "scenarios": {label: describe(delays) for label, delays in scenarios.items()}}  # fmt: skip
+
+        def run() -> Trace:
+            trace = simulate(
+                problem, rule, list(scenarios.values()), setting.updates, device=device,
+                seed=setting.seeds(task.seeds), record_every=setting.updates, compile=setting.updates > 10_000,
+            )  # fmt: skip
+            loss, accuracy = judge_query(trace, problem, device)
+            assert trace.accuracy is not None
+            axes = (trace.axis("seed"), Axis("delay", tuple(SCENARIOS)), Axis("value", candidate.values or ("",)),
+                    Axis("lr", candidate.lrs), Axis("point", POINTS))  # fmt: skip
+            return dataclasses.replace(
+                trace, steps=trace.steps[-1:], axes=axes, delays=trace.delays[-1:], time=None, worker=None,
+                output=trace.output[..., :0], query=trace.query[..., :0],
+                loss=torch.stack([trace.loss[-1], loss], dim=-1).unsqueeze(0),
+                accuracy=torch.stack([trace.accuracy[-1], accuracy], dim=-1).unsqueeze(0),
+            )  # fmt: skip
+
+        trace = space.trace(_trace_name(task), key, run)
+        scores = scores_of(trace, candidate, len(problem.test))
+        place = {"data": setting.data, "regime": setting.regime, "rule": candidate.rule, "knob": candidate.knob}
+        return Scored(scores, rows_of(trace, ("delay", "value", "lr", "seed", "point", "accuracy", "loss"), **place))
+
+    def section(self, request: Request) -> Section:
+        section = super().section(request)
+        left_out = {s.data for s in self.plans[request.scale].settings} - {s.data for s in self.plan(request).settings}
+        if not left_out:
+            return section
+        missing = (
+            f"Left out, as it takes hours on a CPU: {', '.join(left_out)}; `python -m reproduction baselines "
+            f"--scale {request.scale} --device cuda` includes it."
+        )
+        return dataclasses.replace(section, text=(*section.text, missing))
+
+    def show(self, plan: SoftmaxPlan, panels: dict[SoftmaxSetting, dict[str, Scored]]) -> Section:
+        scores = {s: [score for one in panel.values() for score in one.scores] for s, panel in panels.items()}
+        runs = "; ".join(dict.fromkeys(f"{s.data}, batch {s.batch}, {s.updates:,} updates" for s in scores))
+        stems = {f"baselines-{data}": data for data in dict.fromkeys(s.data for s in scores)}
+        text, own_captions = prose("baselines", runs=runs, seeds=plan.seeds)
+        captions = {stem: f"Accuracy under late gradients on {data}, best mean first." for stem, data in stems.items()}
+        return Section(
+            name=self.name,
+            title="Baselines. All rules under nine kinds of delays",
+            text=text,
+            figures={stem: plot(scores, data) for stem, data in stems.items()} | {HEADLINE: headline(scores)},
+            captions=captions | own_captions,
+            tables={f"{s.name} ({s.domain}), {protocol}": table(panel, s.constrained, protocol)
+                    for s, panel in scores.items() for protocol in ("frozen", "oracle")},
+            rows=[row for panel in panels.values() for one in panel.values() for row in one.rows],
+            finding=finding(scores),
+            headline=HEADLINE,
+            config=dataclasses.asdict(plan) | {"delays": {label: describe(d) for label, d in SCENARIOS.items()}},
+        )  # fmt: skip
+
+
+def _trace_name(task: Task[SoftmaxSetting]) -> str:
+    return f"baselines-{task.setting.data}-{task.setting.regime}-{task.candidate.rule}"
+
+
+def _title(scores: SoftmaxScores, constrained: bool) -> str:
+    """The rule's name, with a dagger where the projection is outside its theory."""
+    return TITLES[scores.rule] + (" †" if constrained and not scores.candidate.projected else "")
+
+
+def table(panel: Sequence[SoftmaxScores], constrained: bool, protocol: str) -> list[dict[str, str]]:
+    rows = []
+    for scores in ranked(panel, protocol):
+        accuracy = getattr(scores, protocol)
+        row = {"place": str(place(scores, panel, protocol)), "rule": _title(scores, constrained),
+               "mean": three_digits(mean_late(accuracy)),
+               "worst drop": three_digits(worst_drop(accuracy))}  # fmt: skip
+        row |= dict(zip(SCENARIOS, map(three_digits, accuracy.mean(0).tolist()), strict=True))
+        row["spread"] = three_digits(spread(accuracy))
+        if protocol == "frozen":
+            knob, lr = scores.choice
+            second = f", {scores.candidate.knob} {scores.candidate.values[knob]:g}" if scores.candidate.knob else ""
+            differs = not torch.equal(scores.accuracy, scores.at_query)
+            row["mean at query"] = three_digits(mean_late(scores.frozen_at_query)) if differs else ""
+            row["lr"] = f"{scores.candidate.lrs[lr]:.2g}{second}"
+        rows.append(row)
+    return rows
+
+
+def plot(panels: Panels, data: str) -> Figure:
+    own = {setting: ranked(panel) for setting, panel in panels.items() if setting.data == data}
+    rules = max(len(panel) for panel in own.values())
+    figure, axes = style.panels([f"{setting.name} ({setting.domain})" for setting in own], "",
+                                height=0.6 + 0.21 * rules, sharey=False)  # fmt: skip
+    for ax, (setting, panel) in zip(axes, own.items(), strict=True):
+        for y, scores in enumerate(panel):
+            colour = style.COLOURS.get(scores.rule, style.BASELINE)
+            late = scores.frozen.mean(0)[1:]
+            if late.max() > 0:
+                ax.plot([late.min(), late.max()], [y, y], color=colour, linewidth=3, alpha=0.35, solid_capstyle="butt")
+                ax.plot(mean_late(scores.frozen), y, "o", color=colour, markersize=5)
+            else:  # at 0 it would flatten all others
+                ax.annotate("frozen, it diverges under every delay", (0.02, y), xycoords=("axes fraction", "data"),
+                            verticalalignment="center", fontsize=7.5, color=colour)  # fmt: skip
+            ax.plot(mean_late(scores.oracle), y, "o", color=colour, markersize=5, markerfacecolor="white")
+            ax.plot(scores.frozen.mean(0)[0], y, "|", color=colour, markersize=8)
+        ax.set_yticks(range(len(panel)), [_title(scores, setting.constrained) for scores in panel], fontsize=7.5)
+        ax.set_ylim(len(panel) - 0.4, -0.6)
+        ax.tick_params(axis="x", labelsize=8)
+    axes[-1].set_xlabel("test accuracy")
+    handles = [
+        Line2D([], [], color="black", marker="o", linestyle="", label="mean over the delays, frozen lr"),
+        Line2D([], [], color="black", linewidth=3, alpha=0.35, label="worst to best delay, frozen lr"),
+        Line2D([], [], color="black", marker="o", linestyle="", markerfacecolor="white",
+               label="mean, tuned at each delay"),
+        Line2D([], [], color="black", marker="|", linestyle="", markersize=8, label="without delay"),
+    ]  # fmt: skip
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=7.5)
+    return figure
+
+
+def headline(panels: Panels) -> Figure:
+    """Accuracy against the constant delays with frozen learning rates, in the first panel: ours before grey baselines.
+
+    A rule that loses more than half of its accuracy leaves the picture, or it would flatten all others.
+    """
+    setting, panel = next(iter(panels.items()))
+    title = f"Ours against the baselines: {setting.name}"
+    figure, (ax,) = style.panels([title], "test accuracy", height=style.HEADLINE)
+    constant = [position for position, label in enumerate(SCENARIOS) if label.isdecimal()]
+    lowest = 1.0
+    for scores in sorted(panel, key=lambda scores: scores.candidate.ours):
+        values, rule = scores.frozen.mean(0)[constant], scores.rule
+        if values.min() > values[0] / 2:
+            lowest = min(lowest, values.min().item())
+        if scores.candidate.ours:
+            ax.plot(values, "-" if rule == "steady" else "--", marker="o", markersize=4, linewidth=2.4,
+                    color=style.COLOURS[rule], label=TITLES[rule])  # fmt: skip
+        elif rule in ("sgd", "anytime-sgd"):
+            ax.plot(values, linewidth=1.4, color=style.COLOURS[rule], label=TITLES[rule])
+        else:
+            ax.plot(values, linewidth=0.8, alpha=0.7, color=style.BASELINE)
+    ax.set_ylim(bottom=lowest - 0.02)
+    ax.set_xticks(range(len(constant)), [list(SCENARIOS)[position] for position in constant])
+    ax.set_xlabel("delay (updates)")
+    style.legend(figure, [ax])
+    return figure
+
+
+def finding(panels: Panels) -> str:
+    first, parts = next(iter(panels)), []
+    for setting, panel in panels.items():
+        if setting.data != first.data:
+            continue
+        order = ranked(panel)
+        ours = next(scores for scores in order if scores.candidate.ours)
+        best = next(scores for scores in order if not scores.candidate.ours)
+        rank = place(ours, order, "frozen")
+        tied = any(place(other, order, "frozen") == rank for other in order if not other.candidate.ours)
+        parts.append(
+            f"{'tied for ' if tied else ''}{style.ordinal(rank)} of {len(order)} rules on {setting.name} "
+            f"(mean accuracy under delays {mean_late(ours.frozen):.3f}; best other rule: {TITLES[best.rule]}, "
+            f"{mean_late(best.frozen):.3f})"
+        )
+    return f"Steady, our rule, with its learning rate frozen from delay 0, is {' and '.join(parts)}."

@@ -1,0 +1,217 @@
+"""Running it: all learning rates at the delays that are tuned at, the frozen one everywhere; every finished piece is
+kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lategrad.delays.stages import StageDelays
+from lategrad.rules import needs_ticket
+from lategrad.simulator import Delays, simulate
+from lategrad.trace import Axis, Trace, describe
+from reproduction.deep.plan import MEAN_DELAY, PIPELINE, DeepSetting
+from reproduction.study import Candidate, Task, finite_loss
+
+HISTORY_BYTES = {"cpu": 6 * 2**30, "cuda": 48 * 2**30}
+"""What the waiting queries of runs that are simulated together may take."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeepScores:
+    """How a rule trains a model: scores are accuracies, or losses on held-out text."""
+
+    candidate: Candidate
+    by_loss: bool
+    choice: dict[str, int]
+    """The position of the best learning rate, by the training loss of the first seed, at every delay tuned at."""
+    grids: dict[str, Tensor]  # ``(seeds, lrs)``: scores of all learning rates, at the delays that are tuned at
+    frozen: dict[str, Tensor]
+    """``(seeds,)``: scores of the learning rate that is best without delay, at every delay; anchors: of the tuned."""
+    traces: list[Trace]  # what all that was read from; axes delay, seed and lr
+
+    @property
+    def tuned(self) -> dict[str, Tensor]:
+        """``(seeds,)``: scores of the best learning rate at each delay; for anchors, of all seeds."""
+        if self.candidate.synchronous:
+            return self.frozen
+        return {delay: grid[:, self.choice[delay]] for delay, grid in self.grids.items()}
+
+    def lr(self, delay: str = "0") -> float:
+        return self.candidate.lrs[self.choice[delay]]
+
+    def mean(self, delay: str) -> float:
+        return self.frozen[delay].mean().item()
+
+
+def score_rule(task: Task[DeepSetting]) -> DeepScores:
+    run, setting, candidate = _Runner(task), task.setting, task.candidate
+    seeds = tuple(range(task.seeds))
+    first, others = seeds[: setting.tuning_seeds], seeds[setting.tuning_seeds :]
+    if candidate.synchronous:  # tuned at every number of rounds
+        source = {delay: str(MEAN_DELAY[delay]) for delay in setting.delays}
+        tuned_at = list(dict.fromkeys(source.values()))
+    else:
+        source = {delay: delay for delay in setting.delays}
+        tuned_at = [delay for delay in setting.delays if delay in setting.tuned_at]
+    grid = run.traces("grid", dict.fromkeys(tuned_at, (candidate.lrs, first)))
+    choice = {delay: best_position(trace) for delay, trace in grid.items()}
+    shown = {delay: choice[delay] if candidate.synchronous else choice["0"] for delay in source.values()}
+    rest = {delay: ((candidate.lrs[at],), others if delay in grid else seeds) for delay, at in shown.items()}
+    chosen = run.traces("chosen", {delay: runs for delay, runs in rest.items() if runs[1]})
+
+    def scores(delay: str) -> Tensor:
+        parts = [final_scores(grid[delay], setting.by_loss)[:, shown[delay]]] if delay in grid else []
+        parts += [final_scores(chosen[delay], setting.by_loss)[:, 0]] if delay in chosen else []
+        return torch.cat(parts)
+
+    return DeepScores(
+        candidate,
+        by_loss=setting.by_loss,
+        choice={delay: choice[of] for delay, of in source.items() if of in choice},
+        grids={delay: final_scores(trace, setting.by_loss) for delay, trace in grid.items()},
+        frozen={delay: scores(of) for delay, of in source.items()},
+        traces=[*grid.values(), *chosen.values()],
+    )
+
+
+def best_position(trace: Trace) -> int:
+    """The learning rate with the smallest training loss of the first seed; not one that diverged."""
+    return int(finite_loss(trace.loss[-1, 0, 0]).argmin())
+
+
+def final_scores(trace: Trace, by_loss: bool) -> Tensor:
+    """``(seeds, lrs)``; a run that diverged has accuracy 0 and an infinite loss."""
+    finite = torch.isfinite(trace.loss[-1, 0])
+    if by_loss:
+        assert trace.test_loss is not None
+        return torch.where(finite, torch.nan_to_num(trace.test_loss[-1, 0], nan=torch.inf), torch.inf)
+    assert trace.accuracy is not None
+    return torch.where(finite, trace.accuracy[-1, 0], 0.0)
+
+
+_Runs = tuple[tuple[float, ...], tuple[int, ...]]  # learning rates and seeds
+
+
+class _Runner:
+    """Runs one rule on one model; keeps a trace for every delay, whatever was simulated together."""
+
+    def __init__(self, task: Task[DeepSetting]) -> None:
+        self.setting, self.candidate, self.space = task.setting, task.candidate, task.space
+
+    def traces(self, phase: str, runs: dict[str, _Runs]) -> dict[str, Trace]:
+        """A trace for each delay: one record, axes delay (one), seed and lr, no vectors."""
+        found = {delay: trace for delay, of in runs.items()
+                 if (trace := self.space.find(self._name(phase, delay), self._key(delay, of))) is not None}  # fmt: skip
+        missing = {delay: of for delay, of in runs.items() if delay not in found}
+        for group in self._groups(missing):
+            (of,) = {missing[delay] for delay in group}
+            for delay, trace in self._simulate(phase, group, *of).items():
+                found[delay] = self.space.keep(self._name(phase, delay), self._key(delay, of), trace)
+        return {delay: found[delay] for delay in runs}
+
+    def _name(self, phase: str, delay: str) -> str:
+        return f"deep-{self.setting.model}-{self.candidate.rule}-{phase}-{delay}"
+
+    def _key(self, delay: str, runs: _Runs) -> dict[str, object]:
+        rule = describe(self.setting.build(self.candidate, runs[0]))
+        delays = describe_delays(self.setting.delay_model(delay))
+        return {"setting": self.setting.describe(), "rule": rule, "delay": delays, "seeds": runs[1],
+                "synchronous": bool(self.candidate.synchronous)}  # fmt: skip
+
+    def _groups(self, missing: dict[str, _Runs]) -> Iterator[list[str]]:
+        """Delays to simulate together: the same learning rates and seeds, and waiting queries that fit in memory.
+
+        On a CPU a pipeline runs alone, and last, as looking up every stage's own past costs the others time.
+        """
+        if self.candidate.synchronous:
+            yield from ([delay] for delay in missing)  # each has a minibatch of its own
+            return
+        problem, on_gpu = self.setting.problem(self.setting.batch), self.space.device.startswith("cuda")
+        group: list[str] = []
+        taken = 0.0
+        for delay in sorted(missing, key=lambda delay: (missing[delay], delay == PIPELINE, MEAN_DELAY[delay])):
+            lrs, seeds = missing[delay]
+            queries = 1 + needs_ticket(self.setting.build(self.candidate, lrs))
+            needed = 4.0 * problem.dim * queries * (2 + MEAN_DELAY[delay]) * len(lrs) * len(seeds)
+            memory = HISTORY_BYTES["cuda" if on_gpu else "cpu"]
+            alone = PIPELINE in (delay, *group) and not on_gpu
+            if group and (alone or missing[delay] != missing[group[0]] or taken + needed > memory):
+                yield group
+                group, taken = [], 0.0
+            group.append(delay)
+            taken += needed
+        if group:
+            yield group
+
+    def _simulate(
+        self, phase: str, delays: list[str], lrs: tuple[float, ...], seeds: Sequence[int]
+    ) -> dict[str, Trace]:
+        setting, updates, batch = self.setting, self.setting.updates, self.setting.batch
+        late = [setting.delay_model(delay) for delay in delays]
+        if self.candidate.synchronous:
+            (delay,) = delays
+            updates, batch, late = setting.rounds(delay), batch * (1 + MEAN_DELAY[delay]), [0]
+        rule = setting.build(self.candidate, lrs)
+        begin = time.monotonic()
+        with tensor_cores:
+            # On a GPU a replayed graph costs little to launch, and compiling would take longer than it saves.
+            trace = simulate(setting.problem(batch), rule, late, updates, seed=list(seeds), record_every=updates,
+                             device=self.space.device, compile=False)  # fmt: skip
+        seconds = time.monotonic() - begin
+        runs = len(delays) * len(lrs) * len(seeds)
+        self.space.say(f"deep: {setting.model}, {self.candidate.rule}, {phase}, delays {' '.join(delays)}: {runs} runs "
+                       f"of {updates:,} updates in {seconds:.1f} s, {1e3 * seconds / updates:.2f} ms each")  # fmt: skip
+        return {delay: _of_one_delay(trace, position, delay) for position, delay in enumerate(delays)}
+
+
+def _of_one_delay(trace: Trace, position: int, name: str) -> Trace:
+    """The end of the runs under one kind of delay; axes delay, seed and lr, no vectors."""
+
+    def end(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[-1:, :, position].unsqueeze(1).clone()
+
+    loss = end(trace.loss)
+    assert loss is not None
+    return dataclasses.replace(
+        trace, steps=trace.steps[-1:], loss=loss, accuracy=end(trace.accuracy), test_loss=end(trace.test_loss),
+        axes=(Axis("delay", (name,)), trace.axis("seed"), Axis("lr", trace.axes[-1].values)),
+        delays=trace.delays[-1:, :, position], output=trace.output[..., :0], query=trace.query[..., :0],
+        time=None, worker=None,
+    )  # fmt: skip
+
+
+def describe_delays(delays: Delays) -> object:
+    return delays.table() if isinstance(delays, StageDelays) else describe(delays)
+
+
+class _TensorCores:
+    """Products of float32 matrices in TF32 on a GPU that has it; nothing changes on a CPU.
+
+    The precision is one for all threads: the first to enter changes it, the last to leave restores it.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.before = threading.Lock(), 0, ""
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                self.before = torch.get_float32_matmul_precision()
+                torch.set_float32_matmul_precision("high")
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                torch.set_float32_matmul_precision(self.before)
+
+
+tensor_cores = _TensorCores()

@@ -1,0 +1,164 @@
+"""Tables, figures and the report's section."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from reproduction import style
+from reproduction.deep.models import MODELS
+from reproduction.deep.plan import PLANS, DeepSetting
+from reproduction.deep.scores import DeepScores, describe_delays, score_rule
+from reproduction.deep.verdicts import Panel, verdicts
+from reproduction.report import Section, prose
+from reproduction.study import Plan, Study, Task, rows_of
+from reproduction.style import TITLES
+
+SECONDS = {"mlp": 17.0, "cnn": 13.0, "gpt": 70.0}
+"""For one elementwise rule on one model, about: on one core at the quick scale, on a GPU of its own at the others; for
+forecasts. Rules that orthogonalise take twice as long."""
+HEADLINE = "deep-over-delays"
+
+
+@dataclasses.dataclass(frozen=True)
+class Deep(Study[DeepSetting, DeepScores]):
+    """Three models, every rule that its users would reach for, by both protocols."""
+
+    name = "deep"
+    plans = PLANS
+    hours_on_cpu = True
+    has_models = True
+
+    def seconds(self, task: Task[DeepSetting]) -> float:
+        return SECONDS[task.setting.model] * (1 if task.candidate.elementwise else 2)
+
+    def measure(self, task: Task[DeepSetting]) -> DeepScores:
+        return score_rule(task)
+
+    def show(self, plan: Plan[DeepSetting], panels: dict[DeepSetting, Panel]) -> Section:
+        first, panel = next(iter(panels.items()))
+        text, own_captions = prose("deep", titles=[setting.title for setting in panels], seeds=plan.seeds)
+        figures = {f"deep-{s.model}": plot(s, p) for s, p in panels.items()}
+        captions = {f"deep-{s.model}": f"{s.title}: every learning rate frozen from delay 0." for s in panels}
+        if not first.by_loss:
+            figures[HEADLINE] = headline(first, panel)
+            captions |= own_captions
+        return Section(
+            name=self.name,
+            title="Deep models. Three architectures under delay",
+            text=text,
+            figures=figures,
+            captions=captions,
+            finding=finding(first, panel),
+            headline=HEADLINE if HEADLINE in figures else "",
+            tables={f"{setting.title}, {protocol}": table(setting, panel, protocol)
+                    for setting, panel in panels.items() for protocol in ("frozen", "tuned")},
+            rows=[row for setting, panel in panels.items() for scores in panel.values()
+                  for row in _rows(setting, scores)],
+            verdicts=tuple(v for setting, panel in panels.items() for v in verdicts(setting, panel, plan.judged)),
+            config=dataclasses.asdict(plan) | {
+                "delays": {s.model: {name: describe_delays(s.delay_model(name)) for name in s.delays} for s in panels}
+            },
+        )  # fmt: skip
+
+
+def ranked(panel: Panel, protocol: str = "frozen") -> list[DeepScores]:
+    """Anchors first, then the best mean over the delays; rules that diverged somewhere are last."""
+
+    def order(scores: DeepScores) -> tuple[bool, float]:
+        late = [score.mean().item() for delay, score in getattr(scores, protocol).items() if delay != "0"]
+        mean = sum(late) / max(1, len(late))
+        return not scores.candidate.synchronous, mean if scores.by_loss else -mean
+
+    return sorted(panel.values(), key=order)
+
+
+def table(setting: DeepSetting, panel: Panel, protocol: str) -> list[dict[str, str]]:
+    """The rounds, then a row for each rule: its mean score at each delay, the largest spread over seeds, its lr.
+
+    A learning rate at the end of its grid is marked: the best may lie beyond.
+    """
+    delays, number = setting.delays, style.loss_in_table if setting.by_loss else style.three_digits
+    rows = [{"rule": "rounds"} | {delay: f"{setting.rounds(delay):,}" for delay in delays} | {"spread": "", "lr": ""}]
+    for scores in ranked(panel, protocol):
+        values = getattr(scores, protocol)
+        row = {"rule": TITLES[scores.candidate.rule]}
+        row |= {delay: number(values[delay].mean().item()) if delay in values else "" for delay in delays}
+        spreads = [(score.max() - score.min()).item() for score in values.values()]
+        row["spread"] = number(max(spreads)) if len(next(iter(values.values()))) > 1 else ""
+        tuned = protocol == "tuned" or scores.candidate.synchronous
+        row["lr"] = " / ".join(
+            f"{scores.lr(delay):.2g}" + (" (end)" if scores.candidate.is_end(scores.choice[delay]) else "")
+            for delay in (delays if tuned else ["0"])
+            if delay in scores.choice
+        )
+        rows.append(row)
+    return rows
+
+
+def plot(setting: DeepSetting, panel: Panel) -> Figure:
+    delays, ylabel = setting.delays, "loss on held-out text" if setting.by_loss else "test accuracy"
+    figure, (ax,) = style.panels([setting.title], ylabel, height=4)
+    others = colormaps["tab20"]
+    constant = sum(delay.isdecimal() for delay in delays)  # they come first
+    drawn = 0
+    for scores in ranked(panel):
+        candidate = scores.candidate
+        values = [scores.mean(delay) for delay in delays]
+        colour = style.COLOURS.get(candidate.rule) or others(drawn)
+        drawn += candidate.rule not in style.COLOURS
+        dashes = {"synchronous-adamw": ":", "synchronous-muon": "--"}.get(candidate.rule, "-")
+        look: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 5 if candidate.ours else 3}
+        ax.plot(range(constant), values[:constant], dashes, linewidth=2.6 if candidate.ours else 1.2,
+                label=TITLES[candidate.rule], **look)  # fmt: skip
+        ax.plot(range(constant, len(delays)), values[constant:], linestyle="none", **look)  # other kinds, not longer
+    ax.set_xticks(range(len(delays)), [f"{delay}\n{setting.rounds(delay):,}" for delay in delays], fontsize=8)
+    ax.set_xlabel("delay, and the rounds that it leaves time for")
+    if setting.by_loss:
+        start = math.log(84)  # of a model that scores all characters alike
+        best = min(scores.mean(delay) for scores in panel.values() for delay in delays)
+        if best < start:
+            ax.set_ylim(best - 0.05 * (start - best), min(ax.get_ylim()[1], start))
+    style.legend(figure, [ax])
+    return figure
+
+
+def headline(setting: DeepSetting, panel: Panel) -> Figure:
+    figure, (ax,) = style.panels([f"Deep models: {MODELS[setting.model]}"], "test accuracy", height=style.HEADLINE)
+    for scores in reversed(ranked(panel)):
+        candidate = scores.candidate
+        ax.plot([scores.mean(delay) for delay in setting.delays], "--" if candidate.synchronous else "-",
+                color=style.BASELINE if candidate.is_baseline else style.COLOURS[candidate.rule],
+                linewidth=2.4 if candidate.ours else 1.2, marker="o", markersize=4 if candidate.ours else 0,
+                label=None if candidate.is_baseline else TITLES[candidate.rule])  # fmt: skip
+    ax.set_xticks(range(len(setting.delays)), setting.delays)
+    ax.set_xlabel("delay (updates)")
+    style.legend(figure, [ax])
+    return figure
+
+
+def finding(setting: DeepSetting, panel: Panel) -> str:
+    late = [delay for delay in setting.delays if delay.isdecimal()][-1]
+    own = [scores for scores in panel.values() if scores.candidate.ours]
+    baselines = [scores for scores in panel.values() if scores.candidate.is_baseline]
+    if setting.by_loss or not own or not baselines:
+        return ""
+    best, baseline = (max(group, key=lambda scores: scores.mean(late)) for group in (own, baselines))
+    return (
+        f"On a deep model ({MODELS[setting.model]}, {setting.updates:,} updates), a delay of {late} takes "
+        f"{TITLES[best.candidate.rule]} from {best.mean('0'):.3f} to {best.mean(late):.3f} in test accuracy and the "
+        f"best baseline, {TITLES[baseline.candidate.rule]}, from {baseline.mean('0'):.3f} to "
+        f"{baseline.mean(late):.3f}. Learning rates are frozen from delay 0."
+    )
+
+
+def _rows(setting: DeepSetting, scores: DeepScores) -> list[dict[str, Any]]:
+    place, columns = {"model": setting.model, "rule": scores.candidate.rule}, ("delay", "lr", "seed", "loss")
+    return [
+        row | {"rounds": setting.rounds(row["delay"]), "frozen": math.isclose(row["lr"], scores.lr())}
+        for trace in scores.traces for row in rows_of(trace, (*columns, "test_loss", "accuracy"), **place)
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""The paper's four figures: softmax regression on Fashion-MNIST under delays."""
