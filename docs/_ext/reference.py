@@ -78,8 +78,11 @@ def costs_of(name: Name, rules: Mapping[str, AnyRule[Any]]) -> dict[str, Cost]:
     return {label: cost(rule) for label, rule in rules.items()}
 
 
-def rule_page(name: Name, rules: Mapping[str, AnyRule[Any]], costs: Mapping[str, Cost]) -> str:
-    """A rule: its docstring with its update, what it must know, its guarantee and its source; its cost; its state."""
+def rule_page(name: Name, rules: Mapping[str, AnyRule[Any]], costs: Mapping[str, Cost], states: set[type]) -> str:
+    """A rule: its docstring with its update, what it must know, its guarantee and its source; its cost; its state.
+
+    A state that several rules share is in the site's index once: ``states`` has those of the pages before.
+    """
     page = heading(name.name) + autodoc(name) + heading("Cost", "-")
     page += "Measured on float32 parameters; a float64 vector counts as two, single numbers as nothing.\n\n"
     for label, measured in costs.items():
@@ -88,6 +91,8 @@ def rule_page(name: Name, rules: Mapping[str, AnyRule[Any]], costs: Mapping[str,
     if state.__module__.startswith("lategrad"):
         page += "\n" + heading("State", "-")
         page += f".. autoclass:: {state.__module__}::{state.__qualname__}\n   :members:\n"
+        page += "   :no-index:\n" * (state in states)
+        states.add(state)
     return page
 
 
@@ -124,7 +129,10 @@ def pages() -> dict[str, str]:
             _LOG.warning("the docstring of the rule %s lacks: %s", name.full, ", ".join(lacking))
     rules, measurable = [name for name in names if name.is_rule], instances()
     costs = {name.full: costs_of(name, measurable[name.value]) for name in rules}
-    written = {f"rules/{name.name}.rst": rule_page(name, measurable[name.value], costs[name.full]) for name in rules}
+    states: set[type] = set()
+    written = {
+        f"rules/{name.name}.rst": rule_page(name, measurable[name.value], costs[name.full], states) for name in rules
+    }
     ours, baselines = ([name for name in rules if (name.module == "lategrad.rules.baselines") == baseline]
                     for baseline in (False, True))  # fmt: skip
     index = heading("Reference") + f"Every public name of lategrad {lg.__version__}, from its docstring.\n\n"

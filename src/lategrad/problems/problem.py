@@ -25,7 +25,7 @@ class Problem(Protocol):
     A problem may have further members, which hosts use if they exist:
 
     - ``test_loss(x)``: the loss on held-out data, which is recorded; shape as ``loss``.
-    - ``measure(x)``: all that is recorded, in one call, as :class:`Measures`.
+    - ``measure(x)``: all that is recorded, in one call, as ``Measures``.
     - ``samples_of_shard(seed, first, count, shard, shards)``: samples from one shard of the data, for
       ``lg.train(data_shards=...)``.
     - ``blocks``: the place of each tensor of a model in the vector (:class:`~lategrad.Blocks`), for rules with shapes.
@@ -35,7 +35,7 @@ class Problem(Protocol):
     - ``on_device``: False if a gradient needs more than its device (data on disk), so that a GPU cannot repeat it as a
       graph.
     - ``local_steps``, ``init_worker_state``, ``run_job``: workers have state, see
-      :class:`~lategrad.problems.worker_state.StatefulProblem`; with ``seconds``, the target duration of a job, and
+      ``lategrad.problems.worker_state.StatefulProblem``; with ``seconds``, the target duration of a job, and
       ``jobs_at_once``, the most jobs that a simulation batches.
     """
 

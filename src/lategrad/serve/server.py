@@ -162,7 +162,7 @@ class Server:
     ) -> Job | None:
         """Apply, refuse or drop the gradient of a job, and issue the sender's next one as :meth:`join` does.
 
-        A message that answers no job of its sender raises :class:`~lategrad.serve.jobs.ForeignMessageError`.
+        A message that answers no job of its sender raises ``lategrad.serve.jobs.ForeignMessageError``.
 
         Args:
             member: the process that sends it; one that was removed meanwhile gets no other job.
