@@ -114,10 +114,8 @@ class DelayGate:
 
     def summary(self) -> dict[str, dict[str, float]]:
         """For each worker: applied, dropped, and its share of the updates as a multiple of the fair share."""
-        return {
-            str(worker): {"applied": self.applied[worker], "dropped": self.dropped[worker], "share": self.share(worker)}
-            for worker in self.applied
-        }
+        return {str(worker): {"applied": applied, "dropped": self.dropped[worker], "share": self.share(worker)}
+                for worker, applied in self.applied.items()}  # fmt: skip
 
 
 # ---- Norms

@@ -48,15 +48,8 @@ class RecordedSamples:
         """The samples of updates ``first, first + 1, ...`` of the run; the seed is ignored."""
         updates = slice(first, first + count)
         worker, sequence = cast(Tensor, self._trace.worker)[updates], cast(Tensor, self._trace.sequence)[updates]
-        drawn: Tensor | None = None
-        for number in worker.unique().tolist():
-            mine = worker == number
-            samples = self._draw(number, sequence[mine])
-            if drawn is None:
-                drawn = samples.new_empty(count, *samples.shape[1:])
-            drawn[mine] = samples
-        assert drawn is not None
-        return drawn
+        by_worker = [self._draw(number, sequence[worker == number]) for number in worker.unique().tolist()]
+        return torch.cat(by_worker)[worker.argsort(stable=True).argsort()]
 
     def _draw(self, worker: int, positions: Tensor) -> Tensor:
         """Samples of one worker's stream; neighbours, as most are, are drawn together."""
@@ -103,13 +96,11 @@ class RecordedJobs(RecordedSamples):
 
 def state_numbers(trace: Trace) -> Tensor:
     """A number for the worker state behind each update, a new one wherever a worker started without state."""
-    assert trace.worker is not None
-    assert trace.sequence is not None
-    assert trace.parent_job is not None
     numbers: list[int] = []
     unused = itertools.count()
     after: dict[tuple[int, int], int] = {}
-    jobs = zip(trace.worker.tolist(), trace.sequence.tolist(), trace.parent_job.tolist(), strict=True)
+    columns = [cast(Tensor, column).tolist() for column in (trace.worker, trace.sequence, trace.parent_job)]
+    jobs = zip(*columns, strict=True)
     for update, (worker, sequence, parent) in enumerate(jobs, start=1):
         number = after.pop((worker, parent), -1) if parent >= 0 else next(unused)
         what = f"one whose update {update} builds on job {parent} of worker {worker}, which was not applied"
@@ -122,14 +113,9 @@ def state_numbers(trace: Trace) -> Tensor:
 
 
 def replay(
-    trace: Trace,
-    problem: Problem,
-    rule: AnyRule[Any] | str,
-    *,
-    record_every: int | None = None,
-    device: torch.device | str = "cpu",
-    progress: bool | None = None,
-) -> Trace:
+    trace: Trace, problem: Problem, rule: AnyRule[Any] | str, *, record_every: int | None = None,
+    device: torch.device | str = "cpu", progress: bool | None = None,
+) -> Trace:  # fmt: skip
     """Simulate a rule on the delays and samples that a real training recorded.
 
     With the run's own rule the final parameters are those of the run, to the bit, if both were computed on a CPU

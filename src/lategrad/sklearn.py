@@ -38,6 +38,8 @@ __all__ = ["LateClassifier", "LateRegressor"]
 Array = npt.NDArray[Any]
 Self = TypeVar("Self", bound="_LateEstimator")
 
+_FEATURES: dict[str, Any] = {"dtype": [np.float64, np.float32], "accept_sparse": "csr"}
+
 _SCALE = 10.0
 """The default of ``lr``, in units that make it independent of the scale of features and targets."""
 
@@ -81,7 +83,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
             y: a target for each row.
             sample_weight: of the rows in the mean loss; a row of weight 2 counts as two rows.
         """
-        X, y = self._validate(X, y, reset=True)
+        X, y = validate_data(self, X, y, reset=True, **_FEATURES, **self._checks_of_y)
         targets = self._targets(y, first=True)
         weights = self._row_weights(X, y, sample_weight)
         if weights is not None:
@@ -105,7 +107,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         first = not hasattr(self, "coef_")
         if first and classes is None and isinstance(self, ClassifierMixin):
             raise ValueError("classes must be given at the first call of partial_fit")
-        X, y = self._validate(X, y, reset=first)
+        X, y = validate_data(self, X, y, reset=first, **_FEATURES, **self._checks_of_y)
         targets = self._targets(y, classes, first=first)
         problem = self._problem(X, targets, self._row_weights(X, y, sample_weight))
         if getattr(self, "_online", None) is None:
@@ -113,7 +115,6 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
             inner = FromRule([torch.nn.Parameter(start)], self._rule(problem))
             require("steps", self.steps, isinstance(self.steps, int) and self.steps >= 1, "an integer >= 1")
             self._online = Delayed(inner, self.delays, delay_cap=self.steps, seed=self._seed())
-            self.n_iter_ = 0
         online = self._online
         assert online is not None
         (x,) = online.param_groups[0]["params"]
@@ -125,11 +126,6 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         with online.output():
             self._set_vector(x.detach(), problem)
         return self
-
-    def _validate(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
-        kinds: dict[str, Any] = {"dtype": [np.float64, np.float32], "accept_sparse": "csr"}
-        X, y = validate_data(self, X, y, reset=reset, **kinds, **self._checks_of_y)
-        return X, y
 
     def _row_weights(self, X: Array, y: Array, sample_weight: Any) -> Tensor | None:
         """A weight for each row; None if all are 1."""
@@ -185,7 +181,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
 
     def _scores(self, X: Any) -> Array:
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=[np.float64, np.float32], accept_sparse="csr")
+        X = validate_data(self, X, reset=False, **_FEATURES)
         scores: Array = X @ self.coef_.T + self.intercept_
         return scores
 

@@ -135,8 +135,8 @@ class Trace:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                require("the format of " + repr(os.fspath(path)), metadata.get("format"),
-                        metadata.get("format") == _FORMAT, repr(_FORMAT))  # fmt: skip
+                found = metadata.get("format")
+                require(f"the format of {os.fspath(path)!r}", found, found == _FORMAT, repr(_FORMAT))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{os.fspath(path)!r} is not a readable trace: {error}") from None
@@ -151,16 +151,15 @@ class Trace:
         Args:
             optimum: the smallest possible loss; without it the excess loss is left empty.
         """
+        measured = {"accuracy": self.accuracy, "loss": self.loss, "test_loss": self.test_loss, **self.metrics}
+        by_run = {name: values.movedim(0, -1) for name, values in measured.items() if values is not None}
         for index in product(*(range(len(axis.values)) for axis in self.axes)):
             where = {axis.name: axis.values[i] for axis, i in zip(self.axes, index, strict=True)}
-            losses = self.loss.movedim(0, -1)[index].tolist()
-            accuracy = self.accuracy
-            accuracies = [""] * len(losses) if accuracy is None else accuracy.movedim(0, -1)[index].tolist()
-            for record, (step, right, loss) in enumerate(zip(self.steps.tolist(), accuracies, losses, strict=True)):
+            columns = {name: values[index].tolist() for name, values in by_run.items()}
+            for record, (step, loss) in enumerate(zip(self.steps.tolist(), columns["loss"], strict=True)):
                 excess = "" if optimum is None else loss - optimum
-                row = {**where, "step": step, "accuracy": right, "loss": loss, "excess_loss": excess}
-                more = {} if self.test_loss is None else {"test_loss": self.test_loss}
-                yield row | {name: value[record][index].item() for name, value in (more | self.metrics).items()}
+                row = {**where, "step": step, "accuracy": "", "loss": loss, "excess_loss": excess}
+                yield row | {name: column[record] for name, column in columns.items()}
 
     def to_csv(self, path: str | os.PathLike[str], optimum: float | None = None) -> Path:
         """Write :meth:`rows` to a CSV file."""
@@ -199,8 +198,7 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
             if of_seeds.shape[-1] > 1:
                 low, high = of_seeds.amin(-1), of_seeds.amax(-1)
                 ax.fill_between(curve.steps, low, high, alpha=0.2, color=colour, linewidth=0)
-        title = next(iter(traces)) if len(traces) == 1 else ""
-        ax.set(xlabel="updates", ylabel=name, title=title)
+        ax.set(xlabel="updates", ylabel=name, title=next(iter(traces)) if len(traces) == 1 else "")
         if name == "loss" and all(bool((curve.loss > 0).all()) for curve in curves):
             ax.set_yscale("log")
         if any(curve.label for curve in curves) and column == len(panels) - 1:

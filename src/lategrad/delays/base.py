@@ -40,16 +40,13 @@ class DelayModel(Protocol):
     @property
     def needs_labels(self) -> bool:
         """Whether ``draw`` needs the class labels of every update's samples."""
-        ...
 
     @property
     def largest(self) -> int | None:
         """The largest possible delay; None if there is no bound, or none is known."""
-        ...
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
         """The arrivals of ``steps`` updates; labels are integers of shape ``(steps, batch)``."""
-        ...
 
 
 _MEMBERS = ("needs_labels", "largest", "draw")

@@ -38,7 +38,6 @@ class ComputeTime(Protocol):
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
         """``size`` independent times, finite and >= 0."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +75,7 @@ class LogNormalTime:
 
 @dataclass(frozen=True, eq=False)
 class ParetoTime:
-    r"""Heavy-tailed times :math:`\frac{a-1}{a} U^{-1/a}` with a = ``shape`` > 1.
-
-    The variance is infinite for shape <= 2.
-    """
+    r"""Heavy-tailed times :math:`\frac{a-1}{a} U^{-1/a}`, a = ``shape`` > 1; their variance is infinite for a <= 2."""
 
     shape: float
 
@@ -267,37 +263,29 @@ class Cluster:
         events = [(worker.start, position, False) for position, worker in enumerate(self.workers)]
         heapq.heapify(events)
         version = [0] * len(fetches)  # of the query that each worker computes on
-        delays: list[int] = []
-        times: list[float] = []
-        senders: list[int] = []
-        fresh: list[bool] = []
+        arrived: list[tuple[int, float, int, bool]] = []  # delay, time, sender, whether the sender lost its state
         lost_state = [False] * len(fetches)  # whether it was preempted since its last arrival
         joined = [False] * len(fetches)
         fruitless = -len(fetches)  # the first fetch of each worker is no sign of being stuck
-        while len(delays) < steps:
-            _require_alive(events, fruitless, len(delays), steps)
+        while len(arrived) < steps:
+            if not events or fruitless > _MAX_FETCHES:
+                why = f"{_MAX_FETCHES} fetches in a row were preempted" if events else "every worker has left for good"
+                require("steps", steps, False, f"at most {len(arrived)} for this cluster and seed ({why})")
             time, position, arrives = events[0]
             fruitless = 0 if arrives else fruitless + 1
             if arrives:
-                delays.append(len(delays) - version[position])
-                times.append(time)
-                senders.append(position)
-                fresh.append(lost_state[position])
+                arrived.append((len(arrived) - version[position], time, position, lost_state[position]))
             lost_state[position], joined[position] = joined[position] and not arrives, True
-            version[position] = len(delays)
+            version[position] = len(arrived)
             event = next(fetches[position], None)
             if event is None:
                 heapq.heappop(events)
             else:
                 heapq.heapreplace(events, (event[0], position, event[1]))
-        worker = torch.tensor(senders)
-        return Arrivals(
-            delays=torch.tensor(delays),
-            time=torch.tensor(times, dtype=torch.float64),
-            worker=worker,
-            local_steps=torch.tensor(counts)[worker] if self.adapt else None,
-            fresh=torch.tensor(fresh) if any(fresh) else None,
-        )
+        delays, times, senders, fresh = zip(*arrived, strict=True)
+        worker, seconds = torch.tensor(senders), torch.tensor(times, dtype=torch.float64)
+        local_steps = torch.tensor(counts)[worker] if self.adapt else None
+        return Arrivals(torch.tensor(delays), seconds, worker, local_steps, torch.tensor(fresh) if any(fresh) else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,18 +319,10 @@ class Barrier:
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
         check_draw(steps, seed)
-        keys = ((seed, Stream.COMPUTING, i) for i in range(len(self.workers)))
-        streams = [random_times(worker.distribution, *key) for worker, key in zip(self.workers, keys, strict=True)]
+        pairs = [(worker, random_times(worker.distribution, seed, Stream.COMPUTING, position))
+                 for position, worker in enumerate(self.workers)]  # fmt: skip
         now, times = 0.0, []
         for _ in range(steps):
-            pairs = zip(self.workers, streams, strict=True)
             now = max(_job_end(worker, stream, self.local_steps or 1, now) for worker, stream in pairs)
             times.append(now)
         return Arrivals(torch.zeros(steps, dtype=torch.int64), torch.tensor(times, dtype=torch.float64))
-
-
-def _require_alive(events: list[tuple[float, int, bool]], fruitless: int, updates: int, steps: int) -> None:
-    if events and fruitless <= _MAX_FETCHES:
-        return
-    reason = f"{_MAX_FETCHES} fetches in a row were preempted" if events else "every worker has left for good"
-    raise ValueError(f"steps must be at most {updates} for this cluster and seed ({reason}), got {steps}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lategrad.delays.base import (
@@ -15,13 +16,14 @@ from lategrad.delays.base import (
     DelayModel,
     Distribution,
     as_delay_model,
-    cap,
     check_draw,
     require_count,
     require_integers,
 )
 from lategrad.support.seeds import Stream, generator
 from lategrad.support.validation import require, require_choice
+
+_NEVER = 2**62  # a delay, in ticks
 
 
 def _part_seed(seed: int, part: int) -> int:
@@ -34,7 +36,7 @@ def _largest(models: Iterable[DelayModel]) -> int | None:
 
 
 @dataclass(frozen=True, eq=False)
-class FromFunction:
+class FromFunction(Distribution):
     r"""Delays chosen by an adversary, :math:`\tau_t = \min(\mathrm{function}(t), t - 1)`, t from 1.
 
     The adversary is oblivious: it fixes all delays in advance and sees neither gradients nor samples, so
@@ -45,18 +47,15 @@ class FromFunction:
     """
 
     function: Callable[[int], int]
-    needs_labels: ClassVar[bool] = False
-    largest: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         require("function", self.function, callable(self.function), "a function of t that gives a delay")
 
-    def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
-        check_draw(steps, seed)
+    def raw(self, steps: int, seed: int) -> NDArray[Any]:
         delays = [self.function(t) for t in range(1, steps + 1)]
         for t, delay in enumerate(delays, start=1):
             require_count(f"function({t})", delay)
-        return Arrivals(cap(np.array([min(delay, steps) for delay in delays])))
+        return np.array([min(delay, _NEVER) for delay in delays])
 
 
 _DTYPES = {"delays": torch.int64, "time": torch.float64, "worker": torch.int64, "local_steps": torch.int64,
@@ -92,20 +91,18 @@ class Recorded:
         require("delays", tuple(self.delays.shape), self.delays.dim() == 1, "of shape (T,)")
         most = torch.arange(len(self.delays), device=self.delays.device)
         for i in _first((self.delays < 0) | (self.delays > most)):
-            valid = f"in 0..{i}: update t = {i + 1} has t - 1 = {i}"
-            require(f"delays[{i}]", int(self.delays[i]), False, valid)
+            require(f"delays[{i}]", int(self.delays[i]), False, f"in 0..{i}: update t = {i + 1} has t - 1 = {i}")
+        shape = self.delays.shape
         for name, value in self._columns().items():
-            is_valid = value.shape == self.delays.shape
-            require(name, tuple(value.shape), is_valid, f"as long as delays, {tuple(self.delays.shape)}")
+            require(name, tuple(value.shape), value.shape == shape, f"as long as delays, {tuple(shape)}")
+            if _DTYPES[name] == torch.int64:
+                require_integers(name, value)
         if self.time is not None:
             in_order = torch.isfinite(self.time)
             in_order[1:] &= self.time[1:] >= self.time[:-1]
             for i in _first(~in_order):
                 require(f"time[{i}]", float(self.time[i]), False, "finite and no earlier than the one before")
-        if self.worker is not None:
-            require_integers("worker", self.worker)
         if self.local_steps is not None:
-            require_integers("local_steps", self.local_steps)
             for i in _first(self.local_steps < 1):
                 require(f"local_steps[{i}]", int(self.local_steps[i]), False, ">= 1")
 
@@ -152,14 +149,11 @@ class Regimes:
         for i, part in enumerate(self.parts):
             require("parts", part, isinstance(part, tuple) and len(part) == 2, "pairs (length, model)")
             length, model = part
-            valid = "an integer >= 1 (updates) or a float in (0, 1] (fraction of the run)"
-            if isinstance(length, int) and not isinstance(length, bool):
-                is_valid = length >= 1
-            elif isinstance(length, float):
-                is_valid = 0 < length <= 1
-            else:
-                is_valid = length is None and i == len(self.parts) - 1
-            require(f"the length of part {i + 1}", length, is_valid, valid)
+            is_count = isinstance(length, int) and not isinstance(length, bool) and length >= 1
+            is_share = isinstance(length, float) and 0 < length <= 1
+            is_rest = length is None and i == len(self.parts) - 1
+            require(f"the length of part {i + 1}", length, is_count or is_share or is_rest,
+                    "an integer >= 1 (updates) or a float in (0, 1] (fraction of the run)")  # fmt: skip
             as_delay_model(model, f"the model of part {i + 1}")
         fractions = [length for length, _ in self.parts if isinstance(length, float)]
         require("the fractions of parts", fractions, sum(fractions) <= 1 + 1e-9, "at most 1 together")
@@ -254,9 +248,6 @@ class ByClass:
             class_delays = models[k].draw(steps, _part_seed(seed, k), labels).delays
             delays = torch.where(labels == k, class_delays[:, None], delays)
         return Arrivals(delays.amax(1) if self.reduce == "max" else delays.sum(1) // shape[1])
-
-
-_NEVER = 2**62
 
 
 @dataclass(frozen=True, eq=False)

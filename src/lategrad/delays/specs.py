@@ -8,18 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+from lategrad.delays import clocks
 from lategrad.delays.base import DelayModel
-from lategrad.delays.clocks import (
-    Cluster,
-    ComputeTime,
-    ConstantTime,
-    ExponentialTime,
-    LinearDrift,
-    LogNormalTime,
-    ParetoTime,
-    SineDrift,
-    Worker,
-)
 from lategrad.delays.combinators import Regimes, UpdateQueue
 from lategrad.delays.distributions import Constant, Cyclic, Geometric, LogNormal, Pareto, Uniform
 from lategrad.support.options import Entry, Option, entry_of, parse_spec
@@ -53,27 +43,21 @@ def _pair(name: str, text: str) -> tuple[float, float]:
 
 
 def _cluster(
-    workers: int,
-    speed: Literal["constant", "exponential", "lognormal", "pareto"] = "constant",
-    spread: float | None = None,
-    shape: float | None = None,
-    slow: str = "0x1",
-    late: str = "0x0",
-    up: float | None = None,
-    down: float | None = None,
-    drift: float | None = None,
-    swing: str | None = None,
-) -> Cluster:
+    workers: int, speed: Literal["constant", "exponential", "lognormal", "pareto"] = "constant",
+    spread: float | None = None, shape: float | None = None, slow: str = "0x1", late: str = "0x0",
+    up: float | None = None, down: float | None = None, drift: float | None = None, swing: str | None = None,
+) -> clocks.Cluster:  # fmt: skip
     for name, value, owner in (("spread", spread, "lognormal"), ("shape", shape, "pareto")):
         require(name, value, (value is not None) == (speed == owner), f"given with speed={owner}, and only then")
     require("down", down, down is None or up is not None, "given along with up")
     require("drift and swing", (drift, swing), drift is None or swing is None, "one of the two, not both")
-    law: ComputeTime = ExponentialTime() if speed == "exponential" else ConstantTime()
-    law = law if spread is None else LogNormalTime(spread)
-    law = law if shape is None else ParetoTime(shape)
-    factor: LinearDrift | SineDrift | None = None if drift is None else LinearDrift(drift)
-    factor = factor if swing is None else SineDrift(*_pair("swing", swing))
-    everyone = [Worker(distribution=law, up=math.inf if up is None else up, down=down or 0.0, drift=factor)] * workers
+    law: clocks.ComputeTime = clocks.ExponentialTime() if speed == "exponential" else clocks.ConstantTime()
+    law = law if spread is None else clocks.LogNormalTime(spread)
+    law = law if shape is None else clocks.ParetoTime(shape)
+    factor: Callable[[float], float] | None = None if drift is None else clocks.LinearDrift(drift)
+    factor = factor if swing is None else clocks.SineDrift(*_pair("swing", swing))
+    worker = clocks.Worker(distribution=law, up=math.inf if up is None else up, down=down or 0.0, drift=factor)
+    everyone = [worker] * workers
     (slow_count, slower), (late_count, start) = _pair("slow", slow), _pair("late", late)
     for name, count in (("slow", slow_count), ("late", late_count)):
         require(f"the workers of {name}", count, count in range(workers + 1), f"an integer in 0..{workers}")
@@ -81,7 +65,7 @@ def _cluster(
         everyone[i] = replace(everyone[i], mean=slower)
     for i in range(int(late_count)):
         everyone[i] = replace(everyone[i], start=start)
-    return Cluster(everyone)
+    return clocks.Cluster(everyone)
 
 
 def _whole(summary: str, make: type[DelayModel], convert: Callable[[str], Any], form: str) -> Entry[DelayModel]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -51,9 +52,8 @@ class StageDelays:
 
     def table(self) -> str:
         """A line for each run of tensors with the same delay: delay, entries, first and last tensor."""
-        tensors = zip(self.blocks.parts, self.delays, strict=True)
         lines = []
-        for delay, run in groupby(tensors, key=lambda pair: pair[1]):
+        for delay, run in groupby(zip(self.blocks.parts, self.delays, strict=True), key=lambda pair: pair[1]):
             parts = [part for part, _ in run]
             names = parts[0].name if len(parts) == 1 else f"{parts[0].name} ... {parts[-1].name}"
             lines.append(f"delay {delay:>4} {sum(part.size for part in parts):>12,} entries  {names}")
@@ -65,11 +65,7 @@ class StageDelays:
 
 
 def by_stage(
-    parts: Any,
-    stages: int | Mapping[str, int],
-    *,
-    delay: int | None = None,
-    stashing: bool = True,
+    parts: Any, stages: int | Mapping[str, int], *, delay: int | None = None, stashing: bool = True
 ) -> StageDelays:
     r"""The delays of an asynchronous pipeline, for :class:`~lategrad.optim.Delayed` and :func:`~lategrad.simulate`.
 
@@ -135,14 +131,9 @@ def _assign_stages(blocks: Blocks, stages: int) -> list[int]:
     layers = [list(tensors) for _, tensors in groupby(blocks.parts, key=lambda block: block.name.rpartition(".")[0])]
     require("stages", stages, stages <= len(layers), f"<= {len(layers)}, the layers that have parameters")
     sizes = [sum(tensor.size for tensor in layer) for layer in layers]
-    low, high = max(sizes), sum(sizes)
-    while low < high:  # the smallest capacity for which ``stages`` suffice
-        middle = (low + high) // 2
-        if _fill(sizes, stages, middle)[-1] < stages:
-            high = middle
-        else:
-            low = middle + 1
-    return [stage for layer, stage in zip(layers, _fill(sizes, stages, low), strict=True) for _ in layer]
+    capacities = range(max(sizes), sum(sizes) + 1)  # the smallest one for which ``stages`` suffice is the best
+    capacity = capacities[bisect_left(capacities, True, key=lambda size: _fill(sizes, stages, size)[-1] < stages)]
+    return [stage for layer, stage in zip(layers, _fill(sizes, stages, capacity), strict=True) for _ in layer]
 
 
 def _fill(sizes: Sequence[int], stages: int, capacity: int) -> list[int]:

@@ -102,27 +102,21 @@ def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:
 
 
 def preprocess(dataset: Dataset, preprocessing: str) -> Dataset:
-    """A data set with shifted and scaled features; see :func:`load`."""
+    """A data set with shifted and scaled features, by sums over the training part in float64; see :func:`load`."""
     if preprocessing == "none":
         return dataset
-    shift, scale = _statistics(dataset, preprocessing)
-    x_train, x_test = ((x - shift) / scale for x in (dataset.x_train, dataset.x_test))
-    return dataset._replace(x_train=x_train, x_test=x_test)
-
-
-def _statistics(dataset: Dataset, preprocessing: str) -> tuple[Tensor, Tensor]:
-    """Shift and scale, from the training part only; summed in float64."""
     x = dataset.x_train.double()
     if preprocessing == "centre":
-        return x.mean(0).float(), torch.tensor(1.0)
-    if preprocessing == "standardise":
+        std, mean = torch.tensor(1.0), x.mean(0)
+    elif preprocessing == "standardise":
         std, mean = torch.std_mean(x, dim=0, correction=0)
-        varies = x.amax(0) > x.amin(0)
-        return mean.float(), torch.where(varies, std, 1.0).float()
-    std, mean = torch.std_mean(x, correction=0)
-    require(f"the standard deviation of {dataset.name!r}", std.item(), std > 0,
-            "> 0 for preprocessing 'standardise-globally' (all training entries are equal)")  # fmt: skip
-    return mean.float(), std.float()
+        std = torch.where(x.amax(0) > x.amin(0), std, 1.0)
+    else:
+        std, mean = torch.std_mean(x, correction=0)
+        require(f"the standard deviation of {dataset.name!r}", std.item(), std > 0,
+                "> 0 for preprocessing 'standardise-globally' (all training entries are equal)")  # fmt: skip
+    x_train, x_test = ((x - mean.float()) / std.float() for x in (dataset.x_train, dataset.x_test))
+    return dataset._replace(x_train=x_train, x_test=x_test)
 
 
 def _dataset(name: str, x_train: Array, y_train: Array, x_test: Array, y_test: Array) -> Dataset:
@@ -201,10 +195,9 @@ def _checked(arrays: dict[str, Array], x_name: str, y_name: str, path: Path) -> 
 def _finite_float32(values: Array, key: str, path: Path) -> Array:
     with np.errstate(over="ignore"):  # what does not fit becomes inf, which the next lines report
         single = values.astype(np.float32, order="C")
-    bad = np.argwhere(~np.isfinite(single))
-    if len(bad):
-        where = ", ".join(map(str, bad[0]))
-        require(f"{key}[{where}] in {path}", float(values[tuple(bad[0])]), False, "a finite float32 number")
+    for bad in np.argwhere(~np.isfinite(single))[:1]:
+        where = ", ".join(map(str, bad))
+        require(f"{key}[{where}] in {path}", float(values[tuple(bad)]), False, "a finite float32 number")
     return single
 
 
@@ -216,8 +209,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
             with np.load(file, allow_pickle=False) as stored:
                 arrays = {key: stored[key] for key in stored.files}
         except (ValueError, AttributeError, TypeError, *zip_errors) as error:
-            remedy = "write it by numpy.savez, without objects"
-            raise ValueError(f"{path} cannot be read as .npz: {remedy}") from error
+            raise ValueError(f"{path} cannot be read as .npz: write it by numpy.savez, without objects") from error
     valid = {"x", "y"}, {"x_train", "y_train"}, {"x_train", "y_train", "x_test", "y_test"}
     names = arrays.keys() & set().union(*valid)
     require(f"the arrays in {path}", sorted(arrays), names in valid,
@@ -231,16 +223,14 @@ def _read_csv(path: Path) -> dict[str, Array]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             delimiter = _delimiter([next(file, "") for _ in range(2)])
             file.seek(0)
-            reader = csv.reader(file, delimiter=delimiter)
-            for row in filter(None, reader):
+            for row in filter(None, reader := csv.reader(file, delimiter=delimiter)):
                 where = f"row {reader.line_num} of {path}"
                 is_header = width == 0 and all(_number(cell) is None for cell in row)
                 width = width or len(row)
                 valid = f"{width}, as before" if width > 1 else "2 or more, the last the target"
                 require(f"the number of columns in {where}", len(row), len(row) == width > 1, valid)
                 if not is_header:
-                    is_first = not values
-                    if words or (is_first and _number(row[-1]) is None):  # the first target says what they are
+                    if words or (not values and _number(row[-1]) is None):  # the first target says what they are
                         require(f"the target in {where}", row[-1], row[-1].strip() != "", "a word, as in the first row")
                         words.append(row.pop().strip())
                     values.extend(_finite_numbers(row, where))
@@ -288,8 +278,7 @@ def _read_libsvm(path: Path) -> dict[str, Array]:
     try:
         x, y = datasets.load_svmlight_file(str(path))
     except (ValueError, OverflowError) as error:
-        form = "lines `target index:value ...`"
-        raise ValueError(f"{path} cannot be read as libsvm, {form}: {error}") from error
+        raise ValueError(f"{path} cannot be read as libsvm, lines `target index:value ...`: {error}") from error
     return {"x": x.toarray(), "y": _whole_as_int(y)}
 
 
@@ -310,8 +299,7 @@ def find_fashion_mnist() -> Path | None:
     """The first folder with all four files, unpacked or as ``.gz``, not yet verified; None without one."""
     folder = os.environ.get("LATEGRAD_DATA")
     folders = [*([Path(folder).expanduser()] if folder else []), cache_folder(), DEBIAN_FOLDER]
-    complete = (folder for folder in folders if all(_idx_file(folder, name) for name in FASHION_MNIST_SHA256))
-    return next(complete, None)
+    return next((folder for folder in folders if all(_idx_file(folder, name) for name in FASHION_MNIST_SHA256)), None)
 
 
 def _idx_file(folder: Path, name: str) -> Path | None:

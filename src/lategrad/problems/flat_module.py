@@ -50,9 +50,8 @@ class FlatModule:
 
     def _pieces(self, x: Tensor) -> list[Tensor]:
         pieces = [piece.view(p.shape) for p, piece in zip(self._own, x.split(self._sizes), strict=True)]
-        if self._same_dtype(x):
-            return pieces
-        return [piece.to(p.dtype) for p, piece in zip(self._own, pieces, strict=True)]
+        same = self._same_dtype(x)
+        return pieces if same else [piece.to(p.dtype) for p, piece in zip(self._own, pieces, strict=True)]
 
     def _same_dtype(self, x: Tensor) -> bool:
         return self._dtypes == {x.dtype}
@@ -77,8 +76,7 @@ class FlatModule:
         """By plain autograd, at a vector of shape ``(dim,)``; into ``out``, or into fresh memory."""
         self.write(x)
         with torch.enable_grad():
-            value = loss(self.output(inputs), targets)
-            parts = gradients(value, self._own)
+            parts = gradients(loss(self.output(inputs), targets), self._own)
         flat = torch.cat([part.reshape(-1) for part in parts], out=out if self._same_dtype(x) else None)
         if flat.dtype == x.dtype:
             return flat
@@ -116,21 +114,20 @@ class FlatModule:
 
 # ---- Batch norm
 #
-# In ordinary training its running statistics are averages over the iterates of one process. With late gradients there
-# is no one such history, and an average of iterates does not fit the rule's output, which is another point. So
-# gradients use the statistics of their own minibatch, and a point that is evaluated or shipped gets the mean statistics
-# of fixed training rows at that point: a function of the vector alone, the same in every run, simulation and replay.
+# Running statistics are averages over the iterates of one process. With late gradients there is no one such history,
+# and the rule's output is another point. So gradients use the statistics of their own minibatch, and a point that is
+# evaluated or shipped gets the mean statistics of fixed training rows there: a function of the vector alone.
 
 
-def tracking_layers(module: nn.Module) -> list[_NormBase]:
-    """The layers with running statistics, except those in evaluation mode, which are frozen."""
-    return [layer for layer in module.modules()
-            if isinstance(layer, _NormBase) and layer.track_running_stats and layer.training]  # fmt: skip
+def tracking_layers(module: nn.Module) -> dict[str, _NormBase]:
+    """The layers with running statistics by name, except those in evaluation mode, which are frozen."""
+    return {name: layer for name, layer in module.named_modules()
+            if isinstance(layer, _NormBase) and layer.track_running_stats and layer.training}  # fmt: skip
 
 
 def stop_tracking(module: nn.Module) -> nn.Module:
     """Make the layers use the statistics of their minibatch; returns the module."""
-    for layer in tracking_layers(module):
+    for layer in tracking_layers(module).values():
         layer.track_running_stats = False
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
     return module

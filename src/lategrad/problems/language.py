@@ -138,16 +138,9 @@ class LanguageProblem(ModuleProblem):
     name = "language"
 
     def __init__(
-        self,
-        module: nn.Module,
-        text: Text,
-        *,
-        context: int = 64,
-        batch: int = 16,
-        evaluate: int = 1024,
-        sampling: str = "iid",
-        micro_batch: int | None = None,
-    ) -> None:
+        self, module: nn.Module, text: Text, *, context: int = 64, batch: int = 16, evaluate: int = 1024,
+        sampling: str = "iid", micro_batch: int | None = None,
+    ) -> None:  # fmt: skip
         for name, value in (("context", context), ("evaluate", evaluate)):
             require(name, value, isinstance(value, int) and value >= 1, "an integer >= 1")
         for part in ("train", "held_out"):
@@ -157,8 +150,7 @@ class LanguageProblem(ModuleProblem):
         train, test = (_spaced_windows(tokens, context, evaluate) for tokens in (text.train, text.held_out))
         data = Dataset(text.name, *train, *test, len(text.vocabulary))
         super().__init__(module, data, batch=batch, sampling=sampling, micro_batch=micro_batch)
-        self.text = text
-        self.context = context
+        self.text, self.context = text, context
         self.splits = dataclasses.replace(self.splits, train=Windows(text.train, context), labels=None)
         self.minibatches = Minibatches(len(text.train) - context, batch, sampling)
         self.evaluation_rows = max(1, self.evaluation_rows // context)

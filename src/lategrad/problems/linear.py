@@ -18,7 +18,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,21 +56,13 @@ class LinearModel(ABC):
     """The largest second derivative of the loss in the scores."""
 
     def __init__(
-        self,
-        data: Dataset,
-        *,
-        batch: int = 64,
-        sampling: str = "iid",
-        l2: float = 0.0,
-        dtype: torch.dtype = torch.float32,
-        weights: Tensor | None = None,
-    ) -> None:
+        self, data: Dataset, *, batch: int = 64, sampling: str = "iid", l2: float = 0.0,
+        dtype: torch.dtype = torch.float32, weights: Tensor | None = None,
+    ) -> None:  # fmt: skip
         require_number("l2", l2, low=0)
         require("dtype", dtype, dtype in (torch.float32, torch.float64), "torch.float32 or torch.float64")
-        self.data_name = data.name
-        self.l2 = l2
+        self.data_name, self.classes, self.l2 = data.name, data.classes, l2
         self.minibatches = Minibatches(len(data.x_train), batch, sampling)
-        self.classes = data.classes
         self.train, self.test = (_with_bias(x.to(dtype)) for x in (data.x_train, data.x_test))
         self.y_train, self.y_test = data.y_train, data.y_test
         self.targets, self.test_targets = (self._as_targets(y, dtype) for y in (data.y_train, data.y_test))
@@ -125,35 +117,21 @@ class LinearModel(ABC):
     def _mean(self, x: Tensor, rows: Rows, targets: Tensor, value: Value, weights: Tensor | None = None) -> Tensor:
         """The mean over all rows of ``value(scores, targets)`` times weight, in chunks; float64, ``(*runs, 1)``."""
         stacked = x.reshape(-1, rows.shape[-1])
-        chunk = max(1, _CHUNK // len(stacked))
         total = torch.zeros(len(stacked) // self.outputs, dtype=torch.float64, device=x.device)
-        for part, target, weight in self._chunks(chunk, rows, targets, weights):
+        for part, target, weight in _chunks(max(1, _CHUNK // len(stacked)), rows, targets, weights):
             scores = (stacked @ part.mT).unflatten(0, (-1, self.outputs))
             total += (value(scores, target.mT) * weight).sum(-1, dtype=torch.float64)
         return (total / len(rows)).reshape(*x.shape[:-1], 1)
-
-    @staticmethod
-    def _chunks(
-        size: int, rows: Rows, targets: Tensor, weights: Tensor | None
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor | float]]:
-        """All rows with their targets and weights, a chunk at a time."""
-        if isinstance(rows, SparseRows):
-            size = max(1, min(size, _CHUNK // rows.width))
-        weight_chunks = itertools.repeat(1.0) if weights is None else weights.split(size)
-        yield from zip(rows.split(size), targets.split(size), weight_chunks, strict=False)
 
     def loss(self, x: Tensor) -> Tensor:
         mean = self._mean(x, self.train, self.targets, self.row_loss, self.weights)
         return mean + 0.5 * self.l2 * x.double().square().sum(-1, keepdim=True)
 
     def value_and_gradient(self, x: Tensor) -> tuple[float, Tensor]:
-        """The objective and its gradient on all the data at one vector, computed in the dtype of ``x``.
-
-        Sums over chunks of rows are in float64, whatever the dtype.
-        """
+        """The objective and its gradient on all the data at one vector, in the dtype of ``x``; sums are in float64."""
         matrix = x.view(self.outputs, -1)
         value, gradient = 0.0, torch.zeros_like(matrix, dtype=torch.float64)
-        for rows, targets, weight in self._chunks(1000, self.train, self.targets, self.weights):
+        for rows, targets, weight in _chunks(1000, self.train, self.targets, self.weights):
             part, target = rows.to(x.dtype), targets.to(x.dtype).mT
             scores = matrix @ part.mT
             value += (self.row_loss(scores, target) * weight).sum(dtype=torch.float64).item()
@@ -202,6 +180,14 @@ class LinearModel(ABC):
     def __repr__(self) -> str:
         batch, sampling = self.minibatches.batch, self.minibatches.sampling
         return f"{type(self).__name__}({self.data_name}, batch={batch}, sampling={sampling!r}, l2={self.l2})"
+
+
+def _chunks(size: int, rows: Rows, targets: Tensor, weights: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """All rows with their targets and weights, a chunk at a time."""
+    if isinstance(rows, SparseRows):
+        size = max(1, min(size, _CHUNK // rows.width))
+    weight_chunks = itertools.repeat(1.0) if weights is None else weights.split(size)
+    return zip(rows.split(size), targets.split(size), weight_chunks, strict=False)
 
 
 def _with_bias(x: Tensor) -> Rows:

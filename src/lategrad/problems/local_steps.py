@@ -66,13 +66,9 @@ class LocalSteps:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        local_steps: int,
-        inner: AnyRule[Any] | str = "adamw:lr=0.001",
-        scaled: bool = False,
+        self, problem: Problem, local_steps: int, inner: AnyRule[Any] | str = "adamw:lr=0.001", scaled: bool = False,
         seconds: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.problem = as_problem(problem)
         require("problem", problem, not is_stateful(self.problem), "a plain problem: this one has local steps already")
         is_count = isinstance(local_steps, int) and not isinstance(local_steps, bool)
@@ -111,11 +107,8 @@ class LocalSteps:
     @property
     def samples_of_shard(self) -> Callable[[int, int, int, int, int], Tensor]:
         """The same from one shard of the data, if the problem has shards."""
-        draw: Callable[[int, int, int, int, int], Tensor] = self.problem.samples_of_shard  # type: ignore[attr-defined]
-        steps = self.local_steps
-        return lambda seed, first, count, shard, shards: self._by_job(
-            draw(seed, first * steps, count * steps, shard, shards)
-        )
+        draw, steps = self.problem.samples_of_shard, self.local_steps  # type: ignore[attr-defined]
+        return lambda seed, first, count, *shard: self._by_job(draw(seed, first * steps, count * steps, *shard))
 
     def _by_job(self, samples: Tensor) -> Tensor:
         jobs: Tensor = samples.unflatten(0, (-1, self.local_steps))
@@ -139,9 +132,7 @@ class LocalSteps:
 
         if isinstance(steps, int):
             require("local_steps", steps, 1 <= steps <= self.local_steps, f"from 1 to {self.local_steps}")
-            end, state = self.optimizer.run(x, state, gradient, steps)
-        else:
-            end, state = self.optimizer.run_each(x, state, gradient, steps, self.local_steps)
+        end, state = self.optimizer.run(x, state, gradient, steps, self.local_steps)
         grad = x - end
         if self.scaled:
             exact = steps.double() if isinstance(steps, Tensor) else steps
@@ -218,21 +209,17 @@ class InnerOptimizer:
         """The state with an empty tensor as its iterate."""
         return self.with_iterate(state, self.rule.query(state)[..., :0].clone())
 
-    def run(self, x: Tensor, state: Any, gradient: Gradient, steps: int) -> tuple[Tensor, Any]:
-        """The point after a number of steps from ``x``, and the state to carry over."""
-        if self._in_place_pays(x):
+    def run(self, x: Tensor, state: Any, gradient: Gradient, steps: Count, maximum: int = 0) -> tuple[Tensor, Any]:
+        """The point after a number of steps from ``x``, and the state to carry over.
+
+        Where ``steps`` is a tensor, each run takes its own number, at most ``maximum``, and then stays where it is.
+        """
+        if isinstance(steps, int) and self._in_place_pays(x):
             return self._run_in_place(x, state, gradient, steps)
         state = self.with_iterate(state, x)
-        for h in range(steps):
-            state = self.rule.update(state, gradient(self.rule.query(state), h), 0)
-        return self.rule.query(state), self.without_iterate(state)
-
-    def run_each(self, x: Tensor, state: Any, gradient: Gradient, steps: Tensor, maximum: int) -> tuple[Tensor, Any]:
-        """The same where each run takes its own number of steps and then stays where it is."""
-        state = self.with_iterate(state, x)
-        for h in range(maximum):
+        for h in range(steps if isinstance(steps, int) else maximum):
             after = self.rule.update(state, gradient(self.rule.query(state), h), 0)
-            state = _where(steps > h, after, state)
+            state = after if isinstance(steps, int) else _where(steps > h, after, state)
         return self.rule.query(state), self.without_iterate(state)
 
     def _in_place_pays(self, x: Tensor) -> bool:

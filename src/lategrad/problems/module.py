@@ -81,55 +81,41 @@ class ModuleProblem:
     strong_convexity = None
 
     def __init__(
-        self,
-        module: nn.Module,
-        data: Any,
-        loss: Callable[[Any, Tensor], Tensor] | None = None,
-        *,
-        batch: int = 64,
-        sampling: str = "iid",
-        evaluate: int | None = None,
-        micro_batch: int | None = None,
-        test: Any = None,
-        validation: float = 0.0,
-        evaluate_held_out: int | None = None,
-        metrics: Mapping[str, Callable[[Any, Tensor], Tensor]] | None = None,
-        columns: Columns | None = None,
-    ) -> None:
+        self, module: nn.Module, data: Any, loss: Callable[[Any, Tensor], Tensor] | None = None, *, batch: int = 64,
+        sampling: str = "iid", evaluate: int | None = None, micro_batch: int | None = None, test: Any = None,
+        validation: float = 0.0, evaluate_held_out: int | None = None,
+        metrics: Mapping[str, Callable[[Any, Tensor], Tensor]] | None = None, columns: Columns | None = None,
+    ) -> None:  # fmt: skip
         counts = {"evaluate": evaluate, "micro_batch": micro_batch, "evaluate_held_out": evaluate_held_out}
         for name, value in counts.items():
             require(name, value, value is None or (isinstance(value, int) and value >= 1), "an integer >= 1, or None")
-        _require_module(module)
+        if isinstance(module, type) and issubclass(module, nn.Module):
+            raise ValueError(f"module must be a module, got the class {module.__name__}: call it, "
+                             f"{module.__name__}(...)")  # fmt: skip
+        require("module", type(module).__name__, isinstance(module, nn.Module), "a torch.nn.Module")
         self.metrics = _checked_metrics(metrics)
         self.module = copy.deepcopy(module)
-        tracking = set(map(id, tracking_layers(self.module)))
-        self._tracking = [name for name, layer in self.module.named_modules() if id(layer) in tracking]
+        self._tracking = list(tracking_layers(self.module))
         self.training = FlatModule(stop_tracking(copy.deepcopy(module)))
         self.evaluated = FlatModule(copy.deepcopy(module).eval())
         self.blocks = Blocks.of_module(module)
         self.dim = self.training.dim
         require("module", module, self.dim > 0, "a module with parameters to train")
-
         self.data, self.splits = data, split_data(data, test, validation, evaluate, columns)
         require("metrics", list(self.metrics), self.splits.held_out is not None or not self.metrics,
                 "None without held-out data, on which they are taken: give test= or validation=")  # fmt: skip
-        self.evaluate, self.evaluate_held_out = evaluate, evaluate_held_out
+        self.evaluate, self.evaluate_held_out, self.micro_batch = evaluate, evaluate_held_out, micro_batch
         self.minibatches = Minibatches(len(self.splits.loss_rows), batch, sampling)
-        self.micro_batch = micro_batch
         self.evaluation_rows = _EVALUATION_ROWS
         self.loss_of_batch: Value = loss or (_cross_entropy if self.splits.has_classes else _half_mse)
         self._takes_many_runs = True
 
     def fingerprint(self) -> str:
-        """The data, the module with its shapes and all that is not trained, and the name of the loss.
-
-        Not the first parameters: they are random, and a resumed run has others.
-        """
+        """Data, module with all that is not trained, name of the loss; not the first parameters, which are random."""
         contents = hashlib.sha256(self.splits.loss_rows.fingerprint())
         trained = {block.name: block.shape for block in self.blocks.parts}
         contents.update(repr(list(trained.items())).encode())
-        fixed = [part for name, part in self.module.state_dict().items() if name not in trained]
-        for part in fixed:
+        for part in (part for name, part in self.module.state_dict().items() if name not in trained):
             contents.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         loss = getattr(self.loss_of_batch, "__name__", type(self.loss_of_batch).__name__)
         return f"{self.module} {loss} {contents.hexdigest()}"
@@ -144,9 +130,8 @@ class ModuleProblem:
         module = FlatModule(self.module).copy_at(x)
         self._prepare(x)
         for name in self._tracking:
-            module.get_submodule(name).load_state_dict(
-                dict(self.evaluated.module.get_submodule(name).named_buffers()), strict=False
-            )
+            statistics = dict(self.evaluated.module.get_submodule(name).named_buffers())
+            module.get_submodule(name).load_state_dict(statistics, strict=False)
         return module
 
     # ---- Samples
@@ -340,17 +325,8 @@ class ModuleProblem:
         return moved
 
     def __repr__(self) -> str:
-        batches = self.minibatches
-        return (
-            f"{type(self).__name__}({type(self.module).__name__} with {self.dim} parameters, {self.splits.name}, "
-            f"batch={batches.batch}, sampling={batches.sampling!r})"
-        )
-
-
-def _require_module(module: object) -> None:
-    if isinstance(module, type) and issubclass(module, nn.Module):
-        raise ValueError(f"module must be a module, got the class {module.__name__}: call it, {module.__name__}(...)")
-    require("module", type(module).__name__, isinstance(module, nn.Module), "a torch.nn.Module")
+        return (f"{type(self).__name__}({type(self.module).__name__} with {self.dim} parameters, {self.splits.name}, "
+                f"batch={self.minibatches.batch}, sampling={self.minibatches.sampling!r})")  # fmt: skip
 
 
 def _checked_metrics(metrics: Mapping[str, Value] | None) -> dict[str, Value]:

@@ -48,11 +48,9 @@ class ConvexProblem(Protocol):
 
     def value_and_gradient(self, x: Tensor) -> tuple[float, Tensor]:
         """The objective and its float64 gradient on all the data, computed in the dtype of ``x``."""
-        ...
 
     def fingerprint(self) -> str:
         """A text that differs between objectives."""
-        ...
 
 
 class Optimum(NamedTuple):
@@ -106,7 +104,10 @@ def minimum(
         raise RuntimeError(f"the minimum is only known up to {best.gap:.2g}, not {tolerance:.2g}: raise tolerance, "
                            "or add l2")  # fmt: skip
     if cache:
-        _write(path, best)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        numbers = {name: torch.tensor(getattr(best, name), dtype=torch.float64) for name in ("value", "gap")}
+        with replacing(path) as part:
+            save_file({"x": best.x, **numbers}, part)
     return best
 
 
@@ -143,8 +144,7 @@ def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optim
 def _descend(problem: ConvexProblem, domain: ConvexSet, x: Tensor, tolerance: float) -> Optimum:
     """Accelerated projected gradient descent, for sets of which only the projection is known.
 
-    The step size is halved until the quadratic bound of smoothness holds, and the momentum restarts where it would
-    lead uphill.
+    The learning rate is halved until the bound of smoothness holds; the momentum restarts where it would lead uphill.
     """
     best = Optimum(x, math.inf, math.inf)
     y, momentum, step = x, 1.0, 1.0
@@ -206,10 +206,3 @@ def _read(path: Path) -> Optimum | None:
     except (FileNotFoundError, SafetensorError):
         return None  # missing or damaged: computed again
     return Optimum(stored["x"], stored["value"].item(), stored["gap"].item())
-
-
-def _write(path: Path, best: Optimum) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    numbers = {name: torch.tensor(getattr(best, name), dtype=torch.float64) for name in ("value", "gap")}
-    with replacing(path) as part:
-        save_file({"x": best.x, **numbers}, part)

@@ -42,48 +42,38 @@ class Problem(Protocol):
     @property
     def dim(self) -> int:
         """Length of the parameter vector."""
-        ...
 
     def start(self) -> Tensor:
         """The usual first point, shape ``(dim,)``; its dtype and device are the problem's."""
-        ...
 
     def samples(self, seed: int, first: int, count: int) -> Tensor:
         """Samples number ``first, ..., first + count - 1`` (from 0) of a stream; on the CPU."""
-        ...
 
     def labels(self, samples: Tensor) -> Tensor | None:
         """The classes of the rows in samples, ``(count, batch)``; None where there are no classes."""
-        ...
 
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
         """Stochastic gradients at ``x`` of shape ``(*streams, *runs, dim)``.
 
         ``sample`` has shape ``(*streams, ...)``: runs that share a stream share the sample.
         """
-        ...
 
     def loss(self, x: Tensor) -> Tensor:
         """The objective f itself (all the training data), float64, shape ``(*runs, 1)``."""
-        ...
 
     def accuracy(self, x: Tensor) -> Tensor | None:
         """Share of the test data classified correctly, float64 ``(*runs, 1)``; None where meaningless."""
-        ...
 
     @property
     def smoothness(self) -> float | None:
         """The paper's L: a Lipschitz constant of the gradient; None if unknown."""
-        ...
 
     @property
     def strong_convexity(self) -> float | None:
         """The paper's H, None if unknown; 0 for a convex objective that is not strongly convex."""
-        ...
 
     def to(self: Self, device: torch.device | str) -> Self:
         """The same problem with its data on a device."""
-        ...
 
 
 class Measures(NamedTuple):

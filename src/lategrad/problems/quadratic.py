@@ -33,21 +33,15 @@ class Quadratic:
     name = "quadratic"
 
     def __init__(
-        self,
-        dim: int = 10,
-        smoothness: float = 1.0,
-        strong_convexity: float = 0.1,
-        noise: Scalar = 1.0,
-        optimum: Tensor | None = None,
-        dtype: torch.dtype = torch.float64,
-    ) -> None:
+        self, dim: int = 10, smoothness: float = 1.0, strong_convexity: float = 0.1, noise: Scalar = 1.0,
+        optimum: Tensor | None = None, dtype: torch.dtype = torch.float64,
+    ) -> None:  # fmt: skip
         require("dim", dim, isinstance(dim, int) and dim >= 1, "an integer >= 1")
         require_number("smoothness", smoothness, low=0, strict=True)
         require_number("strong_convexity", strong_convexity, low=0)
         require("strong_convexity", strong_convexity, strong_convexity <= smoothness, f"<= smoothness = {smoothness}")
         require_number("noise", noise, low=0)
-        if optimum is None:
-            optimum = torch.full((dim,), dim**-0.5)
+        optimum = torch.full((dim,), dim**-0.5) if optimum is None else optimum
         require("optimum", optimum, optimum.shape == (dim,), f"a vector of length {dim}")
         self.dim, self.noise = dim, noise
         self.smoothness, self.strong_convexity = smoothness, strong_convexity
@@ -86,9 +80,7 @@ class Quadratic:
 
     def to(self, device: torch.device | str) -> Quadratic:
         moved = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(moved, name, value.to(device))
+        vars(moved).update({name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
         return moved
 
     def __repr__(self) -> str:

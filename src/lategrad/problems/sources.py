@@ -7,9 +7,11 @@ run on any source except a stream can be replayed.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from lategrad.support.seeds import Stream, derived_seed
 from lategrad.support.validation import require
 
+PathLike = str | os.PathLike[str]
 Inputs = Tensor | dict[str, Tensor]
 """What a module is called with: a tensor, or its keyword arguments by name."""
 
@@ -44,17 +47,15 @@ class Source(Protocol):
 
     def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
         """Inputs and targets of row numbers, whose shape comes first in theirs."""
-        ...
 
     def fingerprint(self) -> bytes:
         """Differs between sources."""
-        ...
 
     def to(self, device: torch.device | str) -> Source:
         """The same with what is in memory, and the rows, on a device."""
-        ...
 
 
+@dataclass(eq=False, repr=False)
 class Tensors:
     """Rows in memory.
 
@@ -63,10 +64,9 @@ class Tensors:
             [0., 1.]]), tensor([2, 0]))
     """
 
+    x: Inputs
+    y: Tensor
     on_device = True
-
-    def __init__(self, x: Inputs, y: Tensor) -> None:
-        self.x, self.y = x, y
 
     def __len__(self) -> int:
         return len(self.y)
@@ -149,29 +149,20 @@ class NpyRows:
 
     on_device = False
 
-    def __init__(
-        self, x: str | os.PathLike[str], y: str | os.PathLike[str], *, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, x: PathLike, y: PathLike, *, device: torch.device | str = "cpu") -> None:
         self.paths, self.device = (Path(x).resolve(), Path(y).resolve()), torch.device(device)
-        self._open()
-        lengths = [len(array) for array in self._arrays]
-        require("y", str(y), lengths[0] == lengths[1], f"as long as x: they have {lengths[0]} and {lengths[1]} rows")
-
-    def _open(self) -> None:
         for path in self.paths:
             if not path.is_file():
                 raise FileNotFoundError(f"there is no file {str(path)!r}: check the path")
         self._arrays = [np.load(path, mmap_mode="r", allow_pickle=False) for path in self.paths]
+        rows, targets = map(len, self._arrays)
+        require("y", str(y), rows == targets, f"as long as x: they have {rows} and {targets} rows")
 
     def __len__(self) -> int:
         return len(self._arrays[1])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"paths": self.paths, "device": self.device}  # not the arrays, which would be read in full
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(NpyRows, device=self.device), self.paths  # not the arrays, which would be read in full
 
     def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
         index = numbers.cpu().numpy()
@@ -222,19 +213,17 @@ class Batches:
         return map_inputs(lambda values: values.to(self.device), inputs), targets.to(self.device)
 
     def _endless(self, seed: int) -> Iterator[Any]:
-        epoch = 0
-        while True:
+        for epoch in itertools.count():
             empty = True
             for batch in self.factory(seed if epoch == 0 else derived_seed(seed, Stream.EPOCHS, epoch)):
                 empty = False
                 yield batch
             require("data", self.factory, not empty, "a factory of iterables with at least one batch")
-            epoch += 1
 
     def rows(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
         """Of samples ``(*streams, 2)``: the seed of the stream and the number of the batch."""
-        inputs, targets = zip(*[self.batch(seed, number) for seed, number in numbers.reshape(-1, 2).tolist()],
-                              strict=True)  # fmt: skip
+        batches = [self.batch(seed, number) for seed, number in numbers.reshape(-1, 2).tolist()]
+        inputs, targets = zip(*batches, strict=True)
         sizes = sorted({len(y) for y in targets})
         require("data", sizes, len(sizes) == 1, "batches of one size where several are stacked: drop_last=True")
         if numbers.dim() == 1:
@@ -248,12 +237,10 @@ class Batches:
 
     def first_rows(self, count: int) -> Tensors:
         """At least ``count`` rows of the stream of seed 0, in memory."""
-        inputs: list[Inputs] = []
-        targets: list[Tensor] = []
-        while sum(map(len, targets)) < count:
-            x, y = self.batch(0, len(targets))
-            inputs.append(x)
-            targets.append(y)
+        batches: list[tuple[Inputs, Tensor]] = []
+        while sum(len(targets) for _, targets in batches) < count:
+            batches.append(self.batch(0, len(batches)))
+        inputs, targets = zip(*batches, strict=True)
         return Tensors(_join(torch.cat, inputs), torch.cat(targets))
 
     def to(self, device: torch.device | str) -> Batches:

@@ -1,9 +1,7 @@
 """Problems whose workers have state: a job is more than one gradient, and its worker's optimizer state outlives it.
 
-The worker of a plain problem computes one gradient and forgets it. The worker of a :class:`StatefulProblem` also has a
-state that each job changes, such as the moments of a local optimizer. The state never travels: the host of a worker
-holds it, and it is lost with the worker. Hosts serve both kinds of problem with the same lines,
-:func:`init_worker_state` when a worker joins and :func:`run_job` for each of its jobs.
+The state, such as the moments of a local optimizer, never travels: the host of a worker holds it, and it is lost with
+the worker. Hosts serve plain problems too with :func:`init_worker_state` for each worker and :func:`run_job` for a job.
 """
 
 from __future__ import annotations
@@ -34,15 +32,12 @@ class StatefulProblem(Problem, Protocol):
     @property
     def local_steps(self) -> int:
         """H, the maximum number of local steps in a job."""
-        ...
 
     def init_worker_state(self, x: Tensor) -> Any:
         """State of a new worker: a tree of tensors with the run dimensions of ``x``, independent of its values."""
-        ...
 
     def run_job(self, x: Tensor, sample: Tensor, state: Any, local_steps: Count | None = None) -> JobResult:
         """One job at ``x`` of 1 to H ``local_steps`` (H by default); shapes as in ``gradient``."""
-        ...
 
 
 def is_stateful(problem: Problem) -> TypeGuard[StatefulProblem]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +25,10 @@ _ROWS = 12  # its rows, at most
 
 
 class DelayReport(NamedTuple):
-    """The result of :meth:`DelayRecorder.summary`; delays are in updates."""
+    """The result of :meth:`DelayRecorder.summary`: numbers of gradients, and delays in updates."""
 
     applied: int
-    """Number of applied gradients."""
     dropped: int
-    """Number of dropped gradients."""
     min: int
     mean: float
     median: float
@@ -75,24 +74,16 @@ class DelayRecorder:
         self.by_worker: Counter[object] = Counter()
         """Applied gradients of each named worker."""
         self.dropped_by_worker: Counter[object] = Counter()
-        self._weights: dict[int, float] = {}
+        self._weights = defaultdict[int, float](float)
         self._recent: deque[tuple[int, float]] = deque(maxlen=window)
         self._lengths, self._distances, self._cosines = _Mean(), _Mean(), _Mean()
         self._last_point: Tensor | None = None
         self._last_grad: Tensor | None = None
 
     def observe(
-        self,
-        issued: int,
-        applied: int,
-        grad: Vector | None = None,
-        weight: float = 1.0,
-        *,
-        at: Vector | None = None,
-        now: Vector | None = None,
-        worker: object = None,
-        dropped: bool = False,
-    ) -> None:
+        self, issued: int, applied: int, grad: Vector | None = None, weight: float = 1.0, *, at: Vector | None = None,
+        now: Vector | None = None, worker: object = None, dropped: bool = False,
+    ) -> None:  # fmt: skip
         """Record a gradient that is about to be applied, or dropped.
 
         Args:
@@ -115,25 +106,19 @@ class DelayRecorder:
             self.dropped[delay] += 1
             return
         self.counts[delay] += 1
-        self._weights[delay] = self._weights.get(delay, 0.0) + weight
+        self._weights[delay] += weight
         self._recent.append((delay, weight))
         if grad is not None:
-            self._compare(_flat(grad))
+            last, self._last_grad = self._last_grad, _flat(grad)
+            if last is not None and last.any() and self._last_grad.any():
+                self._cosines.add(float(cosine_similarity(self._last_grad.double(), last.double(), dim=0)))
         if (now is None) != (at is None):
             raise ValueError("at and now must be given together: the parameters of the gradient and the present ones")
         if now is not None and at is not None:
-            self._measure(_flat(at), _flat(now))
-
-    def _compare(self, grad: Tensor) -> None:
-        if self._last_grad is not None and grad.any() and self._last_grad.any():
-            self._cosines.add(float(cosine_similarity(grad.double(), self._last_grad.double(), dim=0)))
-        self._last_grad = grad
-
-    def _measure(self, at: Tensor, now: Tensor) -> None:
-        if self._last_point is not None:
-            self._lengths.add(float((now - self._last_point).double().norm()))
-        self._distances.add(float((now - at).double().norm()))
-        self._last_point = now
+            point, self._last_point = self._last_point, _flat(now)
+            if point is not None:
+                self._lengths.add(float((self._last_point - point).double().norm()))
+            self._distances.add(float((self._last_point - _flat(at)).double().norm()))
 
     def summary(self) -> DelayReport:
         """The report on the whole run."""
@@ -141,9 +126,9 @@ class DelayRecorder:
 
     def recent(self) -> DelayReport:
         """The report on the last applied gradients (``window``); drops, drift and cosines are of the whole run."""
-        weights: dict[int, float] = {}
+        weights = defaultdict[int, float](float)
         for delay, weight in self._recent:
-            weights[delay] = weights.get(delay, 0.0) + weight
+            weights[delay] += weight
         return self._report(Counter(delay for delay, _ in self._recent), weights)
 
     def _report(self, counts: Mapping[int, int], weights: Mapping[int, float]) -> DelayReport:
@@ -151,18 +136,13 @@ class DelayRecorder:
         delays = sorted(counts)
         length, distance = self._lengths.mean, self._distances.mean
         return DelayReport(
-            applied=total,
-            dropped=sum(self.dropped.values()),
-            min=delays[0] if delays else 0,
+            applied=total, dropped=sum(self.dropped.values()), distinct=len(delays),
+            min=delays[0] if delays else 0, max=delays[-1] if delays else 0,
             mean=sum(delay * count for delay, count in counts.items()) / total if total else math.nan,
-            median=_quantile(delays, counts, 0.5 * total),
-            p95=_quantile(delays, counts, 0.95 * total),
-            max=delays[-1] if delays else 0,
+            median=_quantile(delays, counts, 0.5 * total), p95=_quantile(delays, counts, 0.95 * total),
             weighted_mean=sum(delay * share for delay, share in weights.items()) / weight if weight else math.nan,
-            distinct=len(delays),
-            drift=None if not length or distance is None else distance / length,
-            cosine=self._cosines.mean,
-        )
+            drift=None if not length or distance is None else distance / length, cosine=self._cosines.mean,
+        )  # fmt: skip
 
     def histogram(self) -> str:
         """The delays as bars of text; a bar covers several delays where there are many."""
@@ -213,9 +193,5 @@ def _flat(vector: Vector) -> Tensor:
 
 def _quantile(delays: list[int], counts: Mapping[int, int], rank: float) -> float:
     """The smallest delay that at least ``rank`` gradients do not exceed."""
-    total = 0
-    for delay in delays:
-        total += counts[delay]
-        if total >= rank:
-            return float(delay)
-    return math.nan
+    totals = accumulate(counts[delay] for delay in delays)
+    return next((float(delay) for delay, total in zip(delays, totals, strict=True) if total >= rank), math.nan)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +32,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Point:
-    """The effect of one delay on one optimizer; means over seeds."""
+    """The effect of one delay on one optimizer; means over seeds, and their standard deviations (NaN with one seed)."""
 
     optimizer: str
     delay: int
     value: float
     spread: float
-    """Standard deviation over seeds; NaN with one seed."""
     gap: float
     """Loss against the same seed without delay; negative for a gain."""
     gap_spread: float
-    """Standard deviation over seeds; NaN with one seed."""
     updates: int
     """T, the number of updates. The last gradients of a run are still in flight at its end."""
     rounds: float
@@ -106,18 +105,10 @@ class Tolerance:
         updates = int(np.mean([run.updates[-1] for run in self._of(optimizer, delay)]))
         updates_to_match, slowdown = self._over_time(optimizer, delay)
         return Point(
-            optimizer=optimizer,
-            delay=delay,
-            value=float(values.mean()),
-            spread=_deviation(values),
-            gap=float(gaps.mean()),
-            gap_spread=_deviation(gaps),
-            updates=updates,
-            rounds=updates / (1 + delay),
-            updates_to_match=updates_to_match,
-            slowdown=slowdown,
-            verdict=self.verdict(optimizer, delay),
-        )
+            optimizer=optimizer, delay=delay, value=float(values.mean()), spread=_deviation(values),
+            gap=float(gaps.mean()), gap_spread=_deviation(gaps), updates=updates, rounds=updates / (1 + delay),
+            updates_to_match=updates_to_match, slowdown=slowdown, verdict=self.verdict(optimizer, delay),
+        )  # fmt: skip
 
     def points(self) -> list[Point]:
         """All points, by optimizer and delay."""
@@ -169,14 +160,10 @@ class Tolerance:
             cost: as a share of the value without delay; by default that of the study.
             optimizer: its name.
         """
-        allowed = (self.cost if cost is None else cost) * abs(self.values(optimizer, 0).mean())
-        largest = 0
-        for delay in self.delays:
-            gap = self._worse(self.values(optimizer, delay), self.values(optimizer, 0)).mean()
-            if not gap <= allowed:
-                break
-            largest = delay
-        return largest
+        base = self.values(optimizer, 0)
+        allowed = (self.cost if cost is None else cost) * abs(base.mean())
+        gaps = {delay: self._worse(self.values(optimizer, delay), base).mean() for delay in self.delays}
+        return max(takewhile(lambda delay: gaps[delay] <= allowed, self.delays), default=0)
 
     def table(self) -> str:
         """All points as a Markdown table, and for each optimizer the delay that it tolerates."""

@@ -6,7 +6,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,17 +109,24 @@ class Wrap:
         return self.wrapped
 
 
-def run_training(train: Train, task: Task, build: Build | None = None, stages: int | None = None) -> Run:
+def run_training(train: Train, builders: Mapping[str, Build | None], stages: int | None, task: Task) -> Run:
     """Run a training function once, with all global random generators at the task's seed."""
     random.seed(task.seed)
     np.random.seed(task.seed)
     torch.manual_seed(task.seed)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    wrap, begin = Wrap(task, build, stages), time.perf_counter()
-    updates, values = [], []
+    wrap, begin = Wrap(task, builders[task.optimizer], stages), time.perf_counter()
+    updates, values = list[int](), list[float]()
 
-    def record(value: Any) -> None:
+    def given() -> Iterator[Any]:
+        result = train(wrap)
+        if isinstance(result, Generator):
+            result = yield from result
+        if result is not None or not values:
+            yield result
+
+    for value in given():
         if wrap.wrapped is None:
             raise RuntimeError("the training function gave a value before it called wrap(optimizer)")
         try:
@@ -128,22 +135,7 @@ def run_training(train: Train, task: Task, build: Build | None = None, stages: i
             raise TypeError(f"the training function must give numbers, got {value!r}") from None
         values.append(number if math.isfinite(number) else math.nan)
         updates.append(wrap.wrapped.updates)
-
-    result = train(wrap)
-    if isinstance(result, Generator):
-        result = _drain(result, record)
-    if result is not None or not values:
-        record(result)
     return Run(task, tuple(updates), tuple(values), time.perf_counter() - begin, _peak_memory())
-
-
-def _drain(values: Generator[Any, None, Any], record: Callable[[Any], None]) -> Any:
-    """Record the values of a generator, and return its return value."""
-    while True:
-        try:
-            record(next(values))
-        except StopIteration as end:
-            return end.value
 
 
 def _peak_memory() -> int:

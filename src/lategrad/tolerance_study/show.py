@@ -28,16 +28,12 @@ _MEANING = {
 
 
 def _cells(point: Point) -> tuple[str, ...]:
-    return (
-        point.optimizer,
-        str(point.delay),
-        f"{point.value:.4g}{_plus_minus(point.spread)}",
-        "" if point.delay == 0 else f"{point.gap:+.3g}{_plus_minus(point.gap_spread)}",
-        f"{point.updates:,}",
-        f"{point.rounds:,.0f}",
-        "" if point.slowdown is None or point.delay == 0 else f"{point.slowdown:.2f}x",
-        "" if point.delay == 0 else point.verdict,
-    )
+    value, size = f"{point.value:.4g}{_plus_minus(point.spread)}", (f"{point.updates:,}", f"{point.rounds:,.0f}")
+    if point.delay == 0:
+        return point.optimizer, "0", value, "", *size, "", ""
+    gap = f"{point.gap:+.3g}{_plus_minus(point.gap_spread)}"
+    slowdown = "" if point.slowdown is None else f"{point.slowdown:.2f}x"
+    return point.optimizer, str(point.delay), value, gap, *size, slowdown, point.verdict
 
 
 def _plus_minus(spread: float) -> str:
@@ -56,9 +52,7 @@ def conclusions(result: Tolerance) -> list[str]:
 def table(result: Tolerance) -> str:
     rows = [_COLUMNS, *(_cells(point) for point in result.points())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
+    lines = [f"| {' | '.join(map(str.ljust, row, widths))} |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join([*lines, "", *conclusions(result)])
 
@@ -115,9 +109,8 @@ def page(result: Tolerance) -> str:
     plot(result).savefig(drawing, format="svg")
     picture = drawing.getvalue()
     head = "".join(f"<th>{escape(name)}</th>" for name in _COLUMNS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(point)) + "</tr>" for point in result.points()
-    )
+    rows = ["".join(f"<td>{escape(cell)}</td>" for cell in _cells(point)) for point in result.points()]
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
     sentences = "".join(f"<li>{escape(line)}</li>" for line in conclusions(result))
     used = dict.fromkeys(point.verdict for point in result.points() if point.delay > 0)
     meaning = "".join(f"<dt>{verdict}</dt><dd>{_MEANING[verdict]}</dd>" for verdict in used)

@@ -30,18 +30,10 @@ DELAYS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 def tolerance(
-    train: Train,
-    delays: Sequence[int] = DELAYS,
-    optimizers: Optimizers | None = None,
-    seeds: int = 2,
-    *,
-    profile: str | None = None,
-    better: str = "lower",
-    cost: float = 0.05,
-    workers: int | str = 1,
-    out: str | os.PathLike[str] | None = None,
-    progress: bool | None = None,
-) -> Tolerance:
+    train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimizers | None = None, seeds: int = 2, *,
+    profile: str | None = None, better: str = "lower", cost: float = 0.05, workers: int | str = 1,
+    out: str | os.PathLike[str] | None = None, progress: bool | None = None,
+) -> Tolerance:  # fmt: skip
     """Measure which delay a training tolerates: run it at every delay, and report the cost of each.
 
     Args:
@@ -89,14 +81,15 @@ def tolerance(
     require("optimizers", optimizers, len(builders) == 1 + len(optimizers or {}), f"without the name {OWN!r}")
     tasks = [Task(name, delay, seed) for name in builders for delay in delays for seed in range(seeds)]
     about: dict[str, Any] = {"train": _identity(train), "profile": profile, "better": better}
-    store = _RunStore(None if out is None else Path(out), about)
-    done = {task: run for task in tasks if (run := store.load(task)) is not None}
+    store = None if out is None else _RunStore(Path(out), about)
+    done = {} if store is None else {task: run for task in tasks if (run := store.load(task)) is not None}
     remaining = [task for task in tasks if task not in done]
-    job = partial(_job, train, stages, builders)
+    job = partial(run_training, train, builders, stages)
     show = sys.stderr.isatty() if progress is None else progress
     for run in track(_execute(job, remaining, workers), "runs", len(remaining), console=Console(stderr=True),
                      transient=True, disable=not show):  # fmt: skip
-        store.save(run)
+        if store is not None:
+            store.save(run)
         done[run.task] = run
     result = Tolerance(tuple(done[task] for task in tasks), better=better, cost=cost, profile=profile,
                        name=about["train"]["name"])  # fmt: skip
@@ -104,10 +97,6 @@ def tolerance(
         warnings.warn("all seeds gave the same values: the training sets its own seed (wrap.seed is the run's)",
                       stacklevel=2)  # fmt: skip
     return result
-
-
-def _job(train: Train, stages: int | None, builders: dict[str, Build | None], task: Task) -> Run:
-    return run_training(train, task, builders[task.optimizer], stages)
 
 
 def _identity(train: Train) -> dict[str, str]:
@@ -162,35 +151,29 @@ def parallel_runs(memory: int) -> int:
 
 
 class _RunStore:
-    """Finished runs in a folder, a file for each; without a folder nothing is stored."""
+    """Finished runs in a folder, a file for each."""
 
-    def __init__(self, folder: Path | None, about: dict[str, Any]) -> None:
-        self._folder = None if folder is None else folder / "runs"
-        if folder is None or self._folder is None:
-            return
+    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+        self._folder = folder / "runs"
         self._folder.mkdir(parents=True, exist_ok=True)
         description = folder / "study.json"
-        if description.exists():
-            before = json.loads(description.read_text())
-            for name, value in about.items():
-                if before.get(name) != value:
-                    raise ValueError(f"out must be another folder: the runs in {str(folder)!r} had {name} "
-                                     f"{before.get(name)}, not {value}")  # fmt: skip
+        before = json.loads(description.read_text()) if description.exists() else about
+        for name, value in about.items():
+            if before.get(name) != value:
+                raise ValueError(f"out must be another folder: the runs in {str(folder)!r} had {name} "
+                                 f"{before.get(name)}, not {value}")  # fmt: skip
         with replacing(description) as part:
             part.write_text(json.dumps(about, indent=1))
 
     def _path(self, task: Task) -> Path:
-        assert self._folder is not None
         name = "".join(c if c.isalnum() or c in "-_." else "_" for c in task.optimizer)
         checksum = hashlib.sha256(task.optimizer.encode()).hexdigest()[:6]  # names may differ in other characters only
         return self._folder / f"{name}-{checksum}-delay{task.delay}-seed{task.seed}.json"
 
     def load(self, task: Task) -> Run | None:
-        if self._folder is None or not self._path(task).exists():
-            return None
-        return Run.from_json(json.loads(self._path(task).read_text()))
+        path = self._path(task)
+        return Run.from_json(json.loads(path.read_text())) if path.exists() else None
 
     def save(self, run: Run) -> None:
-        if self._folder is not None:
-            with replacing(self._path(run.task)) as part:
-                part.write_text(json.dumps(run.as_json()))
+        with replacing(self._path(run.task)) as part:
+            part.write_text(json.dumps(run.as_json()))
