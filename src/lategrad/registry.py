@@ -97,9 +97,7 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "fed-async": entry_of("outer: FedAsync, the workers' models mixed in by their delay", baselines.FedAsync),
 }
 
-
-_DOMAIN = {"domain": Option("domain", default="whole", convert=parse_set)}
-"""The option that every rule has."""
+_DOMAIN = {"domain": Option("domain", default="whole", convert=parse_set)}  # the option that every rule has
 
 
 class RuleSpec(Spec[AnyRule[Any]]):
@@ -139,16 +137,13 @@ def parse_rule(text: str, domain: ConvexSet | str | None = None) -> AnyRule[Any]
     return as_rule(read_rule(text).build(domain))
 
 
-_MEMBERS = ("domain", "init", "query", "update", "output")
-
-
 def as_rule(rule: AnyRule[Any] | str) -> AnyRule[Any]:
     """A rule from what users write: a rule, or a text such as ``steady:lr=1``."""
     if isinstance(rule, str):
         return parse_rule(rule)
     if isinstance(rule, type):
         raise ValueError(f"rule must be a rule, got the class {rule.__name__}: call it, {rule.__name__}(...)")
-    missing = [member for member in _MEMBERS if not hasattr(rule, member)]
+    missing = [member for member in ("domain", "init", "query", "update", "output") if not hasattr(rule, member)]
     if missing:
         remedy = ": give it a field domain = lategrad.WholeSpace(), or another set" if missing == ["domain"] else ""
         raise ValueError(f"rule must be a server rule, such as lategrad.Steady() or 'steady:lr=1', got "

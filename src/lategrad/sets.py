@@ -9,6 +9,7 @@ accumulated in float64, so that float32 entries of 1e30 do not overflow.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,8 +119,7 @@ class Ball(ConvexSet):
         """Shrink the vector from the centre to length ``radius`` where it is longer."""
         offset = self._from_center(x)
         length = norm(offset)
-        shrink = (self.radius / length).to(x.dtype)  # inf at the centre, where it is not used
-        on_sphere = offset * shrink
+        on_sphere = offset * (self.radius / length).to(x.dtype)  # inf at the centre, where it is not used
         if self.center is not None:
             on_sphere = self.center.to(x.dtype) + on_sphere
         return torch.where(length > self.radius, on_sphere, x)
@@ -166,8 +166,7 @@ class Box(ConvexSet):
         width = self.high - self.low
         if not isinstance(width, Tensor):
             return width * math.sqrt(dim)  # a number is good on every device
-        width = torch.as_tensor(width, dtype=torch.float64)
-        return norm(width.expand(torch.broadcast_shapes(width.shape, (dim,))))
+        return norm(width.double().expand(torch.broadcast_shapes(width.shape, (dim,))))
 
     def _bounds(self, like: Tensor) -> list[Tensor]:
         return [torch.as_tensor(bound, dtype=like.dtype, device=like.device) for bound in (self.low, self.high)]
@@ -280,7 +279,6 @@ class HalfSpace(ConvexSet):
         return math.inf
 
     def _excess(self, x: Tensor) -> Tensor:
-        """<a, x> - b in float64."""
         return _dot(self.normal, x) - self.offset
 
     def project(self, x: Tensor) -> Tensor:
@@ -289,14 +287,12 @@ class HalfSpace(ConvexSet):
         return (x - back * self.normal).to(x.dtype)
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
-        length = norm(self.normal)
-        return _near_zero(self._excess(x) / length, norm(x), tol)
+        return _near_zero(self._excess(x) / norm(self.normal), norm(x), tol)
 
     def support(self, direction: Tensor) -> Tensor:
         r""":math:`\lambda b` in the direction :math:`\lambda a`, :math:`\lambda \ge 0`; infinite in all others."""
         along = _dot(direction, self.normal) / norm(self.normal) ** 2
-        off = norm(direction - along * self.normal)
-        finite = (along >= 0) & (off <= 1e-12 * norm(direction))
+        finite = (along >= 0) & (norm(direction - along * self.normal) <= 1e-12 * norm(direction))
         return torch.where(finite, along * self.offset, math.inf)
 
 
@@ -316,36 +312,29 @@ class Product(ConvexSet):
     def __init__(self, *parts: tuple[ConvexSet, int]) -> None:
         require("parts", parts, len(parts) > 0, "at least one pair (set, size)")
         for part in parts:
-            is_pair = isinstance(part, tuple) and len(part) == 2
-            is_set = is_pair and callable(getattr(part[0], "project", None))
-            require("parts", part, is_set, "pairs (set, size)")
+            is_pair = isinstance(part, tuple) and len(part) == 2 and callable(getattr(part[0], "project", None))
+            require("parts", part, is_pair, "pairs (set, size)")
             require("size", part[1], isinstance(part[1], int) and part[1] > 0, "a positive integer")
         object.__setattr__(self, "parts", tuple(parts))
 
-    @property
-    def sizes(self) -> list[int]:
-        return [size for _, size in self.parts]
-
-    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
-        require("the sizes of the parts", self.sizes, sum(self.sizes) == x.shape[-1],
-                f"a split of the last dimension, {x.shape[-1]}")  # fmt: skip
-        return torch.split(x, self.sizes, dim=-1)
+    def _slices(self, x: Tensor) -> Iterator[tuple[ConvexSet, Tensor]]:
+        sets, sizes = [part for part, _ in self.parts], [size for _, size in self.parts]
+        valid = f"a split of the last dimension, {x.shape[-1]}"
+        require("the sizes of the parts", sizes, sum(sizes) == x.shape[-1], valid)
+        return zip(sets, torch.split(x, sizes, dim=-1), strict=True)
 
     @property
     def diameter(self) -> Scalar:
         return sum(part.diameter_in(size) ** 2 for part, size in self.parts) ** 0.5
 
     def project(self, x: Tensor) -> Tensor:
-        slices = zip(self.parts, self._split(x), strict=True)
-        return torch.cat([part.project(piece) for (part, _), piece in slices], dim=-1)
+        return torch.cat([part.project(piece) for part, piece in self._slices(x)], dim=-1)
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
-        slices = zip(self.parts, self._split(x), strict=True)
-        return torch.cat([part.contains(piece, tol) for (part, _), piece in slices], dim=-1).all(-1, keepdim=True)
+        return torch.cat([part.contains(piece, tol) for part, piece in self._slices(x)], dim=-1).all(-1, keepdim=True)
 
     def support(self, direction: Tensor) -> Tensor:
-        slices = zip(self.parts, self._split(direction), strict=True)
-        return torch.cat([part.support(piece) for (part, _), piece in slices], dim=-1).sum(-1, keepdim=True)
+        return torch.cat([part.support(piece) for part, piece in self._slices(direction)], dim=-1).sum(-1, keepdim=True)
 
 
 SETS: dict[str, Entry[ConvexSet]] = {
@@ -355,7 +344,6 @@ SETS: dict[str, Entry[ConvexSet]] = {
     "simplex": entry_of("non-negative, with a given sum", Simplex, "simplex or simplex:TOTAL"),
     "l1": entry_of("l1 ball around the origin", L1Ball, "l1:RADIUS"),
 }
-"""The constraint sets that have a name."""
 
 
 def parse_set(text: str) -> ConvexSet:

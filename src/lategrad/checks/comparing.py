@@ -15,8 +15,8 @@ Reference = Callable[[list[float], list[list[float]]], Sequence[Sequence[float]]
 """A plain transcription: from the start and the gradients to the points before each update and after all."""
 
 
-def assert_true(condition: bool, message: str) -> None:
-    if not condition:
+def assert_true(condition: bool | Tensor, message: str) -> None:
+    if not (condition.all() if isinstance(condition, Tensor) else condition):
         raise AssertionError(message)
 
 

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lategrad.checks.comparing import Reference, check_reference, gradients
-from lategrad.checks.machine import Machine, check_machine
+from lategrad.checks.machine import check_machine
 from lategrad.learners.learner import Learner, Linear
+from lategrad.rules.rule import Delay
+from lategrad.sets import ConvexSet
 from lategrad.support.validation import require
+
+
+@dataclass(frozen=True, eq=False)
+class _AsRule:
+    """A learner as a rule whose query is its play, on losses of weight 1 with the gradient as the next hint."""
+
+    learner: Learner[Any]
+
+    @property
+    def domain(self) -> ConvexSet:
+        return self.learner.domain
+
+    def init(self, x0: Tensor) -> Any:
+        return self.learner.init(x0)
+
+    def query(self, state: Any) -> Tensor:
+        return self.learner.predict(state)
+
+    output = query
+
+    def update(self, state: Any, grad: Tensor, delay: Delay) -> Any:
+        weight = torch.ones(*grad.shape[:-1], 1, dtype=torch.float64)
+        return self.learner.update(state, loss=Linear(weight, grad), hint=Linear(2 * weight, grad))
 
 
 def check_learner(
@@ -30,30 +56,15 @@ def check_learner(
     >>> import lategrad as lg
     >>> check_learner(lg.OGD(lr=0.5, domain=lg.Ball(1.0)), compile=False)
     """
-
     missing = [member for member in ("domain", "init", "predict", "update") if not hasattr(learner, member)]
     require("learner", type(learner).__name__, not missing, f"an online learner, with {', '.join(missing)}")
-
-    def update(part: Any, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
-        weight = torch.ones(*grad.shape[:-1], 1, dtype=torch.float64)
-        return part.update(state, loss=Linear(weight, grad), hint=Linear(2 * weight, grad))
-
-    machine = Machine(
-        kind="learner",
-        part=learner,
-        domain=learner.domain,
-        update=update,
-        points=lambda part, state: (part.predict(state),),
-        ticket=lambda part, state: part.predict(state)[..., :0],
-    )
-    check_machine(machine, dim, steps=6, seed=seed, compile=compile)
+    check_machine(_AsRule(learner), "learner", type(learner).__name__, dim, steps=6, seed=seed, compile=compile)
     if reference is not None:
         x0, grads = gradients(1, (dim,), seed + 1)[0], gradients(5, (dim,), seed)
         state = learner.init(x0)
         plays = [learner.predict(state)]
         for t, grad in enumerate(grads, start=1):
             loss = Linear(torch.tensor([float(t)], dtype=torch.float64), grad)
-            hint = Linear(loss.weight + 1, grad)
-            state = learner.update(state, loss, hint)
+            state = learner.update(state, loss, hint=Linear(loss.weight + 1, grad))
             plays.append(learner.predict(state))
         check_reference(plays, x0, grads, reference, "learner: the first plays differ from the reference")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,75 +10,59 @@ from torch import Tensor
 
 from lategrad.checks.comparing import assert_close, assert_true, gradients, pickled_copy
 from lategrad.execution import BACKENDS, UnsupportedError, in_place
-from lategrad.sets import ConvexSet
+from lategrad.rules.rule import AnyRule, apply_update, issue_ticket
 from lategrad.support.runs import map_tensors, owned, require_state, runs_shape, tensors, tree_structure
 from lategrad.support.torch_private import missing_compiler
 from lategrad.support.validation import require
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The common interface of rules and learners: a state, an update with a gradient, and points to compare."""
-
-    kind: str
-    part: Any
-    domain: ConvexSet
-    update: Callable[[Any, Any, Tensor, Tensor, Tensor], Any]
-    """From (part, state, gradient, delay, ticket) to the next state."""
-    points: Callable[[Any, Any], tuple[Tensor, ...]]
-    ticket: Callable[[Any, Any], Tensor]
-    """From (part, state) to the ticket of its query."""
-
-    def run(self, x0: Tensor, grads: Tensor, part: Any = None) -> list[Any]:
-        """All states, from the first to the one after the last gradient; delays 0, 1, 0, 1, ..."""
-        part = self.part if part is None else part
-        states = [part.init(x0)]
-        for t, grad in enumerate(grads):
-            ticket = self.ticket(part, states[t - t % 2])  # of the query that the gradient was computed at
-            states.append(self.update(part, states[-1], grad, torch.tensor(t % 2), ticket))
-        return states
-
-
-def check_machine(machine: Machine, dim: int, steps: int, seed: int, compile: bool) -> None:
-    name = f"{machine.kind} {type(machine.part).__name__}"
-    require("runs of the " + machine.kind, tuple(runs_shape(machine.part)), runs_shape(machine.part) == (),
+def check_machine(rule: AnyRule[Any], kind: str, title: str, dim: int, steps: int, seed: int, compile: bool) -> None:
+    """Check a rule, or a learner in the form of one; ``kind`` and ``title`` name it in messages."""
+    name = f"{kind} {title}"
+    require("runs of the " + kind, tuple(runs_shape(rule)), runs_shape(rule) == (),
             "none: check it with plain numbers as hyper-parameters")  # fmt: skip
     grads = gradients(steps, (3, dim), seed)
     x0 = gradients(1, (3, dim), seed + 1)[0]
-    _check_first_state(machine, name, x0)
-    states = machine.run(x0, grads)
-
-    _check_purity(machine, name, states, grads[-1])
-    _check_tickets(machine, name, states)
-    _check_shapes_and_dtypes(machine, name, dim, steps, seed)
-
-    again = machine.run(x0, grads, part=pickled_copy(machine.part, name))
+    _check_first_state(rule, name, title, x0)
+    states = _run(rule, x0, grads)
+    _check_purity(rule, name, states, grads[-1])
+    _check_tickets(rule, name, states)
+    _check_shapes_and_dtypes(rule, name, dim, steps, seed)
+    again = _run(pickled_copy(rule, name), x0, grads)
     assert_close(again[-1], states[-1], f"{name}: a pickled copy behaves differently")
 
     # Only rounding may differ: reductions may add in another order for another shape.
     for run in range(3):
-        alone = machine.run(x0[run], grads[:, run])[-1]
+        alone = _run(rule, x0[run], grads[:, run])[-1]
         row = map_tensors(lambda leaf, run=run: leaf[run], states[-1])  # type: ignore[misc]
         assert_close(alone, row, f"{name}: run {run} alone differs from run {run} in a batch", 1e-9, 1e-12)
     order = torch.tensor([2, 0, 1])
-    permuted = machine.run(x0[order], grads[:, order])[-1]
+    permuted = _run(rule, x0[order], grads[:, order])[-1]
     in_order = map_tensors(lambda leaf: leaf[order], states[-1])
     assert_close(permuted, in_order, f"{name}: permuting the runs does not permute the results", 1e-9, 1e-12)
 
     for state in states:
-        for point in machine.points(machine.part, state):
-            assert_true(bool(machine.domain.contains(point).all()), f"{name}: leaves its domain")
+        for point in (rule.query(state), rule.output(state)):
+            assert_true(rule.domain.contains(point), f"{name}: leaves its domain")
+    _check_saved_state(rule, name, states, grads)
+    _check_in_place(rule, name, grads, states, compile)
 
-    _check_saved_state(machine, name, states, grads)
-    _check_in_place(machine, name, x0, grads, states, compile)
+
+def _run(rule: AnyRule[Any], x0: Tensor, grads: Tensor) -> list[Any]:
+    """All states, from the first to the one after the last gradient; delays 0, 1, 0, 1, ..."""
+    states = [rule.init(x0)]
+    for t, grad in enumerate(grads):
+        ticket = issue_ticket(rule, states[t - t % 2])  # of the query that the gradient was computed at
+        states.append(apply_update(rule, states[-1], grad, torch.tensor(t % 2), ticket))
+    return states
 
 
-def _check_first_state(machine: Machine, name: str, x0: Tensor) -> None:
+def _check_first_state(rule: AnyRule[Any], name: str, title: str, x0: Tensor) -> None:
     """Require a state that hosts can store, and that does not share memory with the start."""
     start = x0.clone()
-    state = machine.part.init(start)
+    state = rule.init(start)
     try:
-        require_state(state, type(machine.part).__name__)
+        require_state(state, title)
     except ValueError as error:
         raise AssertionError(f"{name}: {error}") from None
     assert_true(len(tensors(state)) > 0, f"{name}: the state has no tensor in it")
@@ -90,13 +72,13 @@ def _check_first_state(machine: Machine, name: str, x0: Tensor) -> None:
                             f"as first_query(self, x0) of lategrad.rules does")  # fmt: skip
 
 
-def _check_purity(machine: Machine, name: str, states: list[Any], grad: Tensor) -> None:
+def _check_purity(rule: AnyRule[Any], name: str, states: list[Any], grad: Tensor) -> None:
     before = map_tensors(Tensor.clone, states[-2])
     grad_before, delay = grad.clone(), torch.tensor(1)
-    ticket = machine.ticket(machine.part, states[-3]).clone()
+    ticket = issue_ticket(rule, states[-3]).clone()
     ticket_before = ticket.clone()
-    first = machine.update(machine.part, states[-2], grad, delay, ticket)
-    second = machine.update(machine.part, states[-2], grad, delay, ticket)
+    first = apply_update(rule, states[-2], grad, delay, ticket)
+    second = apply_update(rule, states[-2], grad, delay, ticket)
     assert_close(first, second, f"{name}: the same input gives two outputs")
     assert_close(states[-2], before, f"{name}: update changes the state it was given")
     assert_close(grad, grad_before, f"{name}: update changes the gradient it was given")
@@ -109,9 +91,9 @@ def _check_purity(machine: Machine, name: str, states: list[Any], grad: Tensor) 
     assert_close(first, copy, f"{name}: the state shares memory with the ticket")
 
 
-def _check_tickets(machine: Machine, name: str, states: list[Any]) -> None:
+def _check_tickets(rule: AnyRule[Any], name: str, states: list[Any]) -> None:
     before = map_tensors(Tensor.clone, tuple(states))
-    tickets = [machine.ticket(machine.part, state) for state in states]
+    tickets = [issue_ticket(rule, state) for state in states]
     assert_close(tuple(states), before, f"{name}: issuing a ticket changes the state")
     for ticket in tickets:
         same_kind = ticket.dtype == tickets[0].dtype and ticket.shape == tickets[0].shape
@@ -119,59 +101,42 @@ def _check_tickets(machine: Machine, name: str, states: list[Any]) -> None:
         assert_true(ticket.shape[:-1] == (3,), f"{name}: a ticket has shape {tuple(ticket.shape)}")
 
 
-def _check_shapes_and_dtypes(machine: Machine, name: str, dim: int, steps: int, seed: int) -> None:
+def _check_shapes_and_dtypes(rule: AnyRule[Any], name: str, dim: int, steps: int, seed: int) -> None:
     for dtype in (torch.float32, torch.float64):
         for runs in ((), (1,), (2, 3)):
             x0 = gradients(1, (*runs, dim), seed, dtype)[0]
-            states = machine.run(x0, gradients(steps, (*runs, dim), seed, dtype))
+            states = _run(rule, x0, gradients(steps, (*runs, dim), seed, dtype))
             assert_true(all(tree_structure(state) == tree_structure(states[0]) for state in states),
                         f"{name}: the state changes its structure")  # fmt: skip
             kinds = [[(leaf.dtype, leaf.shape) for leaf in tensors(state)] for state in states]
             assert_true(all(kind == kinds[0] for kind in kinds), f"{name}: the state changes its dtypes or shapes")
-            for point in machine.points(machine.part, states[-1]):
+            for point in (rule.query(states[-1]), rule.output(states[-1])):
                 assert_true(point.dtype == dtype, f"{name}: a {dtype} start gives a {point.dtype} point")
                 assert_true(point.shape == x0.shape, f"{name}: a point has shape {tuple(point.shape)}")
 
 
-def _check_saved_state(machine: Machine, name: str, states: list[Any], grads: Tensor) -> None:
+def _check_saved_state(rule: AnyRule[Any], name: str, states: list[Any], grads: Tensor) -> None:
     buffer = io.BytesIO()
     torch.save(tensors(states[1]), buffer)
     buffer.seek(0)
     loaded = iter(torch.load(buffer, weights_only=True))
     state = map_tensors(lambda _: next(loaded), states[1])
     for t, grad in enumerate(grads[1:], start=1):
-        ticket = machine.ticket(machine.part, states[t - t % 2])
-        state = machine.update(machine.part, state, grad, torch.tensor(t % 2), ticket)
+        ticket = issue_ticket(rule, states[t - t % 2])
+        state = apply_update(rule, state, grad, torch.tensor(t % 2), ticket)
     assert_close(state, states[-1], f"{name}: a saved and loaded state continues differently")
 
 
-@dataclass(frozen=True, eq=False)
-class _AsRule:
-    """The members of a rule that an in-place update needs, for learners too."""
-
-    machine: Machine
-
-    def query(self, state: Any) -> Tensor:
-        return self.machine.points(self.machine.part, state)[0]
-
-    def ticket(self, state: Any) -> Tensor:
-        return self.machine.ticket(self.machine.part, state)
-
-    def update(self, state: Any, grad: Tensor, delay: Tensor, ticket: Tensor) -> Any:
-        return self.machine.update(self.machine.part, state, grad, delay, ticket)
-
-
-def _check_in_place(machine: Machine, name: str, x0: Tensor, grads: Tensor, states: list[Any], compile: bool) -> None:
-    """Compare every backend of this machine with the pure update: three runs at once, and one alone."""
+def _check_in_place(rule: AnyRule[Any], name: str, grads: Tensor, states: list[Any], compile: bool) -> None:
+    """Compare every backend that runs here with the pure update: three runs at once, and one alone."""
     for backend in [b for b in BACKENDS if b == "eager" or (compile and missing_compiler("cpu", b) is None)]:
         for runs in (slice(None), 0) if backend != "compile" else (slice(None),):
             past = [map_tensors(lambda leaf, runs=runs: leaf[runs], state) for state in states]  # type: ignore[misc]
             state = owned(past[0])
-            rule: Any = _AsRule(machine)
             try:
                 step = in_place(rule, state, backend=backend)
                 for t, grad in enumerate(grads[:, runs]):
-                    step(grad, t % 2, machine.ticket(machine.part, past[t - t % 2]).clone())
+                    step(grad, t % 2, issue_ticket(rule, past[t - t % 2]).clone())
             except UnsupportedError as error:  # not everything is arithmetic, but everything can be traced
                 assert_true(backend == "loops", f"{name}: {error}")
                 continue

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lategrad.checks.comparing import Reference, assert_close, assert_true, check_reference, gradients
-from lategrad.checks.machine import Machine, check_machine
+from lategrad.checks.machine import check_machine
 from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule, apply_update, first_state, issue_ticket
 from lategrad.support.options import Option, options_of
@@ -47,32 +46,23 @@ def check_rule(
     >>> check_rule(lg.SGD(lr=0.5, domain=lg.Ball(1.0)), compile=False)
     """
     rule = as_rule(rule)
-    machine = Machine(
-        kind="rule",
-        part=rule,
-        domain=rule.domain,
-        update=apply_update,
-        points=lambda part, state: (part.query(state), part.output(state)),
-        ticket=issue_ticket,
-    )
-    check_machine(machine, dim, steps=6, seed=seed, compile=compile)
+    check_machine(rule, "rule", type(rule).__name__, dim, steps=6, seed=seed, compile=compile)
     _check_sweeps(rule, dim, seed)
 
-    x0, grads = gradients(1, (2, dim), seed + 1)[0], gradients(5, (2, dim), seed)
-    state, other = rule.init(x0), (undelayed or rule).init(x0)
-    start = rule.domain.project(x0)
+    undelayed = undelayed or rule
+    x0, grads, zeros = gradients(1, (2, dim), seed + 1)[0], gradients(5, (2, dim), seed), torch.zeros(2, 1).long()
+    state, other, start = rule.init(x0), undelayed.init(x0), rule.domain.project(x0)
     assert_close(rule.query(state), start, "rule: the first query is not the projected start")
     assert_close(rule.output(state), start, "rule: the output before any update is not the projected start")
     queries = [rule.query(state)]
     for grad in grads:
-        before = state
-        state = apply_update(rule, state, grad, torch.tensor(0), issue_ticket(rule, state))
-        zeros, ticket = torch.zeros(2, 1, dtype=torch.int64), issue_ticket(undelayed or rule, other)
-        with_int = apply_update(rule, before, grad, 0, issue_ticket(rule, before))
+        ticket = issue_ticket(rule, state)
+        with_int = apply_update(rule, state, grad, 0, ticket)
+        state = apply_update(rule, state, grad, torch.tensor(0), ticket)
         assert_close(with_int, state, "rule: a delay that is an int gives something else than a tensor")
-        other = apply_update(undelayed or rule, other, grad, zeros, ticket)
+        other = apply_update(undelayed, other, grad, zeros, issue_ticket(undelayed, other))
         queries.append(rule.query(state))
-        assert_close(rule.query(state), (undelayed or rule).query(other), "rule: zero delay is not the undelayed rule")
+        assert_close(rule.query(state), undelayed.query(other), "rule: zero delay is not the undelayed rule")
     if reference is not None:
         first_run = [query[0] for query in queries]
         message = "rule: the first queries differ from the reference"
@@ -81,24 +71,21 @@ def check_rule(
 
 def _check_sweeps(rule: AnyRule[Any], dim: int, seed: int) -> None:
     """Whether two values of a hyper-parameter in one rule do what two rules do."""
-    for name, option, value, change in _numbers(rule):
+    for path, option, value in _numbers(rule):
         values = value, 0.75 * value
         try:
-            singles = [change(one) for one in values]
+            singles = [_with_number(rule, path, one) for one in values]
         except ValueError:  # not a valid value; the same one twice still tells the shapes
-            singles = [rule, rule]
-            values = value, value
+            singles, values = [rule, rule], (value, value)
         try:
-            sweep = change(torch.tensor(values, dtype=torch.float64).unsqueeze(-1))
-            got = _outputs(sweep, (2, dim), seed)
-            assert_close(
-                got, torch.stack([_outputs(one, (dim,), seed) for one in singles]), "the runs differ", 1e-9, 1e-12
-            )
+            sweep = _with_number(rule, path, torch.tensor(values, dtype=torch.float64).unsqueeze(-1))
+            expected = torch.stack([_outputs(one, (dim,), seed) for one in singles])
+            assert_close(_outputs(sweep, (2, dim), seed), expected, "the runs differ", 1e-9, 1e-12)
         except (AssertionError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
-            message = (f"rule {type(rule).__name__} cannot be swept over {name}: {reason} (a sweep makes it a tensor "
-                       f"of shape (*runs, 1): compute with torch, in float64, with as_number(delay) of lategrad.rules "
-                       f"for the delay, and branch on nothing)")  # fmt: skip
+            message = (f"rule {type(rule).__name__} cannot be swept over {path[-1]}: {reason} (a sweep makes it a "
+                       f"tensor of shape (*runs, 1): compute with torch, in float64, with as_number(delay) of "
+                       f"lategrad.rules for the delay, and branch on nothing)")  # fmt: skip
             if option.sweeps:
                 raise AssertionError(message) from None
             warnings.warn(message, stacklevel=3)
@@ -116,24 +103,21 @@ def _outputs(rule: AnyRule[Any], shape: tuple[int, ...], seed: int) -> Tensor:
     return output
 
 
-def _numbers(part: Any) -> Iterator[tuple[str, Option, float, Callable[[Any], Any]]]:
-    """Every number among the fields of a rule and of the learner inside it, and how to change it."""
+def _numbers(part: Any) -> Iterator[tuple[tuple[str, ...], Option, float]]:
+    """Every number among the fields of a rule and of the learner inside it: the names that lead to it, and it."""
     if not dataclasses.is_dataclass(part) or isinstance(part, type) or hasattr(part, "project"):
         return
     options = options_of(type(part))
     for field in dataclasses.fields(part):
         value, option = getattr(part, field.name), options.get(field.name)
-        change = partial(_with_field, part, field.name)
         if option is not None and float in option.types and type(value) in (int, float):
-            yield field.name, option, value, change
+            yield (field.name,), option, value
         elif field.init:
-            for name, inner, number, change_inner in _numbers(value):
-                yield name, inner, number, partial(_compose, change, change_inner)
+            for path, inner, number in _numbers(value):
+                yield (field.name, *path), inner, number
 
 
-def _with_field(part: Any, name: str, value: Any) -> Any:
-    return dataclasses.replace(part, **{name: value})
-
-
-def _compose(outer: Callable[[Any], Any], inner: Callable[[Any], Any], value: Any) -> Any:
-    return outer(inner(value))
+def _with_number(part: Any, path: tuple[str, ...], value: Any) -> Any:
+    if len(path) > 1:
+        value = _with_number(getattr(part, path[0]), path[1:], value)
+    return dataclasses.replace(part, **{path[0]: value})

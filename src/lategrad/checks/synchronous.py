@@ -61,19 +61,16 @@ def check_synchronous(
     require("updates", updates, isinstance(updates, int) and updates >= 1, "an integer >= 1")
     require_number("tolerance", tolerance, low=0)
     histories = _states(train_a, updates, seed), _states(train_b, updates, seed)
-    compared = 0
-    for a, b in zip(*histories, strict=False):
-        compared += 1
-        problem = _difference(a, b, tolerance)
-        if problem is not None:
-            raise AssertionError(f"update {compared} is the first that differs: {problem}")
-    lengths = [len(history) for history in histories]
-    if lengths[0] != lengths[1]:
-        raise AssertionError(f"the first {compared} updates are the same, but the trainings make {lengths[0]} and "
-                             f"{lengths[1]} updates")  # fmt: skip
-    if not compared:
+    for number, (a, b) in enumerate(zip(*histories, strict=False), start=1):
+        if problem := _difference(a, b, tolerance):
+            raise AssertionError(f"update {number} is the first that differs: {problem}")
+    made_a, made_b = map(len, histories)
+    if made_a != made_b:
+        raise AssertionError(f"the first {min(made_a, made_b)} updates are the same, but the trainings make {made_a} "
+                             f"and {made_b} updates")  # fmt: skip
+    if not made_a:
         raise AssertionError("neither training made an update: yield after each one, or call watch(optimizer)")
-    return compared
+    return made_a
 
 
 def _states(train: Training, updates: int, seed: int) -> list[dict[str, Tensor]]:

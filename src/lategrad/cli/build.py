@@ -23,8 +23,7 @@ PROBLEMS = {
     "MODULE:CLASS": "your own class, or a function that makes a problem: package.module:NAME or file.py:NAME, and "
     ":option=value,... after it",
 }
-INNER = "adamw:lr=0.001"
-"""The default optimizer of local steps."""
+INNER = "adamw:lr=0.001"  # the default optimizer of local steps
 _WITHOUT_DATA: dict[str, Entry[Problem]] = {"quadratic": entry_of(PROBLEMS["quadratic"], Quadratic)}
 _DEFAULT_LR = 0.1  # of rules that have an lr, and no default for it
 _DATA_DEFAULTS = ("softmax", None, 64, "iid", 0.0)
@@ -47,12 +46,15 @@ def problem_from(name: str, model: str, preprocess: str | None, batch: int, samp
     return MODELS[model](data, batch=batch, sampling=sampling, l2=l2)
 
 
-def with_local_steps(problem: Problem, local_steps: int | None, inner: str | None, scaled: bool) -> Problem:
-    """The problem with the local steps of --local-steps, --inner and --scaled."""
+def with_local_steps(
+    problem: Problem, local_steps: int | None, inner: str | None, scaled: bool,
+    seconds: float | None = None, names: str = "--inner and --scaled",
+) -> Problem:  # fmt: skip
+    """The problem with the local steps of --local-steps and of the options in ``names``."""
     if local_steps is not None:
-        return LocalSteps(problem, local_steps, inner or INNER, scaled)
-    if inner is not None or scaled:
-        raise ValueError("--inner and --scaled need --local-steps, such as 50")
+        return LocalSteps(problem, local_steps, inner or INNER, scaled, seconds)
+    if (inner, scaled, seconds) != (None, False, None):
+        raise ValueError(f"{names} need --local-steps, such as 50")
     return problem
 
 

@@ -69,30 +69,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> Any:
-    result: Any = 0
     try:
         lists = {name for parameter in _parameters(arguments) if parameter.multiple for name in parameter.opts}
-        result = app(spread_values(arguments, lists), standalone_mode=False)
+        return app(spread_values(arguments, lists), standalone_mode=False)
     except _UsageError as error:
         if message := error.format_message():  # type: ignore[attr-defined]
             typer.echo(f"error: {message}", err=True)  # without a message the help has been printed
-        result = 2
+        return 2
     except (ValueError, OSError, MemoryError, torch.OutOfMemoryError, TrainingError, ImportError) as error:
         typer.echo(f"error: {_with_option_name(str(error), arguments)}", err=True)
-        result = 2
+        return 2
     except (KeyboardInterrupt, typer.Abort):
-        result = 130
-    return result
-
-
-_OPTION_NAMES = {"preprocessing": "preprocess", "name": "problem", "delays": "delay"}
-"""Options that have another name than the argument in Python."""
+        return 130
 
 
 def _with_option_name(message: str, arguments: Sequence[str]) -> str:
     """``steps must be ...`` as ``--steps must be ...``, where the command has that option."""
     if found := re.match(r"(\w+) must be ", message):
-        option = "--" + _OPTION_NAMES.get(found[1], found[1]).replace("_", "-")
+        other_names = {"preprocessing": "preprocess", "name": "problem", "delays": "delay"}
+        option = "--" + other_names.get(found[1], found[1]).replace("_", "-")
         if any(option in parameter.opts for parameter in _parameters(arguments)):
             return f"{option}{message.removeprefix(found[1])}"
     return message

@@ -43,9 +43,8 @@ def replay(
         require_new(out, overwrite)
     the_problem, the_set = build_problem(command), set_from(domain or command["domain"])
     own_lr = [] if rule or command["lr"] is None else [command["lr"]]
-    rules = rules_from(rule or [command["rule"]], lr or own_lr)
     contenders = []
-    for label, spec in rules.items():
+    for label, spec in rules_from(rule or [command["rule"]], lr or own_lr).items():
         one = replay_trace(recorded, the_problem, spec.build(the_set), record_every=record_every, device=device)
         contenders.append(Contender(label, _with_axes(one), single_values(spec)))
     typer.echo(f"recorded: {command['rule']}, {final_result(recorded)}", err=True)

@@ -24,8 +24,7 @@ class Contender:
 
     label: str
     trace: Trace
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Its options with one value."""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # its options with one value
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows of its trace, with the rule and its options."""
@@ -57,9 +56,8 @@ def write_results(contenders: list[Contender], out: Path) -> str:
     columns = [name for name in dict.fromkeys(key for row in rows for key in row) if name not in last]
     write_csv(out / "results.csv", ({name: row.get(name, "") for name in (*columns, *last)} for row in rows))
     plot_traces({contender.label: contender.trace for contender in contenders}, out / "results.png")
-    return f"written to {out}: results.csv, results.png, " + ", ".join(
-        f"{file_name(contender.label)}.safetensors" for contender in contenders
-    )
+    traces = ", ".join(f"{file_name(contender.label)}.safetensors" for contender in contenders)
+    return f"written to {out}: results.csv, results.png, {traces}"
 
 
 def table(contenders: list[Contender]) -> Table:

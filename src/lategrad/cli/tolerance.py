@@ -43,17 +43,11 @@ def tolerance(
     for name, _, target in named:
         if not target:
             raise ValueError(f"--optimizer must be NAME=MODULE:FUNCTION, got {name!r}")
+    optimizers = {name: _load_function(target) for name, _, target in named}
     result = run_study(
-        _load_function(train),
-        delay,
-        {name: _load_function(target) for name, _, target in named},
-        seeds,
-        profile=profile,
-        better=better,
-        cost=cost,
-        workers=int(workers) if workers.isdecimal() else workers,
-        out=out,
-    )
+        _load_function(train), delay, optimizers, seeds, profile=profile, better=better, cost=cost,
+        workers=int(workers) if workers.isdecimal() else workers, out=out,
+    )  # fmt: skip
     typer.echo(result.table())
     if out is not None:
         result.to_html(out / "tolerance.html")

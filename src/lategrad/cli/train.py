@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from lategrad.cli.build import PROBLEMS, problem_from, rules_from, set_from
-from lategrad.cli.options import Batch, Domain, ModelName, Penalty, Preprocessing, ProblemName, RuleHelp, Sampling
+from lategrad.cli import options
+from lategrad.cli.build import PROBLEMS, problem_from, rules_from, set_from, with_local_steps
 from lategrad.cli.train_options import RESUME_OPTIONS, TRAIN_OPTIONS, with_options
-from lategrad.problems import LocalSteps, Problem
+from lategrad.problems import Problem
 from lategrad.registry import RULES
 from lategrad.rules.rule import AnyRule
 from lategrad.serve.signals import STOP_REASONS
@@ -21,32 +21,23 @@ from lategrad.support.options import own_target
 from lategrad.support.validation import did_you_mean
 from lategrad.trace import Trace
 
-INNER = "adamw:lr=0.001"
-"""The optimizer of local steps."""
-_TEMPORARY_FAILURE = 75
-"""EX_TEMPFAIL: a batch system stopped the run; `lategrad resume` continues it."""
+_TEMPORARY_FAILURE = 75  # EX_TEMPFAIL: a batch system stopped the run; `lategrad resume` continues it
 
 
 @with_options(TRAIN_OPTIONS)
 def train(
-    problem: ProblemName = "digits",
-    model: ModelName = "softmax",
-    preprocess: Preprocessing = None,
-    batch: Batch = 64,
-    sampling: Sampling = "iid",
-    l2: Penalty = 0.0,
-    rule: Annotated[str, typer.Option(help=f"Server rule, {RuleHelp}")] = "anytime-sgd",
+    problem: options.ProblemName = "digits",
+    model: options.ModelName = "softmax",
+    preprocess: options.Preprocessing = None,
+    batch: options.Batch = 64,
+    sampling: options.Sampling = "iid",
+    l2: options.Penalty = 0.0,
+    rule: Annotated[str, typer.Option(help=f"Server rule, {options.RuleHelp}")] = "anytime-sgd",
     lr: Annotated[float | None, typer.Option(help="Learning rate of a rule that has an lr.")] = None,
-    domain: Domain = "whole",
-    local_steps: Annotated[
-        int | None, typer.Option(help="Local steps of a worker in each job, such as 50; it sends the change they made.")
-    ] = None,
-    inner: Annotated[
-        str | None, typer.Option(help=f"Optimizer of the local steps, a rule of `lategrad list`; by default {INNER}.")
-    ] = None,
-    scaled: Annotated[
-        bool, typer.Option("--scaled", help="Divide that change by the number of local steps and the inner lr.")
-    ] = False,
+    domain: options.Domain = "whole",
+    local_steps: options.LocalStepCount = None,
+    inner: options.Inner = None,
+    scaled: options.Scaled = False,
     local_seconds: Annotated[
         float | None, typer.Option(help="Take only as many local steps in a job as fit into this number of seconds.")
     ] = None,
@@ -94,34 +85,24 @@ def resume(
     _print_summary(trace, folder)
 
 
-# ---- The command that a run was started with, which its folder keeps
-
-
 def saved_command(notes: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The command that a run was started with, which its folder keeps."""
     if "command" not in notes:
         raise ValueError(f"{str(folder)!r} was not made by `lategrad train`: use lategrad.resume or lategrad.replay "
                          "in Python, with its problem and rule")  # fmt: skip
-    command: dict[str, Any] = notes["command"]
-    return command
+    return dict(notes["command"])
 
 
 def build_problem(command: dict[str, Any]) -> Problem:
     problem = problem_from(*(command[name] for name in ("problem", "model", "preprocess", "batch", "sampling", "l2")))
-    return _with_local_steps(problem, **command["local"]) if "local" in command else problem
-
-
-def _with_local_steps(
-    problem: Problem, local_steps: int | None, inner: str | None, scaled: bool, seconds: float | None
-) -> Problem:
-    if local_steps is None:
-        if (inner, scaled, seconds) != (None, False, None):
-            raise ValueError("--inner, --scaled and --local-seconds need --local-steps, such as 50")
+    if "local" not in command:
         return problem
-    name = (inner or INNER).partition(":")[0]
-    if name not in RULES:  # it is saved in the run's folder, which must not name code
+    local = command["local"]
+    name = (local["inner"] or "").partition(":")[0]
+    if local["local_steps"] is not None and name and name not in RULES:  # a run's folder must not name code
         raise ValueError(f"--inner must be a rule of `lategrad list`, got {name!r}{did_you_mean(name, RULES)}; in "
                          "Python any rule can be used")  # fmt: skip
-    return LocalSteps(problem, local_steps, inner or INNER, scaled, seconds)
+    return with_local_steps(problem, **local, names="--inner, --scaled and --local-seconds")
 
 
 def _build_rule(command: dict[str, Any]) -> AnyRule[Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.learner import Linear, first_play, safe_ratio
+from lategrad.learners.learner import Linear, PlaysIterate, first_play, safe_ratio
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import wide_zeros
 from lategrad.support.validation import Scalar, require_number
@@ -21,7 +21,7 @@ class AdaGradState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class AdaGrad:
+class AdaGrad(PlaysIterate):
     r"""Diagonal AdaGrad, :math:`w_{t+1,j} = \Pi_K(w_{t,j} - \eta_{t,j} \alpha_t g_{t,j})`.
 
     .. math:: \eta_{t,j} = D_\infty / \sqrt{2 \textstyle\sum_{i \le t} \alpha_i^2 g_{i,j}^2}
@@ -47,7 +47,6 @@ class AdaGrad:
 
     diameter: Scalar
     domain: ConvexSet = WholeSpace()
-    optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         resolve_domain(self)
@@ -56,9 +55,6 @@ class AdaGrad:
     def init(self, w1: Tensor) -> AdaGradState:
         w = first_play(self, w1)
         return AdaGradState(w=w, squares=wide_zeros(w))
-
-    def predict(self, state: AdaGradState) -> Tensor:
-        return state.w
 
     def update(self, state: AdaGradState, loss: Linear, hint: Linear | None = None) -> AdaGradState:
         """One projected step; coordinates whose gradients were all zero do not move."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.learner import Linear, first_play, safe_ratio, squared_norm
+from lategrad.learners.learner import Linear, PlaysIterate, first_play, safe_ratio, squared_norm
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
@@ -21,7 +21,7 @@ class AdaGradNormState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class AdaGradNorm:
+class AdaGradNorm(PlaysIterate):
     r"""AdaGrad-norm, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)` with a learning rate from past gradients.
 
     .. math:: \eta_t = D / \sqrt{2 \textstyle\sum_{i \le t} \alpha_i^2 \|g_i\|^2}
@@ -45,7 +45,6 @@ class AdaGradNorm:
 
     diameter: Scalar
     domain: ConvexSet = WholeSpace()
-    optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         resolve_domain(self)
@@ -54,9 +53,6 @@ class AdaGradNorm:
     def init(self, w1: Tensor) -> AdaGradNormState:
         w = first_play(self, w1)
         return AdaGradNormState(w=w, squares=per_run(w, 0))
-
-    def predict(self, state: AdaGradNormState) -> Tensor:
-        return state.w
 
     def update(self, state: AdaGradNormState, loss: Linear, hint: Linear | None = None) -> AdaGradNormState:
         """One projected step; none while all gradients were zero."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.learner import Linear, first_play, safe_ratio
+from lategrad.learners.learner import Linear, PlaysIterate, first_play, safe_ratio
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
@@ -23,7 +23,7 @@ class FTRLState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class FTRL:
+class FTRL(PlaysIterate):
     r"""Follow the regularised leader, :math:`w_{t+1} = \Pi_K(w_1 - \eta_t \sum_{i \le t} \alpha_i g_i)`.
 
     This is the minimiser over K of
@@ -48,7 +48,6 @@ class FTRL:
 
     lr: Scalar
     domain: ConvexSet = WholeSpace()
-    optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         resolve_domain(self)
@@ -58,17 +57,9 @@ class FTRL:
         w = first_play(self, w1)
         return FTRLState(w=w, start=w.clone(), grad_sum=wide_zeros(w), squared_weights=per_run(w, 0))
 
-    def predict(self, state: FTRLState) -> Tensor:
-        return state.w
-
     def update(self, state: FTRLState, loss: Linear, hint: Linear | None = None) -> FTRLState:
         grad_sum = state.grad_sum + loss.weight * loss.grad
         squared_weights = state.squared_weights + loss.weight**2
         eta = safe_ratio(self.lr, squared_weights.sqrt())
-        move = (eta * grad_sum).to(state.w.dtype)
-        return FTRLState(
-            w=self.domain.project(state.start - move),
-            start=state.start,
-            grad_sum=grad_sum,
-            squared_weights=squared_weights,
-        )
+        w = self.domain.project(state.start - (eta * grad_sum).to(state.w.dtype))
+        return FTRLState(w=w, start=state.start, grad_sum=grad_sum, squared_weights=squared_weights)

@@ -7,7 +7,7 @@ is also given a hint, a guess of the next round's loss, before it moves.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,10 @@ State = TypeVar("State")
 
 
 class Linear(NamedTuple):
-    r"""The weighted linear function :math:`u \mapsto \alpha \langle g, u \rangle`."""
+    r"""The loss :math:`u \mapsto \alpha \langle g, u \rangle`: a float64 weight ``(*runs, 1)`` and g ``(*runs, d)``."""
 
     weight: Tensor
-    """:math:`\\alpha`, shape ``(*runs, 1)``, float64."""
     grad: Tensor
-    """g, shape ``(*runs, d)``."""
 
 
 class Learner(Protocol[State]):
@@ -35,9 +33,6 @@ class Learner(Protocol[State]):
     def domain(self) -> ConvexSet:
         """The constraint set K, which contains every play."""
 
-    optimistic: ClassVar[bool]
-    """Whether the hint is used."""
-
     def init(self, w1: Tensor) -> State:
         """The state before round 1; the first play is the projection of ``w1``."""
 
@@ -46,6 +41,18 @@ class Learner(Protocol[State]):
 
     def update(self, state: State, loss: Linear, hint: Linear | None = None) -> State:
         """Round t's loss, and the hint for round t + 1 (no hint: zero); the new state plays w_{t+1}."""
+
+
+class _HasPlay(Protocol):
+    @property
+    def w(self) -> Tensor: ...
+
+
+class PlaysIterate:
+    """A learner that plays ``state.w``."""
+
+    def predict(self, state: _HasPlay) -> Tensor:
+        return state.w
 
 
 def first_play(learner: Learner[State], w1: Tensor) -> Tensor:

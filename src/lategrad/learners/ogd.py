@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.learner import Linear, decayed, first_play
+from lategrad.learners.learner import Linear, PlaysIterate, decayed, first_play
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_choice, require_number
@@ -21,7 +21,7 @@ class OGDState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class OGD:
+class OGD(PlaysIterate):
     r"""Online gradient descent, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)`.
 
     ``lr`` is the effective learning rate, :math:`\eta_t \alpha_t = \mathrm{lr}/\sqrt{t}`, which does not
@@ -49,7 +49,6 @@ class OGD:
     domain: ConvexSet = WholeSpace()
     schedule: str = "sqrt"
     weight_decay: Scalar = 0.0
-    optimistic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         resolve_domain(self)
@@ -60,9 +59,6 @@ class OGD:
     def init(self, w1: Tensor) -> OGDState:
         w = first_play(self, w1)
         return OGDState(w=w, t=per_run(w, 0))
-
-    def predict(self, state: OGDState) -> Tensor:
-        return state.w
 
     def update(self, state: OGDState, loss: Linear, hint: Linear | None = None) -> OGDState:
         t = state.t + 1

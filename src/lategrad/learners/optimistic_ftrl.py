@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.learner import Linear, first_play, owned_hint, squared_norm, weighted
+from lategrad.learners.learner import Linear, PlaysIterate, first_play, owned_hint, squared_norm, weighted
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_number
@@ -24,7 +24,7 @@ class OptimisticFTRLState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class OptimisticFTRL:
+class OptimisticFTRL(PlaysIterate):
     r"""Adaptive optimistic FTRL (AO-FTRL) with a quadratic regulariser around the start.
 
     .. math::
@@ -51,7 +51,6 @@ class OptimisticFTRL:
 
     diameter: Scalar
     domain: ConvexSet = WholeSpace()
-    optimistic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         resolve_domain(self)
@@ -59,12 +58,8 @@ class OptimisticFTRL:
 
     def init(self, w1: Tensor) -> OptimisticFTRLState:
         w = first_play(self, w1)
-        return OptimisticFTRLState(
-            w=w, start=w.clone(), grad_sum=wide_zeros(w), hint=owned_hint(None, w), surprise=per_run(w, 0)
-        )
-
-    def predict(self, state: OptimisticFTRLState) -> Tensor:
-        return state.w
+        hint = owned_hint(None, w)
+        return OptimisticFTRLState(w=w, start=w.clone(), grad_sum=wide_zeros(w), hint=hint, surprise=per_run(w, 0))
 
     def update(self, state: OptimisticFTRLState, loss: Linear, hint: Linear | None = None) -> OptimisticFTRLState:
         """Add the loss to the sum and solve again as if the hint were the next loss."""
@@ -73,10 +68,5 @@ class OptimisticFTRL:
         surprise = state.surprise + squared_norm(weighted(loss) - weighted(state.hint))
         eta = self.diameter / (1 + surprise).sqrt()
         move = (eta * (grad_sum + hint.weight * hint.grad)).to(state.w.dtype)
-        return OptimisticFTRLState(
-            w=self.domain.project(state.start - move),
-            start=state.start,
-            grad_sum=grad_sum,
-            hint=hint,
-            surprise=surprise,
-        )
+        w = self.domain.project(state.start - move)
+        return OptimisticFTRLState(w=w, start=state.start, grad_sum=grad_sum, hint=hint, surprise=surprise)

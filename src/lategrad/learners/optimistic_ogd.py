@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.learners.learner import Linear, decayed, first_play, owned_hint, squared_norm, weighted
+from lategrad.learners.learner import Linear, PlaysIterate, decayed, first_play, owned_hint, squared_norm, weighted
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
 from lategrad.support.validation import Scalar, require_number
@@ -23,7 +23,7 @@ class OptimisticState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class OptimisticOGD:
+class OptimisticOGD(PlaysIterate):
     r"""Adaptive optimistic OGD, the paper's remark after Algorithm 2.
 
     .. math::
@@ -49,14 +49,12 @@ class OptimisticOGD:
     >>> state.y, learner.predict(state)  # y_1 = -0.75, and from there a step of 1/1.25 on the hint
     (tensor([-0.7500]), tensor([-1.3500]))
 
-    Reference: A. Rakhlin and K. Sridharan, Optimization, learning, and games with predictable
-    sequences, 2013.
+    Reference: A. Rakhlin and K. Sridharan, Optimization, learning, and games with predictable sequences, 2013.
     """
 
     diameter: Scalar
     domain: ConvexSet = WholeSpace()
     weight_decay: Scalar = 0.0
-    optimistic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         resolve_domain(self)
@@ -66,9 +64,6 @@ class OptimisticOGD:
     def init(self, w1: Tensor) -> OptimisticState:
         w = first_play(self, w1)
         return OptimisticState(w=w, y=w.clone(), hint=owned_hint(None, w), surprise=per_run(w, 0))
-
-    def predict(self, state: OptimisticState) -> Tensor:
-        return state.w
 
     def _step(self, y: Tensor, loss: Linear, surprise: Tensor) -> Tensor:
         lr = self.diameter / (1 + surprise).sqrt() * loss.weight

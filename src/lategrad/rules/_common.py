@@ -1,16 +1,64 @@
-"""What several rules compute: Adam's moving averages, and the running mean of the delays."""
+"""What several rules share: query and output, Adam's moving averages, and the running mean of the delays."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import Delay
+from lategrad.rules.rule import Delay, first_query
+from lategrad.sets import ConvexSet
 
 _WINDOW = 32  # updates: short relative to a run, long enough to average heavy-tailed delays
+
+
+class IterateState(NamedTuple):
+    """State of a rule that keeps its iterate and nothing else."""
+
+    x: Tensor  # x_{t+1}, the iterate
+
+
+class _HasIterate(Protocol):
+    @property
+    def x(self) -> Tensor: ...
+
+
+class LastIterate:
+    """A rule that takes gradients at its iterate, ``state.x``, and outputs it."""
+
+    def query(self, state: _HasIterate) -> Tensor:
+        return state.x
+
+    def output(self, state: _HasIterate) -> Tensor:
+        return state.x
+
+
+class IterateOnly(LastIterate):
+    """A rule whose state is its iterate."""
+
+    domain: ConvexSet
+
+    def init(self, x0: Tensor) -> IterateState:
+        return IterateState(x=first_query(self, x0))
+
+
+class _HasMean(_HasIterate, Protocol):
+    @property
+    def mean(self) -> Tensor: ...
+
+
+class AveragedIterate:
+    """A rule that takes gradients at its iterate, ``state.x``, and outputs it or the average of its queries."""
+
+    average: str
+
+    def query(self, state: _HasMean) -> Tensor:
+        return state.x
+
+    def output(self, state: _HasMean) -> Tensor:
+        return state.x if self.average == "none" else state.mean
 
 
 class Moments(NamedTuple):

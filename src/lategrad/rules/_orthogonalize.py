@@ -50,8 +50,7 @@ def matrix_steps(blocks: Blocks, parts: Sequence[Tensor]) -> list[Tensor]:
     r"""The tensors of a momentum with every matrix replaced by a step of the size of Adam's.
 
     On a matrix of r rows and c columns that is :math:`0.2 \sqrt{\max(r, c)}` times the orthogonal factor, whose entries
-    have a root mean square of 0.2; all other tensors stay as they are. Matrices of one shape are stacked:
-    fewer, larger products.
+    have a root mean square of 0.2; all other tensors stay as they are. Matrices of one shape are stacked.
 
     Args:
         blocks: says which tensors are matrices.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules._common import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, norm, resolve_domain
 from lategrad.support.validation import Scalar, require, require_number
@@ -21,7 +22,7 @@ class CenteredClippingState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class CenteredClipping:
+class CenteredClipping(LastIterate):
     r"""SGD along a running momentum, which each gradient moves by at most a given length.
 
     .. math::
@@ -63,15 +64,11 @@ class CenteredClipping:
         require_number("lr", self.lr, low=0)
         require_number("radius", self.radius, low=0, strict=True)
         require_number("momentum", self.momentum, low=0)
-        below_one = torch.as_tensor(self.momentum) < 1
-        require("momentum", self.momentum, below_one, "a number in [0, 1)")
+        require("momentum", self.momentum, self.momentum < 1, "a number in [0, 1)")
 
     def init(self, x0: Tensor) -> CenteredClippingState:
         x = first_query(self, x0)
         return CenteredClippingState(x=x, center=torch.zeros_like(x))
-
-    def query(self, state: CenteredClippingState) -> Tensor:
-        return state.x
 
     def update(self, state: CenteredClippingState, grad: Tensor, delay: Delay) -> CenteredClippingState:
         lr, momentum = (as_dtype(number, grad) for number in (self.lr, self.momentum))
@@ -79,6 +76,3 @@ class CenteredClipping:
         share = (self.radius / norm(surprise)).clamp_max(1.0)  # 0 where the norm overflows float64
         center = state.center + (1 - momentum) * share.to(grad.dtype) * surprise
         return CenteredClippingState(x=self.domain.project(state.x - lr * center), center=center)
-
-    def output(self, state: CenteredClippingState) -> Tensor:
-        return state.x

@@ -191,13 +191,8 @@ def _owner_of_lr(rule: Any) -> str | None:
 def _with_lr(rule: Any, share: Tensor) -> Any:
     """A copy of a rule with a share of its lr, which was checked when the rule was constructed."""
     owner = _owner_of_lr(rule)
-    if owner:
-        return _with_field(rule, owner, _with_lr(getattr(rule, owner), share))
-    return _with_field(rule, "lr", rule.lr * share)
-
-
-def _with_field(part: Any, name: str, value: Any) -> Any:
-    copied = object.__new__(type(part))
-    for field in dataclasses.fields(part):
-        object.__setattr__(copied, field.name, value if field.name == name else getattr(part, field.name))
+    name, value = (owner, _with_lr(getattr(rule, owner), share)) if owner else ("lr", rule.lr * share)
+    copied = object.__new__(type(rule))
+    for field in dataclasses.fields(rule):
+        object.__setattr__(copied, field.name, value if field.name == name else getattr(rule, field.name))
     return copied

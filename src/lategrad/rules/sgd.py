@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import decayed
+from lategrad.rules._common import AveragedIterate
 from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -23,7 +24,7 @@ class SGDState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SGD:
+class SGD(AveragedIterate):
     r"""Delayed SGD with a constant learning rate, :math:`x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g_{t-\tau_t})`.
 
     Args:
@@ -64,14 +65,8 @@ class SGD:
         x = first_query(self, x0)
         return SGDState(x=x, mean=start_mean(x, self.average), t=per_run(x, 0))
 
-    def query(self, state: SGDState) -> Tensor:
-        return state.x
-
     def update(self, state: SGDState, grad: Tensor, delay: Delay) -> SGDState:
         t = state.t + 1
         mean = next_mean(state.mean, state.x, t, self.average)
         x = decayed(state.x, self.lr, self.weight_decay) - as_dtype(self.lr, grad) * grad
         return SGDState(x=self.domain.project(x), mean=mean, t=t)
-
-    def output(self, state: SGDState) -> Tensor:
-        return state.x if self.average == "none" else state.mean

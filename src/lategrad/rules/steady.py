@@ -121,14 +121,10 @@ class Steady:
         theta = (self.c / (state.t + 1).sqrt()).clamp_max(1)
         return torch.lerp(state.x, state.w, theta.to(state.x.dtype))
 
-    def _lr(self, w: Tensor, t: Tensor, delay: Delay) -> Tensor:
-        r""":math:`\mathrm{lr}_t`: lr, or less where the delay is long relative to :math:`\sqrt t`."""
-        return torch.minimum(self.lr + 0 * t, reach(self.lr, self.domain, w, t) * t.sqrt() / (1 + delay))
-
     def update(self, state: SteadyState, grad: Tensor, delay: Delay) -> SteadyState:
         t = state.t + 1
         s = (t - delay).clamp_min(1)
-        lr = self._lr(state.w, t, delay)
+        lr = torch.minimum(self.lr + 0 * t, reach(self.lr, self.domain, state.w, t) * t.sqrt() / (1 + delay))
         if self.per_coordinate:
             squares = state.squares + (t * grad) ** 2
             rate = safe_ratio(lr / math.sqrt(grad.shape[-1]) * s**2 / t, squares.sqrt())

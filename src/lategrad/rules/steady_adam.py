@@ -35,8 +35,7 @@ class SteadyAdam:
     r"""Adam without momentum, whose query is mostly the average of its iterates; delay reduces the learning rate.
 
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the running mean
-    :math:`\bar\tau` of the delays and :math:`\tau = \max(\tau_t, \bar\tau_t)`, entry by entry but for the root mean
-    square,
+    :math:`\bar\tau` of the delays and :math:`\tau = \max(\tau_t, \bar\tau_t)`, entry by entry but for rms,
 
     .. math::
 

@@ -57,9 +57,8 @@ class SteadyShort:
 
     Proved (docs/steady.md): the first round moves w by at most 30 lr and D/2, on any gradients; in a constant delay, on
     a bounded set, for a convex L-smooth objective, the rate of :class:`~lategrad.Steady`
-    (:func:`~lategrad.theory.steady_short_in_constant_delay`). For varying delays nothing is proved. Only measured:
-    that it is better than Steady where there are few rounds, :math:`T/(1 + \tau)` up to about ten, and the constants
-    30, 1/2 and 3.
+    (:func:`~lategrad.theory.steady_short_in_constant_delay`). For varying delays nothing is proved. Only measured: that
+    it is better than Steady for few rounds, :math:`T/(1 + \tau)` up to about 10, and the constants 30, 1/2 and 3.
 
     Args:
         lr: about the distance to travel.

@@ -91,9 +91,8 @@ class StronglyConvexOGD:
         """Move y with the gradient, then step ahead with it as the next hint."""
         t = state.t + 1
         y = self._step(state.y, grad, t)
-        return StronglyConvexState(
-            x=self._step(y, grad, t + 1), y=y, mean=average_in(state.mean, state.x, weight_share(t)), t=t
-        )
+        mean = average_in(state.mean, state.x, weight_share(t))
+        return StronglyConvexState(x=self._step(y, grad, t + 1), y=y, mean=mean, t=t)
 
     def output(self, state: StronglyConvexState) -> Tensor:
         """The weighted average of :math:`x_1, \\dots, x_T`."""

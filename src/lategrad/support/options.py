@@ -37,9 +37,7 @@ from lategrad.support.validation import did_you_mean, require
 Built = TypeVar("Built", covariant=True)
 Self = TypeVar("Self", bound="Spec[Any]")
 
-REQUIRED = inspect.Parameter.empty
-"""The default of an option that has none."""
-
+REQUIRED = inspect.Parameter.empty  # the default of an option that has none
 _WORDS = {"true": True, "false": False}
 _READABLE = (float, int, bool, str)
 
@@ -49,12 +47,10 @@ class Option:
     """An argument that can be written as text."""
 
     name: str
-    types: tuple[Any, ...] = ()
-    """Those of its annotation, or of its default; none at all: anything."""
+    types: tuple[Any, ...] = ()  # those of its annotation, or of its default; none at all: anything
     default: Any = REQUIRED
     choices: tuple[str, ...] = ()
-    convert: Callable[[str], Any] | None = None
-    """Reads the text instead, such as :func:`lategrad.parse_set`."""
+    convert: Callable[[str], Any] | None = None  # reads the text instead, such as lategrad.parse_set
 
     @property
     def required(self) -> bool:
@@ -181,13 +177,10 @@ class Entry(Generic[Built]):
     """What a name stands for."""
 
     summary: str
-    make: Callable[..., Built]
-    """Takes the options by name."""
+    make: Callable[..., Built]  # takes the options by name
     options: Mapping[str, Option]
-    form: str = ""
-    """How it is written, where it is not ``NAME:OPTION=VALUE``."""
-    whole: bool = False
-    """Whether its one option is all of the text, commas included."""
+    form: str = ""  # how it is written, where it is not NAME:OPTION=VALUE
+    whole: bool = False  # whether its one option is all of the text, commas included
 
     @property
     def parameter(self) -> str:
@@ -210,8 +203,6 @@ class Spec(Generic[Built]):
     name: str
     entry: Entry[Built]
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    is_own: bool = False
-    """Whether it names a class of the user's own."""
 
     @property
     def swept(self) -> list[str]:
@@ -251,19 +242,14 @@ class Spec(Generic[Built]):
 def read_spec(
     text: str, kind: str, table: Mapping[str, Entry[Built]], more: Mapping[str, Option] | None = None
 ) -> Spec[Built]:
-    """Read a text of the grammar above.
-
-    Args:
-        text: what was written.
-        kind: what it should be, for messages: "rule", "constraint set", "delay", "problem".
-        table: the entries by name.
-        more: options that every entry takes besides its own.
-    """
+    """Read a text of the grammar above, a ``kind`` of the table; ``more`` are options that all its entries take."""
     name, _, arguments = (part.strip() for part in text.partition(":"))
     own = None if name in table else own_target(text)
     if own is not None:
         name, arguments = f"{own[0]}:{own[1]}", own[2]
-        entry = _own_entry(kind, own[0], own[1])
+        make = load_object(own[0], own[1])
+        require(kind, name, callable(make), f"a class, or a function that makes a {kind}")
+        entry: Entry[Any] = entry_of((make.__doc__ or "").strip().partition("\n")[0], make)
     elif name in table:
         entry = table[name]
     else:
@@ -274,17 +260,11 @@ def read_spec(
         values = {entry.parameter: entry.options[entry.parameter].parse(arguments, owner)} if arguments else {}
     else:
         values = parse_options(arguments, {**entry.options, **(more or {})}, owner)
-    return Spec(kind, name, entry, values, own is not None)
+    return Spec(kind, name, entry, values)
 
 
 def parse_spec(text: str, kind: str, table: Mapping[str, Entry[Built]]) -> Built:
     return read_spec(text, kind, table).build()
-
-
-def _own_entry(kind: str, module: str, name: str) -> Entry[Any]:
-    make = load_object(module, name)
-    require(kind, f"{module}:{name}", callable(make), f"a class, or a function that makes a {kind}")
-    return entry_of((make.__doc__ or "").strip().partition("\n")[0], make)
 
 
 def own_target(text: str) -> tuple[str, str, str] | None:

@@ -15,10 +15,6 @@ Scalar = float | Tensor
 _MAX_ENTRIES = 8  # of a tensor in a message
 
 
-def _all_true(condition: bool | Tensor) -> bool:
-    return bool(condition.all()) if isinstance(condition, Tensor) else condition
-
-
 def require(name: str, value: object, condition: bool | Tensor, valid: str) -> None:
     """Raise a ``ValueError`` that names the argument, its value and what would be valid.
 
@@ -27,7 +23,7 @@ def require(name: str, value: object, condition: bool | Tensor, valid: str) -> N
     ...
     ValueError: radius must be a finite number >= 0, got -1.0
     """
-    if not _all_true(condition):
+    if not (condition.all() if isinstance(condition, Tensor) else condition):
         raise ValueError(f"{name} must be {valid}, got {_format(value)}")
 
 
@@ -46,8 +42,7 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     >>> did_you_mean("anytime-sdg", ["anytime-sgd", "sgd", "steady"])
     "; did you mean 'anytime-sgd'?"
     """
-    others = [word for word in valid if word != name]
-    near = difflib.get_close_matches(name, others, n=1)
+    near = difflib.get_close_matches(name, [word for word in valid if word != name], n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -95,5 +90,5 @@ def require_device(name: str, value: str | torch.device) -> torch.device:
 
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        meant = did_you_mean(str(value), choices)
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}{meant}")
+        valid = ", ".join(map(repr, choices))
+        raise ValueError(f"{name} must be one of {valid}, got {value!r}{did_you_mean(str(value), choices)}")

@@ -9,14 +9,11 @@ from torch import Tensor
 
 
 class DelayStatistics(NamedTuple):
-    """Statistics of a sequence of delays that appear in the theorems."""
+    r"""The mean and the standard deviation of delays, and :math:`\sum_t (\tau_t + 2)^2 / t` (None if unknown)."""
 
     mu: float
-    """The mean."""
     sigma: float
-    """The standard deviation."""
     early: float | None = None
-    r""":math:`\sum_t (\tau_t + 2)^2 / t`, in which delays at the start count most; None if unknown."""
 
 
 def delay_statistics(delays: Tensor) -> DelayStatistics:

@@ -39,9 +39,8 @@ def steady_activity(squares: Tensor) -> float:
 def steady_drift(delays: Tensor, *, lr: float, c: float, activity: float) -> float:
     r"""A bound on :math:`\sum_t s_t \theta_t \|w_t - w_{s_t}\|`, on any gradients and any delays.
 
-    :math:`c\, \mathrm{lr} \sqrt{A\, F \sum_t t\, \tau_t}` with the activity A and the largest number F of gradients
-    in flight; at most :math:`c\, \mathrm{lr}\, \tau \sqrt{A\, T (T+1) / 2}` for delays of at most :math:`\tau` that
-    keep their order.
+    :math:`c\, \mathrm{lr} \sqrt{A\, F \sum_t t\, \tau_t}` with the activity A and the largest number F of gradients in
+    flight; at most :math:`c\, \mathrm{lr}\, \tau \sqrt{A\, T (T+1) / 2}` for ordered delays of at most :math:`\tau`.
     """
     updates = torch.arange(1, len(delays) + 1, dtype=torch.float64)
     moment = (updates * delays.double()).sum().item()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules._common import AveragedIterate, Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -24,7 +24,7 @@ class AdamWState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class AdamW:
+class AdamW(AveragedIterate):
     r"""AdamW: Adam with decoupled weight decay.
 
     .. math::
@@ -72,22 +72,12 @@ class AdamW:
         x = first_query(self, x0)
         return AdamWState(x=x, moments=start_moments(x), mean=start_mean(x, self.average), t=per_run(x, 0))
 
-    def query(self, state: AdamWState) -> Tensor:
-        return state.x
-
     def update(self, state: AdamWState, grad: Tensor, delay: Delay) -> AdamWState:
         t = state.t + 1
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
         direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
-        return AdamWState(
-            x=self.domain.project(state.x - as_dtype(self.lr, grad) * direction),
-            moments=moments,
-            mean=next_mean(state.mean, state.x, t, self.average),
-            t=t,
-        )
-
-    def output(self, state: AdamWState) -> Tensor:
-        return state.x if self.average == "none" else state.mean
+        x = self.domain.project(state.x - as_dtype(self.lr, grad) * direction)
+        return AdamWState(x=x, moments=moments, mean=next_mean(state.mean, state.x, t, self.average), t=t)
 
 
 def require_adam(rule: Any) -> None:

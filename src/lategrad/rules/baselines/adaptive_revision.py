@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules._common import AveragedIterate
 from lategrad.rules.rule import AVERAGES, Delay, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
-from lategrad.support.runs import per_run
+from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import Scalar, require_choice, require_number
 
 
@@ -26,7 +27,7 @@ class AdaptiveRevisionState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class AdaptiveRevision:
+class AdaptiveRevision(AveragedIterate):
     r"""AdaptiveRevision: AdaGrad per coordinate that revises its past steps when a late gradient arrives.
 
     A query carries the gradient sum :math:`\bar g_{\mathrm{old}}` at the time it was handed out; what has arrived
@@ -61,8 +62,7 @@ class AdaptiveRevision:
     >>> rule.output(rule.update(state, torch.tensor([1.0]), torch.tensor(1), ticket))  # z' = 5: -2/sqrt(5)
     tensor([-0.8944])
 
-    Must know: the gradient sum at the time the query was handed out, its ticket; nothing of the smoothness, and no
-    bound on the delays.
+    Must know: the gradient sum when the query was handed out, its ticket; nothing of the smoothness and the delays.
 
     Guarantee: in its paper, a bound on the regret for every coordinate and any delays, without a projection.
 
@@ -81,35 +81,20 @@ class AdaptiveRevision:
 
     def init(self, x0: Tensor) -> AdaptiveRevisionState:
         x = first_query(self, x0)
-        ones = torch.ones_like(x, dtype=torch.float64)
-        mean = start_mean(x, self.average)
-        return AdaptiveRevisionState(
-            x=x, grad_sum=torch.zeros_like(ones), z=ones, z_max=ones.clone(), mean=mean, t=per_run(x, 0)
-        )
-
-    def query(self, state: AdaptiveRevisionState) -> Tensor:
-        return state.x
+        z, mean = torch.ones_like(x, dtype=torch.float64), start_mean(x, self.average)
+        return AdaptiveRevisionState(x=x, grad_sum=wide_zeros(x), z=z, z_max=z.clone(), mean=mean, t=per_run(x, 0))
 
     def ticket(self, state: AdaptiveRevisionState) -> Tensor:
         return state.grad_sum
 
     def update(self, state: AdaptiveRevisionState, grad: Tensor, delay: Delay, ticket: Tensor) -> AdaptiveRevisionState:
         t = state.t + 1
-        missed = state.grad_sum - ticket
-        g = grad.double()
+        g, missed = grad.double(), state.grad_sum - ticket
         eta_old = self.lr / state.z_max.sqrt()
         z = state.z + g**2 + 2 * g * missed
         z_max = torch.maximum(z, state.z_max)
         eta = self.lr / z_max.sqrt()
         move = -eta * g + (eta_old - eta) * missed
-        return AdaptiveRevisionState(
-            x=self.domain.project(state.x + move.to(state.x.dtype)),
-            grad_sum=state.grad_sum + g,
-            z=z,
-            z_max=z_max,
-            mean=next_mean(state.mean, state.x, t, self.average),
-            t=t,
-        )
-
-    def output(self, state: AdaptiveRevisionState) -> Tensor:
-        return state.x if self.average == "none" else state.mean
+        x = self.domain.project(state.x + move.to(state.x.dtype))
+        mean = next_mean(state.mean, state.x, t, self.average)
+        return AdaptiveRevisionState(x=x, grad_sum=state.grad_sum + g, z=z, z_max=z_max, mean=mean, t=t)

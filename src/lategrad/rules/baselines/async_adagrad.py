@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules._common import AveragedIterate
 from lategrad.rules.rule import AVERAGES, Delay, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -24,7 +25,7 @@ class AsyncAdaGradState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class AsyncAdaGrad:
+class AsyncAdaGrad(AveragedIterate):
     r"""AsyncAdaGrad: AdaGrad, coordinate by coordinate, on gradients that happen to be late.
 
     .. math:: z \leftarrow z + g^2, \qquad x \leftarrow \Pi_K(x - \mathrm{lr}\, g / \sqrt{z})
@@ -53,9 +54,8 @@ class AsyncAdaGrad:
 
     Guarantee: of the form that averages in the dual, where delays are bounded and data is sparse; none for this form.
 
-    References: J. Duchi, M. Jordan and H. B. McMahan, Estimation, optimization, and parallelism when data is
-    sparse, 2013; H. B. McMahan and M. Streeter, Delay-tolerant algorithms for asynchronous distributed online
-    learning, 2014.
+    References: J. Duchi, M. Jordan and H. B. McMahan, Estimation, optimization, and parallelism when data is sparse,
+    2013; H. B. McMahan and M. Streeter, Delay-tolerant algorithms for asynchronous distributed online learning, 2014.
     """
 
     lr: Scalar
@@ -72,14 +72,8 @@ class AsyncAdaGrad:
         z = torch.ones_like(x, dtype=torch.float64)
         return AsyncAdaGradState(x=x, z=z, mean=start_mean(x, self.average), t=per_run(x, 0))
 
-    def query(self, state: AsyncAdaGradState) -> Tensor:
-        return state.x
-
     def update(self, state: AsyncAdaGradState, grad: Tensor, delay: Delay) -> AsyncAdaGradState:
         t = state.t + 1
         z = state.z + grad.double() ** 2
         x = self.domain.project(state.x - (self.lr * grad / z.sqrt()).to(state.x.dtype))
         return AsyncAdaGradState(x=x, z=z, mean=next_mean(state.mean, state.x, t, self.average), t=t)
-
-    def output(self, state: AsyncAdaGradState) -> Tensor:
-        return state.x if self.average == "none" else state.mean

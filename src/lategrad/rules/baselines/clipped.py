@@ -6,21 +6,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lategrad.rules.baselines.iterate import IterateState, LastIterate
-from lategrad.rules.rule import Delay, first_query
+from lategrad.rules._common import IterateOnly, IterateState
+from lategrad.rules.rule import Delay
 from lategrad.sets import ConvexSet, WholeSpace, norm, resolve_domain
 from lategrad.support.validation import Scalar, require_number
 
 
 @dataclass(frozen=True, eq=False)
-class ClippedSGD(LastIterate):
+class ClippedSGD(IterateOnly):
     r"""Clipped asynchronous SGD, :math:`x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, \min(1, c/\|g\|)\, g)`.
 
     However late a gradient is, the iterate has moved by at most :math:`\mathrm{lr}\, c\, \tau` since its query.
 
     Source: checked second hand, against an audit of the paper's theorems, which have a constant learning rate and a
-    constant clipping radius that depend on smoothness, noise, concurrency and the accuracy wanted. Ours: the default
-    c = 1 and the projection.
+    constant clipping radius that depend on smoothness, noise, concurrency and accuracy. Ours: c = 1 and the projection.
 
     Args:
         lr: learning rate.
@@ -50,9 +49,6 @@ class ClippedSGD(LastIterate):
         resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("clip", self.clip, low=0, strict=True)
-
-    def init(self, x0: Tensor) -> IterateState:
-        return IterateState(x=first_query(self, x0))
 
     def update(self, state: IterateState, grad: Tensor, delay: Delay) -> IterateState:
         lr = self.lr * (self.clip / norm(grad)).clamp_max(1.0)  # a zero gradient: c/0 = inf, clamped to 1

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.baselines.iterate import IterateState, LastIterate
+from lategrad.rules._common import IterateOnly, IterateState, LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require, require_number
 
 
 @dataclass(frozen=True, eq=False)
-class DCASGD(LastIterate):
+class DCASGD(IterateOnly):
     r"""DC-ASGD-c, SGD with delay compensation: :math:`g` is moved from the old query to the iterate.
 
     .. math:: x_{t+1} = \Pi_K\big(x_t - \mathrm{lr}\,(g + \lambda\, g \odot g \odot (x_t - x_{t-\tau_t}))\big)
@@ -55,9 +55,6 @@ class DCASGD(LastIterate):
         resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("lam", self.lam, low=0)
-
-    def init(self, x0: Tensor) -> IterateState:
-        return IterateState(x=first_query(self, x0))
 
     def ticket(self, state: IterateState) -> Tensor:
         return state.x

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.baselines.iterate import LastIterate
+from lategrad.rules._common import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -94,9 +94,6 @@ class DelayedNesterov(LastIterate):
         buffer = state.buffer + grad
         velocity = torch.where(full, self.momentum * state.velocity + buffer / period, state.velocity)
         momentum = self.momentum * torch.where(full, (1 - share * period + share) * velocity, share * velocity)
-        return DelayedNesterovState(
-            x=self.domain.project(state.x - lr * (momentum + grad / period)),
-            velocity=velocity,
-            buffer=torch.where(full, 0.0, buffer),
-            arrivals=torch.where(full, 0.0, arrivals),
-        )
+        x = self.domain.project(state.x - lr * (momentum + grad / period))
+        buffer, arrivals = torch.where(full, 0.0, buffer), torch.where(full, 0.0, arrivals)
+        return DelayedNesterovState(x=x, velocity=velocity, buffer=buffer, arrivals=arrivals)

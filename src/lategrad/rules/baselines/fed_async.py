@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lategrad.rules.baselines.iterate import IterateState, LastIterate
-from lategrad.rules.rule import Delay, as_number, average_in, first_query
+from lategrad.rules._common import IterateOnly, IterateState
+from lategrad.rules.rule import Delay, as_number, average_in
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require_choice, require_number
 
@@ -16,7 +16,7 @@ _STALENESS = ("constant", "polynomial", "hinge")
 
 
 @dataclass(frozen=True, eq=False)
-class FedAsync(LastIterate):
+class FedAsync(IterateOnly):
     r"""FedAsync: the share :math:`\alpha s(\tau)` of the way towards the model that a worker has arrived at.
 
     .. math::
@@ -50,8 +50,7 @@ class FedAsync(LastIterate):
 
     Must know: the delay of every gradient.
 
-    Guarantee: in its paper, for local SGD on objectives that are weakly convex, with bounded delays and without a
-    projection.
+    Guarantee: in its paper, for local SGD on weakly convex objectives, with bounded delays and without a projection.
 
     Reference: C. Xie, S. Koyejo and I. Gupta, Asynchronous federated optimization, 2019.
     """
@@ -70,9 +69,6 @@ class FedAsync(LastIterate):
         for name in ("power", "slope", "grace"):
             require_number(name, getattr(self, name), low=0)
 
-    def init(self, x0: Tensor) -> IterateState:
-        return IterateState(x=first_query(self, x0))
-
     def ticket(self, state: IterateState) -> Tensor:
         return state.x
 
@@ -85,6 +81,5 @@ class FedAsync(LastIterate):
         return torch.ones_like(delay)
 
     def update(self, state: IterateState, grad: Tensor, delay: Delay, ticket: Tensor) -> IterateState:
-        model = ticket - grad
         share = self.mixing * self._weight(as_number(delay))
-        return IterateState(x=self.domain.project(average_in(state.x, model, share)))
+        return IterateState(x=self.domain.project(average_in(state.x, ticket - grad, share)))

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules._common import root_mean_square
-from lategrad.rules.baselines.iterate import LastIterate
+from lategrad.rules._common import LastIterate, root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -92,6 +91,5 @@ class GapAware(LastIterate):
         usual = lr * root_mean_square(mean_square, t, self.decay, self.eps)
         gap = (state.x - ticket).abs() / usual.clamp_min(torch.finfo(grad.dtype).tiny)  # lr = 0: 0/tiny
         velocity = self.momentum * state.velocity + grad / (1 + gap)
-        return GapAwareState(
-            x=self.domain.project(state.x - lr * velocity), velocity=velocity, mean_square=mean_square, t=t
-        )
+        x = self.domain.project(state.x - lr * velocity)
+        return GapAwareState(x=x, velocity=velocity, mean_square=mean_square, t=t)

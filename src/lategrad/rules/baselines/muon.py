@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules._common import AveragedIterate, Moments, adam_direction, next_moments, start_moments
 from lategrad.rules._orthogonalize import matrix_steps
 from lategrad.rules.baselines.adamw import require_adam
 from lategrad.rules.blocks import Blocks
@@ -29,7 +29,7 @@ class MuonState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Muon:
+class Muon(AveragedIterate):
     r"""Muon on the matrices, AdamW on the rest, with one learning rate for both.
 
     For a matrix of r rows and c columns, as ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`` does it:
@@ -93,33 +93,17 @@ class Muon:
         mean = start_mean(x, self.average)
         return MuonState(x=x, momentum=torch.zeros_like(x), moments=start_moments(x), mean=mean, t=per_run(x, 0))
 
-    def query(self, state: MuonState) -> Tensor:
-        return state.x
-
     def update(self, state: MuonState, grad: Tensor, delay: Delay) -> MuonState:
         t = state.t + 1
         momentum = self.momentum * state.momentum + (1 - self.momentum) * grad
         nesterov = self.momentum * momentum + (1 - self.momentum) * grad
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
-        adam = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.other_decay * state.x
-        direction = _in_matrices(self.blocks, nesterov, self.weight_decay * state.x, adam)
-        return MuonState(
-            x=self.domain.project(state.x - as_dtype(self.lr, grad) * direction),
-            momentum=momentum,
-            moments=moments,
-            mean=next_mean(state.mean, state.x, t, self.average),
-            t=t,
-        )
-
-    def output(self, state: MuonState) -> Tensor:
-        return state.x if self.average == "none" else state.mean
-
-
-def _in_matrices(blocks: Blocks | None, momentum: Tensor, decay: Tensor, elsewhere: Tensor) -> Tensor:
-    """The direction along the momentum plus ``decay`` on every matrix, and ``elsewhere`` on all other blocks."""
-    if blocks is None:
-        return elsewhere
-    steps, decays, others = matrix_steps(blocks, blocks.split(momentum)), blocks.split(decay), blocks.split(elsewhere)
-    return blocks.join(
-        [steps[i] + decays[i] if block.kind == "matrix" else others[i] for i, block in enumerate(blocks.parts)]
-    )
+        direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.other_decay * state.x
+        if self.blocks is not None:
+            steps, parts = matrix_steps(self.blocks, self.blocks.split(nesterov)), self.blocks.split(direction)
+            decays = self.blocks.split(self.weight_decay * state.x)
+            matrices = [i for i, block in enumerate(self.blocks.parts) if block.kind == "matrix"]
+            direction = self.blocks.join([steps[i] + decays[i] if i in matrices else p for i, p in enumerate(parts)])
+        x = self.domain.project(state.x - as_dtype(self.lr, grad) * direction)
+        mean = next_mean(state.mean, state.x, t, self.average)
+        return MuonState(x=x, momentum=momentum, moments=moments, mean=mean, t=t)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lategrad.rules.baselines.iterate import IterateState, LastIterate
-from lategrad.rules.rule import Delay, as_dtype, first_query
+from lategrad.rules._common import IterateOnly, IterateState
+from lategrad.rules.rule import Delay, as_dtype
 from lategrad.sets import ConvexSet, WholeSpace, norm, resolve_domain
 from lategrad.support.validation import Scalar, require_number
 
 
 @dataclass(frozen=True, eq=False)
-class PickySGD(LastIterate):
+class PickySGD(IterateOnly):
     r"""Picky SGD: an update if the query of the gradient is near the iterate, else nothing.
 
     .. math::
@@ -60,9 +60,6 @@ class PickySGD(LastIterate):
         resolve_domain(self)
         require_number("lr", self.lr, low=0)
         require_number("distance", self.distance, low=0)
-
-    def init(self, x0: Tensor) -> IterateState:
-        return IterateState(x=first_query(self, x0))
 
     def ticket(self, state: IterateState) -> Tensor:
         return state.x

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules._common import LastIterate, Moments, adam_direction, next_moments, start_moments
 from lategrad.rules.baselines.adamw import require_adam
-from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, as_number, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.baselines.iterate import LastIterate
+from lategrad.rules._common import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -56,8 +56,7 @@ class Rennala(LastIterate):
 
     Must know: the delay of every gradient, and B.
 
-    Guarantee: in its paper, on smooth objectives: the best possible time where each worker's speed stays, without a
-    projection.
+    Guarantee: in its paper, on smooth objectives without a projection: the best time where each worker's speed stays.
 
     Reference: A. Tyurin and P. Richtárik, Optimal time complexities of parallel stochastic optimization
     methods under a fixed computation model, 2023.

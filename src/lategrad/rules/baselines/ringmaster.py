@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules.baselines.iterate import LastIterate
+from lategrad.rules._common import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -56,8 +56,7 @@ class Ringmaster(LastIterate):
 
     Must know: k when the query was handed out, its ticket, and R; not the delay.
 
-    Guarantee: in its paper, on smooth objectives: the best possible time, also where speeds change, without a
-    projection.
+    Guarantee: in its paper, on smooth objectives without a projection: the best time, also where speeds change.
 
     Reference: A. Maranjyan, A. Tyurin and P. Richtárik, Ringmaster ASGD: the first asynchronous SGD with
     optimal time complexity, 2025, the variant that stops no computation.

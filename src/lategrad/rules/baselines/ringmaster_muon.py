@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules._common import LastIterate
 from lategrad.rules._orthogonalize import matrix_steps
-from lategrad.rules.baselines.iterate import LastIterate
 from lategrad.rules.blocks import Blocks
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
@@ -98,8 +98,5 @@ class RingmasterMuon(LastIterate):
         momentum = self.momentum * state.momentum + (1 - self.momentum) * grad
         nesterov = self.momentum * momentum + (1 - self.momentum) * grad
         x = self.domain.project(state.x - as_dtype(self.lr, grad) * self._direction(nesterov))
-        return RingmasterMuonState(
-            x=torch.where(in_time, x, state.x),
-            momentum=torch.where(in_time, momentum, state.momentum),
-            version=state.version + in_time.double(),
-        )
+        x, momentum = torch.where(in_time, x, state.x), torch.where(in_time, momentum, state.momentum)
+        return RingmasterMuonState(x=x, momentum=momentum, version=state.version + in_time.double())

@@ -34,8 +34,7 @@ class ScheduleFree:
     The first update sets :math:`x_2 = z_2`, so that the start is not in the average; with the start in it, this is
     ``Anytime(OGD(lr, schedule="constant"), power=0, interpolation=b)``.
 
-    Source: equal to the authors' ``schedulefree.SGDScheduleFree`` without warm-up, b = 0.9 included. Ours: the
-    projection.
+    Source: equal to the authors' ``schedulefree.SGDScheduleFree`` without warm-up, with b = 0.9. Ours: the projection.
 
     Args:
         lr: learning rate of z.
@@ -54,8 +53,7 @@ class ScheduleFree:
 
     Guarantee: none under delay.
 
-    Reference: A. Defazio, X. Yang, H. Mehta, K. Mishchenko, A. Khaled and A. Cutkosky, The road less
-    scheduled, 2024.
+    Reference: A. Defazio, X. Yang, H. Mehta, K. Mishchenko, A. Khaled and A. Cutkosky, The road less scheduled, 2024.
     """
 
     lr: Scalar

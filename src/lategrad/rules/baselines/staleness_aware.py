@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lategrad.rules.baselines.iterate import IterateState, LastIterate
-from lategrad.rules.rule import Delay, as_number, first_query
+from lategrad.rules._common import IterateOnly, IterateState
+from lategrad.rules.rule import Delay, as_number
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require_number
 
 
 @dataclass(frozen=True, eq=False)
-class StalenessAware(LastIterate):
+class StalenessAware(IterateOnly):
     r"""Staleness-aware SGD, :math:`x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, g / \max(1, \tau_t))`.
 
     Source: checked against the paper (Sections 2.4 and 4.3: :math:`\alpha_0 / \tau`, delays counted in updates from 0),
@@ -35,8 +35,7 @@ class StalenessAware(LastIterate):
 
     Guarantee: in its paper (Section 3), the rate of synchronous SGD, without a projection.
 
-    Reference: W. Zhang, S. Gupta, X. Lian and J. Liu, Staleness-aware async-SGD for distributed deep
-    learning, 2016.
+    Reference: W. Zhang, S. Gupta, X. Lian and J. Liu, Staleness-aware async-SGD for distributed deep learning, 2016.
     """
 
     lr: Scalar
@@ -45,9 +44,6 @@ class StalenessAware(LastIterate):
     def __post_init__(self) -> None:
         resolve_domain(self)
         require_number("lr", self.lr, low=0)
-
-    def init(self, x0: Tensor) -> IterateState:
-        return IterateState(x=first_query(self, x0))
 
     def update(self, state: IterateState, grad: Tensor, delay: Delay) -> IterateState:
         lr = self.lr / as_number(delay).clamp_min(1)

@@ -61,8 +61,7 @@ class UniXGrad:
 
     Must know: D; nothing of the smoothness, the noise or the delays.
 
-    Guarantee: none under delay; without, on convex objectives and a bounded constraint set, the best rates with and
-    without smoothness.
+    Guarantee: none under delay; without, on convex objectives and a bounded set, the best rates, smooth or not.
 
     Reference: A. Kavis, K. Levy, F. Bach and V. Cevher, UniXGrad: a universal, adaptive algorithm with
     optimal guarantees for constrained optimization, 2019.

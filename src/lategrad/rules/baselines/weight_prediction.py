@@ -30,9 +30,8 @@ class WeightPrediction:
 
     .. math:: y_t = \Pi_K(x_t - \tau\, \mathrm{lr}\, d_{t-1}), \qquad x_{t+1} = x_t - \mathrm{lr}\,(d_t + \lambda x_t)
 
-    d is Adam's direction, :math:`\tau` the delay of the gradient that came last: if the direction does not change,
-    the gradient is taken where the weights are when it arrives. SpecTrain does the same along the velocity of SGD with
-    momentum.
+    d is Adam's direction, :math:`\tau` the delay of the gradient that came last: if the direction does not change, the
+    gradient is taken where the weights are when it arrives. SpecTrain does the same along the momentum of SGD.
 
     Source: checked against the code of XPipe's first author for its successor (guanleics/PipeOptim, ``optimizer.py``):
     bias-corrected d, no weight decay in the prediction. A pipeline knows its delays, one for each stage; that the last
@@ -78,16 +77,14 @@ class WeightPrediction:
 
     def query(self, state: WeightPredictionState) -> Tensor:
         direction = self._direction(state.moments, state.t.clamp_min(1))  # zero before any update
-        ahead = as_dtype(self.lr * state.delay, state.x) * direction
-        return self.domain.project(state.x - ahead)
+        return self.domain.project(state.x - as_dtype(self.lr * state.delay, state.x) * direction)
 
     def update(self, state: WeightPredictionState, grad: Tensor, delay: Delay) -> WeightPredictionState:
         t = state.t + 1
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
         move = as_dtype(self.lr, grad) * (self._direction(moments, t) + self.weight_decay * state.x)
-        return WeightPredictionState(
-            x=self.domain.project(state.x - move), moments=moments, delay=0 * state.delay + delay, t=t
-        )
+        x = self.domain.project(state.x - move)
+        return WeightPredictionState(x=x, moments=moments, delay=0 * state.delay + delay, t=t)
 
     def output(self, state: WeightPredictionState) -> Tensor:
         return state.x
