@@ -29,7 +29,7 @@ class _Evaluation(NamedTuple):
 class Records:
     """One record of the start, then one every ``every`` updates.
 
-    A long evaluation runs in a thread; :meth:`collect` adds its record later, always in the order of the updates.
+    A long evaluation runs in a thread; the thread that drives the server adds it later, in order (:meth:`collect`).
 
     >>> from lategrad.problems import Quadratic
     >>> records = Records(Quadratic(), every=10)
