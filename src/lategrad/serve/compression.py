@@ -30,14 +30,11 @@ _LARGEST = 127
 
 
 class Sent(NamedTuple):
-    """A compressed gradient."""
+    """A compressed gradient: the message ``(*runs, length)``, what the server decodes, and what rounding left out."""
 
     message: Tensor
-    """What travels, ``(*runs, length)``."""
     received: Tensor
-    """What the server decodes."""
     remainder: Tensor
-    """What rounding left out."""
 
 
 @dataclass(frozen=True)

@@ -21,21 +21,17 @@ class Job(NamedTuple):
 class JobInfo(NamedTuple):
     """How a worker with a state of its own computed the result of a job."""
 
-    local_steps: int = 0
-    """Steps that the worker took; 0 for a plain gradient."""
-    parent_job: int = -1
-    """The job that left the worker's state; -1 if the worker has just started, or has no state."""
+    local_steps: int = 0  # 0 for a plain gradient
+    parent_job: int = -1  # which left the worker's state; -1 if the worker has just started, or has no state
 
 
 STATELESS = JobInfo()
-"""Of a worker without a state."""
 
 
 class Answer(NamedTuple):
-    """What a worker sends back for a job."""
+    """What a worker sends back for a job; the message is the gradient, as it travels."""
 
     message: Tensor
-    """The gradient, as it travels."""
     info: JobInfo
 
 

@@ -20,15 +20,11 @@ from lategrad.serve.worker import Slowness, Streams
 from lategrad.support.validation import require, require_choice, require_device, require_number
 
 ENGINES = ("processes", "threads", "ray")
-MAX_WORKERS = 1000
-"""Larger values are almost certainly a typo."""
+MAX_WORKERS = 1000  # a larger number is almost certainly a typo
 _MAX_PREFETCH = 100
-_NOT_SAVED = ("out", "progress", "on_record")
-"""Options of a call, not of the run."""
-
+_NOT_SAVED = ("out", "progress", "on_record")  # options of a call, not of the run
 FUNCTION = "function "
 """Marks a saved schedule that is a function, of which only the name can be saved."""
-
 Slow = str | dict[int, str] | None
 
 
@@ -75,11 +71,11 @@ class Settings:
         object.__setattr__(self, "device", str(self.device))  # a torch.device is accepted too
         object.__setattr__(self, "server_device", str(self.server_device))
         for name in ("steps", "keep", "threads"):
-            value = getattr(self, name)
-            require(name, value, _is_count(value), "an integer >= 1")
+            self._require_count(name, low=1)
         for name in ("record_every", "checkpoint_every", "max_refusals", "patience", "data_shards"):
-            value = getattr(self, name)
-            require(name, value, value is None or _is_count(value), "an integer >= 1, or None")
+            self._require_count(name, low=1, optional=True)
+        self._require_count("max_delay", low=0, optional=True)
+        self._require_count("seed", low=0)
         require_choice("engine", self.engine, ENGINES)
         require_choice("compression", self.compression, COMPRESSIONS)
         low, high = self.worker_range()
@@ -91,9 +87,6 @@ class Settings:
                           "some of the rows", stacklevel=3)  # fmt: skip
         most, valid = (0, "0 with engine='ray'") if on_ray else (_MAX_PREFETCH, f"in 0..{_MAX_PREFETCH}")
         require("prefetch", self.prefetch, _is_count(self.prefetch, 0) and self.prefetch <= most, valid)
-        require("max_delay", self.max_delay, self.max_delay is None or _is_count(self.max_delay, 0),
-                "an integer >= 0, or None")  # fmt: skip
-        require("seed", self.seed, _is_count(self.seed, 0), "an integer >= 0")
         require("server_device", self.server_device, not on_ray or self.server_device == "cpu",
                 "'cpu' with engine='ray'")  # fmt: skip
         require_device("server_device", self.server_device)
@@ -124,6 +117,10 @@ class Settings:
             warnings.warn(f"slow names worker {unused[0]}, but {self.workers} workers start, numbered from 0: it has "
                           "no effect unless more workers join", stacklevel=3)  # fmt: skip
 
+    def _require_count(self, name: str, low: int, optional: bool = False) -> None:
+        value, valid = getattr(self, name), f"an integer >= {low}{', or None' if optional else ''}"
+        require(name, value, _is_count(value, low) or (optional and value is None), valid)
+
     @property
     def folder(self) -> Path | None:
         return None if self.out is None else Path(self.out)
@@ -142,9 +139,9 @@ class Settings:
         return Streams(self.seed, self.data_shards)
 
     def slowness(self) -> Slowness:
-        if self.slow is None or isinstance(self.slow, str):
-            return Slowness(None if self.slow is None else _law(self.slow))
-        return Slowness(None, tuple((int(worker), _law(spec)) for worker, spec in self.slow.items()))
+        if isinstance(self.slow, dict):
+            return Slowness(one=tuple((int(worker), _law(spec)) for worker, spec in self.slow.items()))
+        return Slowness(None if self.slow is None else _law(self.slow))
 
     def saved(self) -> dict[str, Any]:
         """JSON values for a checkpoint or a trace."""
@@ -154,7 +151,7 @@ class Settings:
         return saved
 
 
-def _is_count(value: object, low: int = 1) -> bool:
+def _is_count(value: object, low: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 

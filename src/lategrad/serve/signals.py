@@ -21,10 +21,7 @@ _MAX_BYTES = 64  # of the number and the blanks around it
 
 
 class ControlFile:
-    """The file ``workers`` in a run's folder: a number written to it becomes the number of workers.
-
-    Anything else under that name is removed, where possible, and warned of once.
-    """
+    """The file ``workers`` in a run's folder: the number of workers; anything else in it is removed with a warning."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / "workers"
@@ -79,13 +76,10 @@ def handle_signals(run: Training) -> Iterator[None]:
             raise KeyboardInterrupt
         run.stop(STOP_REASONS[signal.Signals(number)])
 
-    def on_save(number: int, frame: object) -> None:
-        run.save_soon()
-
     nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     stops = [number for number in STOP_REASONS if not (nohup and number == signal.SIGHUP)]
     before = {number: signal.signal(number, on_stop) for number in stops}
-    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, on_save)
+    before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: run.save_soon())
     try:
         yield
     finally:

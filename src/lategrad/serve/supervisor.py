@@ -1,8 +1,4 @@
-"""Decides when workers are started, released, killed or restarted, and when a run is given up.
-
-It sees an engine only through the :class:`~lategrad.serve.engines.engine.Engine` protocol, and is the same for threads,
-processes and Ray.
-"""
+"""Decides when workers are started, released, killed or restarted, and when a run is given up; for every engine."""
 
 from __future__ import annotations
 
@@ -35,24 +31,18 @@ class _Status:
 
 
 class Supervisor:
-    """Keeps the workers of a run going.
+    """Keeps ``min_workers`` to ``max_workers`` workers running, as many as the engine has room for.
 
-    Args:
-        engine: starts and ends the workers.
-        min_workers: number of workers that must run.
-        max_workers: number of workers that may run if the engine has room for them.
-        deadline: seconds without a gradient after which a worker is considered hung.
-        replaced: how often each worker was restarted before the run was resumed.
-        stall: seconds without an update after which the run is given up; None for never.
+    A worker is hung after ``deadline`` seconds without a gradient, and the run is given up after ``stall`` seconds
+    without an update. ``replaced`` counts how often each worker was restarted, also before the run was resumed.
     """
 
     def __init__(
         self, engine: Engine, min_workers: int, max_workers: int, deadline: float, replaced: Counter[str],
         stall: float | None = None,
     ) -> None:  # fmt: skip
-        self._engine, self._deadline = engine, deadline
+        self._engine, self._deadline, self.replaced = engine, deadline, replaced
         self._min_workers, self._max_workers = min_workers, max_workers
-        self.replaced = replaced
         self.is_stopping = False  # then no worker is started any more
         self._highest_count = min_workers  # of workers at any time so far
         self._members: dict[int, _Status] = {}
@@ -68,7 +58,6 @@ class Supervisor:
 
     @property
     def workers(self) -> dict[int, Location]:
-        """The workers that have joined and are not known to have ended, by their numbers, with where they run."""
         members = sorted(self._members.items(), key=lambda item: item[1].worker)
         found = {status.worker: self._location(member, status) for member, status in members if not status.leaving}
         return {worker: location for worker, location in found.items() if location is not None}
@@ -77,7 +66,6 @@ class Supervisor:
         return status.location or self._engine.location(member)  # also while the server is being restarted
 
     def set_workers(self, count: int) -> None:
-        """Change the number of workers: more are started, or the last ones leave after their next gradient."""
         require("workers", count, isinstance(count, int) and 1 <= count <= MAX_WORKERS,
                 f"an integer in 1..{MAX_WORKERS}")  # fmt: skip
         self._min_workers = self._max_workers = count
@@ -97,9 +85,8 @@ class Supervisor:
         if report.version != self._version_checked:
             self._early_deaths, self._version_checked = 0, report.version
         for member, activity in report.activities.items():
-            if member in self._members:
-                self._members[member].location = activity.location
-                self._members[member].delivered = activity.delivered
+            if (status := self._members.get(member)) is not None:
+                status.location, status.delivered = activity.location, activity.delivered
         self._kill_hung(report, now)
         target = int(min(self._max_workers, max(self._min_workers, self._engine.room())))
         self._highest_count = max(self._highest_count, target)
@@ -114,7 +101,11 @@ class Supervisor:
                 self._start(worker, now)
         for member, status in list(self._members.items()):
             if status.worker not in usable and not status.leaving:
-                self._release(member, status)
+                status.leaving = True
+                if self._location(member, status) is None:  # it has not joined yet, and there may be no room for it
+                    self._kill(member)
+                else:
+                    self._engine.release(member)  # it leaves when it returns its current gradient
 
     def _start(self, worker: int, now: float) -> None:
         member = next(self._next_member)
@@ -130,15 +121,8 @@ class Supervisor:
                 self._start_failures.add(worker)
                 others = f"{len(self._members)} others continue"
                 warnings.warn(f"worker {worker} could not be started ({error}): {others}", stacklevel=2)
-            return
-        self._members[member] = _Status(worker, now)
-
-    def _release(self, member: int, status: _Status) -> None:
-        status.leaving = True
-        if self._location(member, status) is None:  # it has not joined yet, and there may be no room for it
-            self._kill(member)
         else:
-            self._engine.release(member)  # it leaves when it returns its current gradient
+            self._members[member] = _Status(worker, now)
 
     def _kill(self, member: int) -> None:
         if not self._engine.kill(member):
@@ -180,7 +164,5 @@ class Supervisor:
         backoff = _MIN_BACKOFF * 2 ** min(self._early_deaths_of[worker] - 1, 10)
         self._start_after[worker] = now + min(_MAX_BACKOFF, backoff)
         if self._early_deaths >= _MAX_EARLY_DEATHS * self._min_workers:
-            raise TrainingError(
-                f"{self._early_deaths} workers in a row died before their first gradient, the last with "
-                f"{ended.reason}; see what they wrote to stderr"
-            )
+            raise TrainingError(f"{self._early_deaths} workers in a row died before their first gradient, the last "
+                                f"with {ended.reason}; see what they wrote to stderr")  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections import Counter
@@ -37,40 +36,20 @@ _SHOW_EVERY = 1.0  # seconds between two points of the display and of the logs
 
 
 def train(
-    problem: Problem,
-    rule: AnyRule[Any] | str,
-    *,
-    steps: int,
-    workers: int | str = 4,
-    engine: str = "processes",
-    address: str | None = None,
-    seed: int = 0,
-    data_shards: int | None = None,
-    device: torch.device | str = "cpu",
-    server_device: torch.device | str = "cpu",
-    slow: Slow = None,
-    threads: int = 1,
-    prefetch: int = 0,
-    compression: str = "none",
-    deadline: float = 300.0,
-    max_refusals: int | None = 10,
-    max_delay: int | None = None,
+    problem: Problem, rule: AnyRule[Any] | str, *,
+    steps: int, workers: int | str = 4,
+    engine: str = "processes", address: str | None = None,
+    seed: int = 0, data_shards: int | None = None,
+    device: torch.device | str = "cpu", server_device: torch.device | str = "cpu",
+    slow: Slow = None, threads: int = 1, prefetch: int = 0, compression: str = "none",
+    deadline: float = 300.0, max_refusals: int | None = 10, max_delay: int | None = None,
     schedule: str | Share | None = None,
-    clip: float | None = None,
-    max_norm_ratio: float | None = None,
-    stall: float | None = 3600.0,
-    record_every: int | None = None,
-    compile: bool | None = None,
-    out: str | Path | None = None,
-    checkpoint_every: int | None = None,
-    keep: int = 2,
-    monitor: str | None = None,
-    patience: int | None = None,
-    on_record: OnRecord | None = None,
-    log: str | None = None,
-    progress: bool | None = None,
-    notes: dict[str, Any] | None = None,
-) -> Trace:
+    clip: float | None = None, max_norm_ratio: float | None = None, stall: float | None = 3600.0,
+    record_every: int | None = None, compile: bool | None = None,
+    out: str | Path | None = None, checkpoint_every: int | None = None, keep: int = 2,
+    monitor: str | None = None, patience: int | None = None, on_record: OnRecord | None = None,
+    log: str | None = None, progress: bool | None = None, notes: dict[str, Any] | None = None,
+) -> Trace:  # fmt: skip
     """Train with asynchronous workers; each computes gradients at the parameters that it received last.
 
     Ctrl-C or SIGTERM ends the run after a last checkpoint and returns the trace so far (``trace.complete`` is then
@@ -162,37 +141,19 @@ _UNCHANGED: Any = _Unchanged()
 
 
 def resume(
-    out: str | Path,
-    problem: Problem,
-    rule: AnyRule[Any] | str,
-    *,
-    steps: int = _UNCHANGED,
-    workers: int | str = _UNCHANGED,
-    engine: str = _UNCHANGED,
-    address: str | None = _UNCHANGED,
-    device: torch.device | str = _UNCHANGED,
-    server_device: torch.device | str = _UNCHANGED,
-    slow: Slow = _UNCHANGED,
-    threads: int = _UNCHANGED,
-    prefetch: int = _UNCHANGED,
-    deadline: float = _UNCHANGED,
-    max_refusals: int | None = _UNCHANGED,
-    max_delay: int | None = _UNCHANGED,
+    out: str | Path, problem: Problem, rule: AnyRule[Any] | str, *,
+    steps: int = _UNCHANGED, workers: int | str = _UNCHANGED,
+    engine: str = _UNCHANGED, address: str | None = _UNCHANGED,
+    device: torch.device | str = _UNCHANGED, server_device: torch.device | str = _UNCHANGED,
+    slow: Slow = _UNCHANGED, threads: int = _UNCHANGED, prefetch: int = _UNCHANGED,
+    deadline: float = _UNCHANGED, max_refusals: int | None = _UNCHANGED, max_delay: int | None = _UNCHANGED,
     schedule: str | Share | None = _UNCHANGED,
-    clip: float | None = _UNCHANGED,
-    max_norm_ratio: float | None = _UNCHANGED,
-    stall: float | None = _UNCHANGED,
-    record_every: int | None = _UNCHANGED,
-    compile: bool | None = _UNCHANGED,
-    checkpoint_every: int | None = _UNCHANGED,
-    keep: int = _UNCHANGED,
-    monitor: str | None = _UNCHANGED,
-    patience: int | None = _UNCHANGED,
-    on_record: OnRecord | None = _UNCHANGED,
-    log: str | None = _UNCHANGED,
-    progress: bool | None = _UNCHANGED,
-    notes: dict[str, Any] = _UNCHANGED,
-) -> Trace:
+    clip: float | None = _UNCHANGED, max_norm_ratio: float | None = _UNCHANGED, stall: float | None = _UNCHANGED,
+    record_every: int | None = _UNCHANGED, compile: bool | None = _UNCHANGED,
+    checkpoint_every: int | None = _UNCHANGED, keep: int = _UNCHANGED,
+    monitor: str | None = _UNCHANGED, patience: int | None = _UNCHANGED, on_record: OnRecord | None = _UNCHANGED,
+    log: str | None = _UNCHANGED, progress: bool | None = _UNCHANGED, notes: dict[str, Any] = _UNCHANGED,
+) -> Trace:  # fmt: skip
     """Continue a run from its newest intact checkpoint, with its state, sample streams and trace.
 
     The other arguments are those of :func:`train` that may change; what is not given stays as it was. The seed, the
@@ -272,14 +233,10 @@ class Training:
 
     def run(self) -> Trace:
         """Train until all updates are made, or until stopped."""
-        settings = self.settings
-        progress = sys.stderr.isatty() if settings.progress is None else settings.progress
-        with (
-            Monitors(progress, settings.steps, settings.log, settings.folder, settings.progress is None) as monitors,
-            handle_signals(self),
-            closing(self.engine),
-        ):
-            watch = self._watch()
+        with Monitors(self.settings) as monitors, handle_signals(self), closing(self.engine):
+            watch = Watch(self.engine.records, self._stop_early, self.settings)
+            if self.settings.on_record is not None or self.settings.monitor is not None:
+                self.engine.watch(watch.look)
             self.engine.begin(self._checkpoint)
             self._checkpoint = None  # the server has it
             watch.check_name()
@@ -295,28 +252,19 @@ class Training:
                 trace = self.engine.finish(at_once=self.stopping is not None)
             self._show(monitors)
         trace.config["stopped"] = self.stopping
-        if settings.folder is not None:
+        if (folder := self.settings.folder) is not None:
             try:
-                trace.save(settings.folder / "trace.safetensors")
-                trace.to_csv(settings.folder / "records.csv")
+                trace.save(folder / "trace.safetensors")
+                trace.to_csv(folder / "records.csv")
             except (OSError, SafetensorError) as error:  # the trace in memory must not be lost with it
                 warnings.warn(f"the trace could not be saved: {error}", stacklevel=2)
         if self.stopping is not None:
             warnings.warn(f"{self.stopping}: the trace ends after {len(trace.delays)} updates", stacklevel=2)
         return trace
 
-    def _watch(self) -> Watch:
-        settings = self.settings
-
-        def stop(reason: str) -> None:
-            if self.stopping is None and self.engine.version < settings.steps:
-                self.stop(reason)
-
-        watch = Watch(self.engine.records, stop, on_record=settings.on_record, monitor=settings.monitor,
-                      patience=settings.patience, folder=settings.folder)  # fmt: skip
-        if settings.on_record is not None or settings.monitor is not None:
-            self.engine.watch(watch.look)
-        return watch
+    def _stop_early(self, reason: str) -> None:
+        if self.stopping is None and self.engine.version < self.settings.steps:
+            self.stop(reason)
 
     def _supervise(self, monitors: Monitors) -> None:
         next_check = next_show = 0.0

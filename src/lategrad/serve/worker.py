@@ -1,8 +1,7 @@
 """The worker's side: take a job, draw the sample, compute the gradient, send it back; the same in every engine.
 
-A worker may have a state of its own: that of its local optimizer, where the problem has local steps, and the remainder
-that rounding left out of its last gradient, where gradients are compressed. It never leaves the worker and is lost with
-it: every answer names the job that left the state which the answer was computed from.
+A worker's state, of its local optimizer and the remainder of its last compressed gradient, never leaves it and is lost
+with it: every answer names the job that left the state which the answer was computed from.
 """
 
 from __future__ import annotations
@@ -30,17 +29,14 @@ class Link(Protocol):
 
     def receive(self) -> Job | None:
         """Wait for the next job; None when there is no more work."""
-        ...
 
     def room(self) -> Tensor | None:
         """Memory that the gradient of the last job may be written to; None if it needs its own."""
-        ...
 
     def deliver(self, job: Job, answer: Answer) -> None: ...
 
     def fail(self, job: Job, reason: str) -> None:
         """Report that the gradient of a job could not be computed."""
-        ...
 
 
 def stream_seed(seed: int, worker: int) -> int:
@@ -54,7 +50,7 @@ def stream_seed(seed: int, worker: int) -> int:
 
 @dataclass(frozen=True)
 class Streams:
-    """The samples that each worker draws: a stream of its own, from all the data or from shard ``worker % shards``."""
+    """The samples that worker w draws: a stream of its own, from all the data or from shard w modulo ``shards``."""
 
     seed: int
     shards: int | None = None
@@ -73,10 +69,10 @@ class Streams:
 
 @dataclass(frozen=True)
 class Slowness:
-    """Pauses that slow workers down on purpose, in milliseconds: of all workers, but for single ones."""
+    """Pauses that slow workers down on purpose, in milliseconds before each gradient is sent."""
 
     everyone: Distribution | None = None
-    one: tuple[tuple[int, Distribution], ...] = ()
+    one: tuple[tuple[int, Distribution], ...] = ()  # for single workers, instead of that
 
     def of(self, worker: int) -> Distribution | None:
         return dict(self.one).get(worker, self.everyone)
@@ -117,7 +113,7 @@ class Oracle:
             most, seconds = self.problem.local_steps, getattr(self.problem, "seconds", None)
         self.pace = Pace(most, seconds)
         self._block = max(1, _BLOCK // most)
-        self._samples: tuple[int, int, Tensor] = (-1, -1, torch.empty(0))
+        self._samples = (-1, -1, torch.empty(0))  # a block of samples: of which worker, its number, and what was drawn
         self._compression = compression
         self._keeps_state = keeps_state(self.problem, compression)
         self._memory: Any = None

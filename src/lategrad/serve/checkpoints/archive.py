@@ -13,14 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lategrad.serve.checkpoints.checkpoint import (
-    Checkpoint,
-    DamagedError,
-    checkpoint_paths,
-    read_checkpoint,
-    version_of,
-    write_checkpoint,
-)
+from lategrad.serve.checkpoints.checkpoint import Checkpoint, DamagedError, checkpoint_paths, read_checkpoint
 from lategrad.serve.observe.update_log import LogFile, LogMark, Rows, UpdateLog
 
 
@@ -43,10 +36,7 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
 
 
 class Schedule:
-    """When checkpoints are due: after ``every`` updates, or by default after ``seconds``.
-
-    A failed one is tried again when the next is due.
-    """
+    """When checkpoints are due: after ``every`` updates, or by default after ``seconds``."""
 
     def __init__(self, every: int | None, seconds: float = 60.0) -> None:
         self.every, self.seconds = every, seconds
@@ -112,8 +102,7 @@ class Archive:
         self.schedule.note(checkpoint.version)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            mark = self._append(checkpoint)
-            write_checkpoint(self.folder, checkpoint, mark._asdict())
+            checkpoint.write(self.folder, self._append(checkpoint)._asdict())
         except OSError as error:
             failed = f"checkpoint at update {checkpoint.version} failed, training continues"
             warnings.warn(f"{failed}: {error}", stacklevel=2)
@@ -134,11 +123,8 @@ class Archive:
         return OSError(f"no checkpoint can be written to {str(self.folder)!r}: choose another folder")
 
     def _remove_old(self, version: int) -> None:
-        """Remove all but the last checkpoints up to ``version``, and files that killed processes left.
-
-        A checkpoint above this version was skipped because it is damaged.
-        """
-        intact = [path for path in checkpoint_paths(self.folder) if version_of(path) <= version]
+        """Remove all but the last checkpoints up to ``version``, and files that killed processes left."""
+        intact = checkpoint_paths(self.folder, version)  # one above this version was skipped because it is damaged
         stems = {path.stem for path in intact[: self.keep]}
         for path in [*self.folder.glob("checkpoint-*"), *self.folder.glob(".checkpoint-*.part")]:
             if path.stem not in stems:

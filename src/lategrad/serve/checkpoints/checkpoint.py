@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,11 @@ _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+# Of a description: everything that a run needs to continue.
+_PARTS = {"version": int, "log": dict, "config": dict, "records": dict, "refusals": dict, "bytes": dict,
+          "memories_lost": dict, "gate": dict, "next_sequence": dict, "seconds": float}  # fmt: skip
+_CONFIG = {"problem": str, "contents": str, "rule": dict, "settings": dict, "compiled": bool, "replaced": dict}
+_LOG = {"updates": int, "checksum": int}
 
 
 class DamagedError(ValueError):
@@ -38,7 +44,6 @@ class Checkpoint:
     """What a run needs to continue, in memory of its own: it may be sent to another machine, or written by a thread."""
 
     version: int
-    """Updates made so far."""
     tensors: dict[str, Tensor]
     """``output``, which may share memory with the state; ``state.0``, ``state.1``, ...: the rule's state."""
     description: dict[str, Any]
@@ -52,47 +57,41 @@ class Checkpoint:
         config = self.description["config"]
         return {**config["settings"], "compile": config["compiled"]}
 
+    def write(self, folder: Path, log_mark: dict[str, int]) -> None:
+        """Write both files, so that a reader finds this checkpoint or the one before, never a part."""
+        path = folder / f"checkpoint-{self.version:012d}.json"
+        output = {"output": self.tensors["output"].clone()}  # in the file it shares no memory
+        try:
+            tensors = write_tensors(path.with_suffix(".safetensors"), self.tensors | output)
+            description = {
+                "format": FORMAT, "version": self.version, "tensors": tensors, "log": log_mark,
+                "output": "the tensor 'output': the vector to evaluate and ship", **self.description,
+            }  # fmt: skip
+            text = json.dumps(description, indent=1)
+            sealed = json.dumps({"checksum": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": text}, indent=1)
+            with replacing(path) as part:
+                part.write_text(sealed, encoding="utf-8")
+        except OSError:
+            if not path.exists():
+                path.with_suffix(".safetensors").unlink(missing_ok=True)  # it must not fill a full disk
+            raise
 
-def checkpoint_paths(folder: Path) -> list[Path]:
-    """The descriptions of all checkpoints in a folder, the newest first."""
+
+def checkpoint_paths(folder: Path, last: float = math.inf) -> list[Path]:
+    """The descriptions of the checkpoints in a folder, up to update ``last``, the newest first."""
     paths = [path for path in folder.glob("checkpoint-*.json") if re.fullmatch(r"checkpoint-\d{12,18}", path.stem)]
-    return sorted(paths, key=version_of, reverse=True)
+    return sorted((path for path in paths if version_of(path) <= last), key=version_of, reverse=True)
 
 
 def version_of(path: Path) -> int:
     return int(path.stem.partition("-")[2])
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint, log_mark: dict[str, int]) -> None:
-    """Write both files, so that a reader finds this checkpoint or the one before, never a part."""
-    path = folder / f"checkpoint-{checkpoint.version:012d}.json"
-    output = {"output": checkpoint.tensors["output"].clone()}  # in the file it shares no memory
-    try:
-        tensors = write_tensors(path.with_suffix(".safetensors"), checkpoint.tensors | output)
-        description = {
-            "format": FORMAT,
-            "version": checkpoint.version,
-            "output": "the tensor 'output': the vector to evaluate and ship",
-            "tensors": tensors,
-            "log": log_mark,
-            **checkpoint.description,
-        }
-        text = json.dumps(description, indent=1)
-        sealed = json.dumps({"checksum": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": text}, indent=1)
-        with replacing(path) as part:
-            part.write_text(sealed, encoding="utf-8")
-    except OSError:
-        if not path.exists():
-            path.with_suffix(".safetensors").unlink(missing_ok=True)  # it must not fill a full disk
-        raise
-
-
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     """Write a safetensors file; returns its checksum.
 
-    The format is a header (its length, then names, types, shapes and offsets as JSON) and the bytes of all tensors.
-    They are written without a copy and without the interpreter's lock; ``safetensors`` itself would hold the lock for
-    as long as it takes to copy the state twice, and stop the updates meanwhile.
+    The format is a header (its length, then names, types, shapes and offsets as JSON) and the bytes of all tensors,
+    written without a copy. ``safetensors`` itself would copy the state twice and hold the interpreter's lock meanwhile.
     """
     parts = {name: leaf.detach().cpu().contiguous() for name, leaf in tensors.items()}
     header, end = {}, 0
@@ -121,24 +120,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         description = json.loads(text)
         if description["format"] != FORMAT:
             raise ValueError(f"its format is {description['format']!r}, of another version of lategrad, not {FORMAT!r}")
-        _require_complete(description)
+        for parts, where in ((_PARTS, description), (_CONFIG, description["config"]), (_LOG, description["log"])):
+            for name, kind in parts.items():
+                if not isinstance(where[name], kind):
+                    raise TypeError(f"{name!r} is {where[name]!r}, not of type {kind.__name__}")
         tensors = read_regular(path.with_suffix(".safetensors"))
         if hashlib.sha256(tensors).hexdigest() != description["tensors"]:
             raise ValueError("the checksum of its tensors does not match")
         return safetensors.torch.load(tensors), description
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, SafetensorError) as error:
         raise DamagedError(f"checkpoint {str(path)!r} is damaged: {type(error).__name__}: {error}") from None
-
-
-_PARTS = {"version": int, "log": dict, "config": dict, "records": dict, "refusals": dict, "bytes": dict,
-          "memories_lost": dict, "gate": dict, "next_sequence": dict, "seconds": float}  # fmt: skip
-_CONFIG = {"problem": str, "contents": str, "rule": dict, "settings": dict, "compiled": bool, "replaced": dict}
-_LOG = {"updates": int, "checksum": int}
-
-
-def _require_complete(description: dict[str, Any]) -> None:
-    """Require everything that a run needs to continue."""
-    for parts, where in ((_PARTS, description), (_CONFIG, description["config"]), (_LOG, description["log"])):
-        for name, kind in parts.items():
-            if not isinstance(where[name], kind):
-                raise TypeError(f"{name!r} is {where[name]!r}, not of type {kind.__name__}")

@@ -19,10 +19,8 @@ class Writer:
 
     def __init__(self, archive: Archive | MemoryArchive) -> None:
         self.archive = archive
-        self.saved_version = -1
-        """Of the newest checkpoint on disk."""
-        self.newest: Checkpoint | None = None
-        """Kept in memory, so that the run can return to it whatever happens to the disk."""
+        self.saved_version = -1  # of the newest checkpoint on disk
+        self.newest: Checkpoint | None = None  # in memory: the run can return to it whatever happens to the disk
         self._writing: Future[None] | None = None
         self._until = 0.0
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,7 +21,9 @@ from torch import Tensor
 
 from lategrad.serve.observe.telemetry import Telemetry
 
-_LINE_EVERY = 30.0  # seconds between two lines where stderr is not a terminal
+if TYPE_CHECKING:
+    from lategrad.serve.settings import Settings
+
 _CSV_COLUMNS = ("step", "seconds", "updates_per_second", "record", "loss", "accuracy", "test_loss", "delay_mean",
                 "delay_p95", "delay_max", "refused", "workers")  # fmt: skip
 """Of ``log.csv``, the same for all runs; ``log.jsonl`` has the problem's metrics too."""
@@ -38,15 +40,11 @@ class Monitor:
         """Write what is buffered."""
 
 
-def summary_line(telemetry: Telemetry, workers: int) -> str:
-    """Speed, loss, delays and workers in one line."""
-    t = telemetry
+def summary_line(t: Telemetry, workers: int) -> str:
     accuracy = "" if t.accuracy is None else f", accuracy {t.accuracy:.4f}"
     refused = f", {t.refused} refused" if t.refused else ""
-    return (
-        f"{t.updates_per_second:,.0f} updates/s, loss {t.loss:.4g}{accuracy}, "
-        f"delay {t.delay_mean:.1f} mean {t.delay_p95:.0f} p95 {t.delay_max} max, {workers} workers{refused}"
-    )
+    delays = f"delay {t.delay_mean:.1f} mean {t.delay_p95:.0f} p95 {t.delay_max} max"
+    return f"{t.updates_per_second:,.0f} updates/s, loss {t.loss:.4g}{accuracy}, {delays}, {workers} workers{refused}"
 
 
 class Terminal(Monitor):
@@ -69,7 +67,7 @@ class Terminal(Monitor):
 class Lines(Monitor):
     """:func:`summary_line` on stderr every ``every`` seconds, where there is no terminal."""
 
-    def __init__(self, every: float = _LINE_EVERY) -> None:
+    def __init__(self, every: float = 30.0) -> None:
         self._every, self._next = every, time.monotonic() + every
 
     def show(self, telemetry: Telemetry, workers: int, delays: Tensor) -> None:
@@ -95,17 +93,15 @@ class LogFiles(Monitor):
         row = {"step": numbers.pop("version"), **numbers.pop("metrics"), **numbers, "workers": workers}
         with open(self._lines, "a") as file:
             file.write(json.dumps(row) + "\n")
-        is_empty = not (self._csv.exists() and self._csv.stat().st_size > 0)
         with open(self._csv, "a", newline="") as file:
             writer = csv.DictWriter(file, _CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
-            if is_empty:
+            if file.tell() == 0:
                 writer.writeheader()
             writer.writerow(row)
 
 
-def _scalars(telemetry: Telemetry, workers: int) -> dict[str, float]:
+def _scalars(t: Telemetry, workers: int) -> dict[str, float]:
     """What TensorBoard and W&B plot over the updates."""
-    t = telemetry
     scalars = {
         "loss": t.loss, "accuracy": t.accuracy, "test_loss": t.test_loss, **t.metrics,
         "updates per second": t.updates_per_second,
@@ -153,8 +149,7 @@ class WandB(Monitor):
         mode: Any = os.environ.get("WANDB_MODE", "offline")  # wandb checks it
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "lategrad"), name=folder.resolve().name, id=id_file.read_text(),
-            resume="allow", dir=folder, mode=mode,
-            settings=wandb.Settings(silent=True, console="off"),
+            resume="allow", dir=folder, mode=mode, settings=wandb.Settings(silent=True, console="off"),
         )  # fmt: skip
         self._histogram = wandb.Histogram
         self._last = -1
@@ -164,7 +159,7 @@ class WandB(Monitor):
             return
         self._last = telemetry.version
         histogram = {"delays": self._histogram(delays.tolist())} if len(delays) else {}
-        self._run.log({**_scalars(telemetry, workers), **histogram}, step=telemetry.version)
+        self._run.log(_scalars(telemetry, workers) | histogram, step=telemetry.version)
 
     def close(self) -> None:
         self._run.finish()
@@ -181,17 +176,16 @@ def logs_of(text: str | None) -> list[str]:
 class Monitors(AbstractContextManager["Monitors"]):
     """All monitors of a run, closed together."""
 
-    def __init__(self, progress: bool, steps: int, log: str | None, folder: Path | None, lines: bool) -> None:
-        self._all: list[Monitor] = []
-        if folder is not None:
-            self._all.append(LogFiles(folder))
+    def __init__(self, settings: Settings) -> None:
+        folder, log, progress = settings.folder, settings.log, settings.progress
+        self._all: list[Monitor] = [] if folder is None else [LogFiles(folder)]
         for name in logs_of(log):
             if folder is None:
                 raise ValueError(f"log={log!r} needs a folder to write to: give out=...")
             self._all.append(LOGS[name](folder))
-        if progress:
-            self._all.append(Terminal(steps))
-        elif lines:
+        if progress or (progress is None and sys.stderr.isatty()):
+            self._all.append(Terminal(settings.steps))
+        elif progress is None:
             self._all.append(Lines())
 
     def show(self, telemetry: Telemetry, workers: int, delays: Tensor) -> None:

@@ -29,8 +29,7 @@ class _Evaluation(NamedTuple):
 class Records:
     """One record of the start, then one every ``every`` updates.
 
-    An evaluation that takes long runs in a thread, and its record follows later: always in the order of the updates,
-    and added (:meth:`collect`) by the thread that drives the server.
+    A long evaluation runs in a thread; the thread that drives the server adds it later, in order (:meth:`collect`).
 
     >>> from lategrad.problems import Quadratic
     >>> records = Records(Quadratic(), every=10)
@@ -42,8 +41,7 @@ class Records:
     def __init__(self, problem: Problem, every: int) -> None:
         self.every = every
         self.steps: list[int] = []
-        self.listener: Callable[[Tensor], None] | None = None
-        """Called with the output after each record."""
+        self.listener: Callable[[Tensor], None] | None = None  # called with the output after each record
         self._problem = problem
         self._series: dict[str, list[float]] = {}
         self._fastest = math.inf  # seconds of an evaluation so far
@@ -58,8 +56,7 @@ class Records:
         """Evaluate the rule's output now, unless this version is recorded already."""
         self.drain()
         if not self._has(version):
-            self.add(version, self._evaluate(output))
-            self._notify(output)
+            self.add(version, self._evaluate(output), output)
 
     def note(self, version: int, output: Tensor) -> None:
         """Evaluate the rule's output now, or a copy of it in a thread if that takes long."""
@@ -72,8 +69,7 @@ class Records:
             self.take(version, output)
 
     def _has(self, version: int) -> bool:
-        last = self._waiting[-1].version if self._waiting else self.steps[-1] if self.steps else None
-        return last == version
+        return version in [*self.steps[-1:], *self.waiting()]
 
     def _evaluate(self, output: Tensor) -> dict[str, float]:
         begin = time.perf_counter()
@@ -106,8 +102,7 @@ class Records:
             wait([self._waiting[0].values], timeout)
         while self._waiting and self._waiting[0].values.done():
             done = self._waiting.popleft()
-            self.add(done.version, done.values.result())
-            self._notify(done.output)
+            self.add(done.version, done.values.result(), done.output)
 
     def drain(self, timeout: float = math.inf) -> list[int]:
         """Add all evaluations; returns the versions of those that are not done within ``timeout`` seconds."""
@@ -116,15 +111,14 @@ class Records:
             self.collect(min(_POLL_INTERVAL, max(0.0, end - time.monotonic())))
         return list(self.waiting())
 
-    def add(self, version: int, values: Mapping[str, float]) -> None:
+    def add(self, version: int, values: Mapping[str, float], output: Tensor | None = None) -> None:
+        """Add a record; the listener is called with its output, if that is given."""
         self.steps.append(version)
         for name, value in values.items():
             series = self._series.setdefault(name, [])
             series += [math.nan] * (len(self.steps) - 1 - len(series))  # a metric that is new in a resumed run
             series.append(value)
-
-    def _notify(self, output: Tensor) -> None:
-        if self.listener is not None:
+        if self.listener is not None and output is not None:
             self.listener(output)
 
     def series(self) -> dict[str, list[float]]:

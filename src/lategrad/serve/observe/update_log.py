@@ -19,7 +19,6 @@ from lategrad.support.files import read_regular
 
 _ROW = np.dtype([("time", "<f8"), ("sequence", "<i8"), ("parent_job", "<i8"), ("worker", "<i4"), ("delay", "<i4"),
                  ("local_steps", "<i4")])  # fmt: skip
-_UNKNOWN = -1  # the worker of an update whose row was lost
 Rows = NDArray[Any]
 
 
@@ -55,7 +54,7 @@ class UpdateLog:
     def unknown(cls, count: int) -> UpdateLog:
         """The log of ``count`` updates whose rows were lost: of worker -1, without delay."""
         rows = np.zeros(count, _ROW)
-        rows["worker"] = rows["sequence"] = _UNKNOWN
+        rows["worker"] = rows["sequence"] = -1
         return cls(rows)
 
     def rows(self, first: int = 0) -> Rows:
@@ -72,10 +71,7 @@ class LogMark(NamedTuple):
 
 
 class LogFile:
-    """The rows of a run in a file that only grows, so that checkpoints need not repeat them.
-
-    Losing it loses no parameters.
-    """
+    """The rows of a run in a file that only grows, so that checkpoints need not repeat them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -117,8 +113,7 @@ class LogFile:
         except OSError as error:
             raise DamagedError(str(error)) from None
         if len(contents) < mark.updates * _ROW.itemsize or zlib.crc32(contents) != mark.checksum:
-            raise DamagedError(
-                f"{str(self._path)!r} is damaged: its first {mark.updates} updates do not match their checksum"
-            )
+            raise DamagedError(f"{str(self._path)!r} is damaged: its first {mark.updates} updates do not match their "
+                               "checksum")  # fmt: skip
         self.mark = mark
         return np.frombuffer(contents, _ROW)

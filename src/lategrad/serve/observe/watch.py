@@ -6,7 +6,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,35 +16,23 @@ from lategrad.serve.observe.telemetry import Telemetry
 from lategrad.support.files import replacing
 from lategrad.support.validation import require
 
+if TYPE_CHECKING:
+    from lategrad.serve.settings import Settings
+
 OnRecord = Callable[[Telemetry, Tensor], object]
 """Called with the telemetry and a copy of the output; ends the run by returning ``"stop"``."""
-
 Look = Callable[[Telemetry, Tensor], None]
 """Called for every record, in the thread that drives the engine."""
-
 BEST_FILE = "best.safetensors"
 """In the run's folder: the tensor ``output`` with the best record so far, and that record."""
 
 
 class Watch:
-    """Looks at every record as it is taken.
+    """Looks at every record as it is taken; ``stop`` ends the run, with a reason."""
 
-    Args:
-        records: of the run.
-        stop: ends the run, with a reason.
-        on_record: the user's callback.
-        monitor: the recorded value that decides which record is best, such as ``"loss"``; with ``+`` before it if
-            larger is better, which is implied for accuracy. None for none.
-        patience: records without an improvement after which the run ends; None for never.
-        folder: where the best output is saved; None for nowhere.
-    """
-
-    def __init__(
-        self, records: Records, stop: Callable[[str], None], *, on_record: OnRecord | None, monitor: str | None,
-        patience: int | None, folder: Path | None,
-    ) -> None:  # fmt: skip
-        self._records, self._stop = records, stop
-        self._on_record, self._patience, self._folder = on_record, patience, folder
+    def __init__(self, records: Records, stop: Callable[[str], None], settings: Settings) -> None:
+        self._records, self._stop, monitor = records, stop, settings.monitor
+        self._on_record, self._patience, self._folder = settings.on_record, settings.patience, settings.folder
         self._name = None if monitor is None else monitor.lstrip("+-")
         self._larger_is_better = monitor is not None and (monitor.startswith("+") or monitor == "accuracy")
 
@@ -62,7 +50,7 @@ class Watch:
         return values.index(choose(values))
 
     def look(self, telemetry: Telemetry, output: Tensor) -> None:
-        """At the newest record; the server may have made more updates since."""
+        """Look at the newest record; the server may have made more updates since."""
         if self._name is not None:
             self._compare(self._name, output)
         if self._on_record is not None:
