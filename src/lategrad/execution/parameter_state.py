@@ -293,7 +293,7 @@ class ParameterStep:
     @torch.no_grad()
     def ticket(self) -> Tensor | None:
         """The ticket of the present query, for a rule that needs one."""
-        return None if self._ticket_form is None else self.rule.ticket(self._whole_state()[0]).clone()
+        return self.rule.ticket(self._whole_state()[0]).clone() if needs_ticket(self.rule) else None
 
     @torch.no_grad()
     def write_output(self) -> None:
