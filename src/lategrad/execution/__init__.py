@@ -4,12 +4,4 @@ from lategrad.execution.backend import BACKENDS, UnsupportedError, compiling_pay
 from lategrad.execution.in_place import StateStep, in_place
 from lategrad.execution.parameter_state import ParameterState, ParameterStep
 
-__all__ = [
-    "BACKENDS",
-    "ParameterState",
-    "ParameterStep",
-    "StateStep",
-    "UnsupportedError",
-    "compiling_pays",
-    "in_place",
-]
+__all__ = ["BACKENDS", "ParameterState", "ParameterStep", "StateStep", "UnsupportedError", "compiling_pays", "in_place"]

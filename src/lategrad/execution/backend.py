@@ -112,8 +112,7 @@ class Compiled:
 
 def compiled(function: Callable[..., Any], device: torch.device) -> Compiled:
     """``function`` compiled for a device; raises :class:`UnsupportedError` where no compiler works."""
-    missing = missing_compiler(device.type, "compile")
-    if missing is not None:
+    if (missing := missing_compiler(device.type, "compile")) is not None:
         raise UnsupportedError(missing)
     return Compiled(function)
 

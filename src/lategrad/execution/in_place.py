@@ -1,8 +1,7 @@
 """A pure rule as a step that overwrites its state, for every host and on every backend.
 
-Rules return fresh states. A host keeps one state, and its step overwrites it: on a large CPU vector the fresh
-memory would cost far more than the arithmetic. Simulator, server and optimizers all get their step from
-:func:`in_place`, and ``step.backend`` says what runs it.
+Rules return fresh states. A host keeps one state, and its step overwrites it: on a large CPU vector the fresh memory
+would cost far more than the arithmetic. ``step.backend`` says what runs it.
 """
 
 from __future__ import annotations
@@ -71,23 +70,15 @@ def in_place(rule: AnyRule[Any], state: Any, *, backend: str | None = None) -> S
 
 @overload
 def in_place(
-    rule: AnyRule[Any],
-    state: ParameterState | None,
-    *,
-    tensors: Sequence[Tensor],
-    maximize: bool = False,
+    rule: AnyRule[Any], state: ParameterState | None, *, tensors: Sequence[Tensor], maximize: bool = False,
     backend: str | None = None,
-) -> ParameterStep: ...
+) -> ParameterStep: ...  # fmt: skip
 
 
 def in_place(
-    rule: AnyRule[Any],
-    state: Any,
-    *,
-    tensors: Sequence[Tensor] | None = None,
-    maximize: bool = False,
+    rule: AnyRule[Any], state: Any, *, tensors: Sequence[Tensor] | None = None, maximize: bool = False,
     backend: str | None = None,
-) -> StateStep | ParameterStep:
+) -> StateStep | ParameterStep:  # fmt: skip
     """The rule's update as ``step(grad, delay, ticket)``, which overwrites ``state``.
 
     It computes the same values as ``rule.update``: bit for bit when eager, within rounding when compiled.

@@ -66,16 +66,11 @@ class ParameterStep:
 
     @torch.no_grad()
     def __init__(
-        self,
-        rule: AnyRule[Any],
-        tensors: Sequence[Tensor],
-        state: ParameterState | None,
-        backend: str | None,
+        self, rule: AnyRule[Any], tensors: Sequence[Tensor], state: ParameterState | None, backend: str | None,
         maximize: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.rule, self.tensors, self.device = rule, list(tensors), tensors[0].device
-        self.sizes = [t.numel() for t in self.tensors]
-        self.dtype = common_dtype(self.tensors)
+        self.sizes, self.dtype = [t.numel() for t in self.tensors], common_dtype(self.tensors)
         meta_rule, self._template = state_template(rule, self.tensors)
         self._leaves = dict(zip(leaf_names(self._template), leaves_of(self._template), strict=True))
         self._vector_names = [name for name, leaf in self._leaves.items() if leaf.shape == (sum(self.sizes),)]
@@ -93,8 +88,8 @@ class ParameterStep:
         self._pieces: dict[str, list[Tensor]] = {}
         self._addresses: dict[str, list[int]] = {}
         self._whole: dict[str, Tensor] = {}
-        self._maximize = maximize
         self._rule_addresses: list[Address] = []
+        self._maximize = maximize
         self._loops: dict[bool, Loops] = {}  # by whether the calls bring a ticket
         builders: dict[str, Callable[[], Run]] = {
             "loops": self._build_loops,
@@ -164,11 +159,10 @@ class ParameterStep:
             else:
                 state.scalars[name] = torch.empty_like(leaf, device=self.device)
         if self.backend == "loops":
-            init = self._init_loops()
             parts = [self._pieces[n] if n in self._vector_names else state.scalars[n] for n in self._leaves]
             rule_tensors = [leaf.split(self.sizes) if leaf.shape == (sum(self.sizes),) else leaf
                             for leaf in leaves_of(self.rule)]  # fmt: skip
-            init([*rule_tensors, self.tensors, *parts])
+            self._init_loops()([*rule_tensors, self.tensors, *parts])
             torch.autograd.graph.increment_version(self.tensors)
             return state
         first = self.rule.init(gather(self.tensors, self.dtype))
@@ -247,25 +241,19 @@ class ParameterStep:
 
     def _whole_state(self) -> tuple[Any, list[tuple[Tensor, list[Tensor]]]]:
         """The state with whole vectors, and those of them that are copies, with the pieces to write back to."""
-        leaves, copies = [], []
-        for name in self._leaves:
-            if name not in self._vector_names:
-                leaves.append(self.state.scalars[name])
-                continue
+        leaves, copies = dict(self.state.scalars), []
+        for name in self._vector_names:
             pieces = self._current_pieces(name)
-            vector = self._whole.get(name)
-            if vector is None:
-                vector = gather(pieces)
-                if vector.data_ptr() != pieces[0].data_ptr():
-                    copies.append((vector, pieces))
-            leaves.append(vector)
-        remaining = iter(leaves)
-        return map_tensors(lambda _: next(remaining), self._template), copies
+            leaves[name] = self._whole[name] if name in self._whole else gather(pieces)
+            if name not in self._whole and leaves[name].data_ptr() != pieces[0].data_ptr():
+                copies.append((leaves[name], pieces))
+        names = iter(self._leaves)
+        return map_tensors(lambda _: leaves[next(names)], self._template), copies
 
     def _build_loops(self) -> Loops:
         if len({t.dtype for t in self.tensors}) > 1 or self._forms[0] != self._strides:
             raise UnsupportedError("tensors of several dtypes, or with gaps in their memory")
-        whole = [*leaves_of(self.rule), *([] if self._ticket_form is None else [self._ticket_form])]
+        whole = leaves_of((self.rule, self._ticket_form))
         if not self._row_major and any(t.shape == (sum(self.sizes),) for t in whole):
             raise UnsupportedError("a vector in another memory layout")
         self._loops[False] = self._update_loops(None)

@@ -43,7 +43,5 @@ class OutputCallback(TrainerCallback):  # type: ignore[misc]
 
     on_epoch_end = on_step_end
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
         show_output([kwargs["optimizer"]])

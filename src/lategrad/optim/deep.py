@@ -42,16 +42,12 @@ class SteadyAdam(RuleOptimizer):
     recompile_keys = ("weight_decay",)
 
     def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 0.003,
-        *,
-        weight_decay: float = 0.0,
-        maximize: bool = False,
-        compile: bool | None = None,
-    ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay}
-        super().__init__(params, defaults, maximize=maximize, per_parameter=False, compile=compile)
+        self, params: ParamsT, lr: float | Tensor = 0.003, *, weight_decay: float = 0.0,
+        maximize: bool = False, compile: bool | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            params, lr=lr, weight_decay=weight_decay, maximize=maximize, per_parameter=False, compile=compile
+        )
 
     def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
         return SteadyAdamRule(lr, weight_decay=group["weight_decay"])
@@ -90,19 +86,14 @@ class SteadyMuon(RuleOptimizer):
     recompile_keys = ("weight_decay", "kinds")
 
     def __init__(
-        self,
-        params: ParamsT | nn.Module,
-        lr: float | Tensor = 0.01,
-        *,
-        weight_decay: float = 0.0,
-        maximize: bool = False,
-        compile: bool | None = None,
-    ) -> None:
+        self, params: ParamsT | nn.Module, lr: float | Tensor = 0.01, *, weight_decay: float = 0.0,
+        maximize: bool = False, compile: bool | None = None,
+    ) -> None:  # fmt: skip
         if isinstance(params, nn.Module):
             trained = [p for p in params.parameters() if p.requires_grad]
             params = [{"params": trained, "kinds": [block.kind for block in Blocks.of_module(params).parts]}]
-        defaults = {"lr": lr, "weight_decay": weight_decay, "kinds": None}
-        super().__init__(params, defaults, maximize=maximize, per_parameter=False, compile=compile)
+        super().__init__(params, lr=lr, weight_decay=weight_decay, kinds=None, maximize=maximize, per_parameter=False,
+                         compile=compile)  # fmt: skip
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)

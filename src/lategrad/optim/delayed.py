@@ -63,9 +63,8 @@ class Delayed(Optimizer):
       needs a gradient of. With a constant delay it is always one.
 
     So with a constant delay step s makes update :math:`s - \tau` with the gradient of pass :math:`s - \tau`,
-    and at the end the last :math:`\tau` gradients are still pending. Zero delay is the plain optimizer.
-
-    At most ``delay_cap + 1`` gradients are stored, each as large as the parameters.
+    and at the end the last :math:`\tau` gradients are still pending. Zero delay is the plain optimizer. At most
+    ``delay_cap + 1`` gradients are stored, each as large as the parameters.
 
     **Delays by stage**, from :func:`lategrad.delays.by_stage`, work differently, because the gradient of a pipeline
     belongs to parameters of several versions: update t gets the gradient at the point whose tensor b is that of
@@ -107,23 +106,17 @@ class Delayed(Optimizer):
     """The past parameters, where delays are by stage."""
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        delays: DelayModel | StageDelays | int | str,
-        *,
-        delay_cap: int | None = None,
-        seed: int = 0,
-        steps: int | None = None,
-    ) -> None:
+        self, optimizer: Optimizer, delays: DelayModel | StageDelays | int | str, *, delay_cap: int | None = None,
+        seed: int = 0, steps: int | None = None,
+    ) -> None:  # fmt: skip
         require_object("optimizer", optimizer)
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("LBFGS computes several gradients in each step: they cannot be delayed")
-        staged = isinstance(delays, StageDelays)
-        delays = delays if isinstance(delays, StageDelays) else as_delay_model(delays)
-        labelled = not isinstance(delays, StageDelays) and delays.needs_labels
-        require("delays", delays, not labelled, "a model that does not need labels")
+        if not isinstance(delays, StageDelays):
+            delays = as_delay_model(delays)
+            require("delays", delays, not delays.needs_labels, "a model that does not need labels")
         if delay_cap is None:
             delay_cap = delays.largest
         if delay_cap is None:
@@ -133,7 +126,8 @@ class Delayed(Optimizer):
         if isinstance(delays, Recorded):
             steps = len(delays.delays) if steps is None else min(steps, len(delays.delays))
         if steps is not None:
-            require("steps", steps, not staged, "left out with delays by stage, which never end")
+            endless = isinstance(delays, StageDelays)
+            require("steps", steps, not endless, "left out with delays by stage, which never end")
             require_count("steps", steps, low=1)
         versions = None
         if isinstance(delays, StageDelays):
@@ -220,30 +214,25 @@ class Delayed(Optimizer):
             self.optimizer.require_query("step()")
         if self._versions is not None:
             self._versions.to_newest()
-            self._apply(
-                PendingGradient([p.grad for p in self._params()], None), delay=min(self.delay_cap, self.updates)
-            )
+            now = PendingGradient([p.grad for p in self._params()], None)
+            self._apply(now, delay=min(self.delay_cap, self.updates))
             return loss
         s = self.updates + 1  # the parameters are x_s
         missing = [t for t in self._updates_from(s) if t not in self._pending]
         if not missing:
             raise RuntimeError(f"all {self.steps} updates have been made: there are no delays for more")
         tickets = self.optimizer.issue_tickets() if isinstance(self.optimizer, RuleOptimizer) else None
-        now = [p.grad for p in self._params()]
+        grads = [p.grad for p in self._params()]
         if missing == [s]:
-            self._apply(PendingGradient(now, tickets), delay=0)
+            self._apply(PendingGradient(grads, tickets), delay=0)
         else:
-            self._pending[missing[0]] = PendingGradient(
-                [None if g is None else g.detach().clone() for g in now], tickets
-            )
+            copies = [None if grad is None else grad.detach().clone() for grad in grads]
+            self._pending[missing[0]] = PendingGradient(copies, tickets)
         if len(missing) == 1:
             while self.updates + 1 in self._pending and (self.updates < s or not self._updates_from(self.updates + 1)):
-                t = self.updates + 1
-                self._apply(self._pending.pop(t), delay=self._delay_of(t))
+                delay = min(int(self._taus[self.updates]), self.delay_cap)
+                self._apply(self._pending.pop(self.updates + 1), delay)
         return loss
-
-    def _delay_of(self, t: int) -> int:
-        return min(int(self._taus[t - 1]), self.delay_cap)
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]

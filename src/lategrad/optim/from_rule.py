@@ -46,16 +46,11 @@ class FromRule(RuleOptimizer):
     optional = ("lr", "weight_decay")
 
     def __init__(
-        self,
-        params: ParamsT,
-        rule: AnyRule[Any] | str,
-        *,
-        maximize: bool = False,
-        per_parameter: bool = False,
+        self, params: ParamsT, rule: AnyRule[Any] | str, *, maximize: bool = False, per_parameter: bool = False,
         compile: bool | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         rule = parse_rule(rule) if isinstance(rule, str) else rule
-        super().__init__(params, {"rule": rule}, maximize=maximize, per_parameter=per_parameter, compile=compile)
+        super().__init__(params, rule=rule, maximize=maximize, per_parameter=per_parameter, compile=compile)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its ``lr`` and ``weight_decay`` default to those of its rule."""

@@ -66,22 +66,13 @@ class AnytimeSGD(RuleOptimizer):
     recompile_keys = ("power", "interpolation", "domain", "schedule", "weight_decay")
 
     def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor,
-        *,
-        power: float = 1,
-        interpolation: float = 1.0,
-        domain: ConvexSet | str = _NO_CONSTRAINT,
-        schedule: str = "sqrt",
-        weight_decay: float = 0.0,
-        maximize: bool = False,
-        per_parameter: bool = False,
-        compile: bool | None = None,
-    ) -> None:
-        defaults = {"lr": lr, "power": power, "interpolation": interpolation, "domain": domain, "schedule": schedule}
-        defaults["weight_decay"] = weight_decay
-        super().__init__(params, defaults, maximize=maximize, per_parameter=per_parameter, compile=compile)
+        self, params: ParamsT, lr: float | Tensor, *, power: float = 1, interpolation: float = 1.0,
+        domain: ConvexSet | str = _NO_CONSTRAINT, schedule: str = "sqrt", weight_decay: float = 0.0,
+        maximize: bool = False, per_parameter: bool = False, compile: bool | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(params, lr=lr, power=power, interpolation=interpolation, domain=domain, schedule=schedule,
+                         weight_decay=weight_decay, maximize=maximize, per_parameter=per_parameter,
+                         compile=compile)  # fmt: skip
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
@@ -129,22 +120,13 @@ class OptimisticAnytime(RuleOptimizer):
     recompile_keys = ("power", "interpolation", "domain", "weight_decay")
 
     def __init__(
-        self,
-        params: ParamsT,
-        diameter: float,
-        *,
-        lr: float | Tensor = 1.0,
-        power: float = 1,
-        interpolation: float = 1.0,
-        domain: ConvexSet | str = _NO_CONSTRAINT,
-        weight_decay: float = 0.0,
-        maximize: bool = False,
-        per_parameter: bool = False,
-        compile: bool | None = None,
-    ) -> None:
-        defaults = {"lr": lr, "diameter": diameter, "power": power, "interpolation": interpolation, "domain": domain}
-        defaults["weight_decay"] = weight_decay
-        super().__init__(params, defaults, maximize=maximize, per_parameter=per_parameter, compile=compile)
+        self, params: ParamsT, diameter: float, *, lr: float | Tensor = 1.0, power: float = 1,
+        interpolation: float = 1.0, domain: ConvexSet | str = _NO_CONSTRAINT, weight_decay: float = 0.0,
+        maximize: bool = False, per_parameter: bool = False, compile: bool | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(params, lr=lr, diameter=diameter, power=power, interpolation=interpolation, domain=domain,
+                         weight_decay=weight_decay, maximize=maximize, per_parameter=per_parameter,
+                         compile=compile)  # fmt: skip
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
@@ -195,19 +177,12 @@ class StronglyConvexSGD(RuleOptimizer):
     recompile_keys = ("domain", "weight_decay")
 
     def __init__(
-        self,
-        params: ParamsT,
-        strong_convexity: float,
-        *,
-        lr: float | Tensor = 1.0,
-        domain: ConvexSet | str = _NO_CONSTRAINT,
-        weight_decay: float = 0.0,
-        maximize: bool = False,
-        per_parameter: bool = False,
-        compile: bool | None = None,
-    ) -> None:
-        defaults = {"lr": lr, "strong_convexity": strong_convexity, "domain": domain, "weight_decay": weight_decay}
-        super().__init__(params, defaults, maximize=maximize, per_parameter=per_parameter, compile=compile)
+        self, params: ParamsT, strong_convexity: float, *, lr: float | Tensor = 1.0,
+        domain: ConvexSet | str = _NO_CONSTRAINT, weight_decay: float = 0.0, maximize: bool = False,
+        per_parameter: bool = False, compile: bool | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(params, lr=lr, strong_convexity=strong_convexity, domain=domain, weight_decay=weight_decay,
+                         maximize=maximize, per_parameter=per_parameter, compile=compile)  # fmt: skip
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
@@ -220,6 +195,4 @@ class StronglyConvexSGD(RuleOptimizer):
     def _current_lr(self, group: dict[str, Any]) -> Scalar:
         lr: Scalar = group["lr"]
         H: float = group["strong_convexity"]
-        if isinstance(lr, Tensor):
-            return H / lr
-        return H / lr if lr > 0 else float("inf")  # the learning rate is lr / H
+        return H / lr if isinstance(lr, Tensor) or lr > 0 else float("inf")  # the learning rate is lr / H

@@ -51,13 +51,10 @@ class RuleOptimizer(OutputMode):
     not_saved: ClassVar[tuple[str, ...]] = ("rule", "domain", "compile")
     """The entries of a group that ``state_dict`` omits: loading keeps the present ones."""
 
-    def __init__(
-        self, params: ParamsT, defaults: dict[str, Any], *, maximize: bool, per_parameter: bool, compile: bool | None
-    ) -> None:
+    def __init__(self, params: ParamsT, **defaults: Any) -> None:
         self._cache: dict[int, _CachedSteps] = {}
         self._reset_mode()
         require_params(type(self).__name__, params)
-        defaults |= {"maximize": maximize, "per_parameter": per_parameter, "compile": compile}
         super().__init__(params, defaults)
 
     # ---- What subclasses define
@@ -126,12 +123,9 @@ class RuleOptimizer(OutputMode):
             if self._cache[i].skips_some:
                 pairs = zip(self.param_groups[i]["params"], grads, strict=True)
                 grads = [grad for p, grad in pairs if p.numel() and p.requires_grad]
-            group_tickets = (tickets[i] if tickets else None) or itertools.repeat(None)
-            begin = 0
+            remaining, group_tickets = iter(grads), (tickets[i] if tickets else None) or itertools.repeat(None)
             for step, ticket in zip(steps, group_tickets, strict=False):
-                end = begin + len(step.tensors)
-                step(grads[begin:end], delay, ticket)
-                begin = end
+                step(list(itertools.islice(remaining, len(step.tensors))), delay, ticket)
         return loss
 
     @torch.no_grad()
@@ -232,15 +226,10 @@ class RuleOptimizer(OutputMode):
         """
         cache, group = self._cache.get(i), self.param_groups[i]
         params: list[Tensor] = group["params"]
-        keys = ("maximize", "per_parameter", "compile", "kinds", *self.recompile_keys)
-        options = [group.get(key) for key in keys]
+        options = [group.get(key) for key in ("maximize", "per_parameter", "compile", "kinds", *self.recompile_keys)]
         trained = [p.requires_grad for p in params]
-        forms = (
-            [p.dtype for p in params],
-            [p.shape for p in params],
-            [p.stride() for p in params],
-            [p.device for p in params[:1]],
-        )
+        forms = ([p.dtype for p in params], [p.shape for p in params],
+                 [p.stride() for p in params], [p.device for p in params[:1]])  # fmt: skip
         if cache is not None and group["scalars"]:
             if cache.trained != trained:
                 raise RuntimeError(

@@ -39,10 +39,9 @@ def plan_slots(delays: Tensor) -> SlotPlan:
     source = torch.arange(updates)[:, None] - delays.long().reshape(updates, -1)
     reader = torch.arange(updates)[:, None].expand_as(source)
     last_read = torch.full((updates,), -1).scatter_reduce(0, source.flatten(), reader.flatten(), "amax").tolist()
-    slot_of: list[int] = [-1] * updates
+    slot_of, slots = [-1] * updates, 0
     read: list[list[int]] = []
     free: list[int] = []
-    slots = 0
     for t, of_stages in enumerate(source.tolist()):
         if last_read[t] >= 0:
             if free:
@@ -108,7 +107,5 @@ def check_memory(what: str, needed: int, device: torch.device) -> None:
             return  # not Linux: the allocation itself raises
         available = int(fields["MemAvailable"].split()[0]) * 1024
     if needed > available:
-        raise MemoryError(
-            f"{what} would take {needed / 2**30:.1f} GiB and "
-            f"{available / 2**30:.1f} GiB are free: simulate fewer runs in one call, or shorter delays"
-        )
+        raise MemoryError(f"{what} would take {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are free: "
+                          "simulate fewer runs in one call, or shorter delays")  # fmt: skip

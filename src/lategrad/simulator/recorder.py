@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lategrad.problems.problem import measure
 from lategrad.rules.rule import AnyRule
+from lategrad.support.runs import leaf_names, tensors
 from lategrad.support.validation import require
 from lategrad.trace import Axis, Trace
 
@@ -24,15 +25,10 @@ class Recorder:
     """Collects the records of a simulation; the trace can be made at any time."""
 
     def __init__(
-        self,
-        simulation: Simulation,
-        axes: list[Axis],
-        single: tuple[bool, bool],
-        config: dict[str, Any],
+        self, simulation: Simulation, axes: list[Axis], single: tuple[bool, bool], config: dict[str, Any],
         save_to: str | Path | None,
-    ) -> None:
-        self.simulation, self.config, self.save_to = simulation, config, save_to
-        self.single = single
+    ) -> None:  # fmt: skip
+        self.simulation, self.single, self.config, self.save_to = simulation, single, config, save_to
         self.axes = tuple(axis for i, axis in enumerate(axes) if i > 1 or not single[i])
         self.steps: list[int] = []
         self.values: dict[str, list[Tensor]] = {}
@@ -102,14 +98,13 @@ def rule_axes(rule: AnyRule[Any], runs: torch.Size, names: Sequence[str] | None)
     if names is not None:
         require("axes", names, len(names) == len(runs) == len(set(names)),
                 f"{len(runs)} different names, one for each run dimension of the rule")  # fmt: skip
-    return [
-        _rule_axis(rule, runs, position, None if names is None else names[position]) for position in range(len(runs))
-    ]
+    return [_rule_axis(rule, runs, i, None if names is None else names[i]) for i in range(len(runs))]
 
 
 def _rule_axis(rule: AnyRule[Any], runs: torch.Size, position: int, own_name: str | None) -> Axis:
     varying = {}
-    for name, value in _named_tensors(rule):
+    for path, value in zip(leaf_names(rule), tensors(rule), strict=True):
+        name = path.rpartition(".")[2]
         shape = (1,) * (len(runs) + 1 - value.dim()) + tuple(value.shape)
         if shape[position] == runs[position]:
             alone = all(length == 1 for i, length in enumerate(shape) if i != position)
@@ -119,11 +114,3 @@ def _rule_axis(rule: AnyRule[Any], runs: torch.Size, position: int, own_name: st
         return Axis(own_name, varying.get(own_name) or counted)
     ((name, values),) = varying.items() if len(varying) == 1 else [(f"run{position}", None)]
     return Axis(name if values else f"run{position}", values or counted)
-
-
-def _named_tensors(part: Any) -> Iterator[tuple[str, Tensor]]:
-    for name, value in getattr(part, "__dict__", {}).items():
-        if isinstance(value, Tensor):
-            yield name, value
-        else:
-            yield from _named_tensors(value)

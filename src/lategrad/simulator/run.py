@@ -52,17 +52,11 @@ class Simulation:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        rule: AnyRule[Any],
-        arrivals: list[list[Arrivals]],
-        seeds: tuple[int, ...],
-        share_samples: bool,
-        compile: bool | Literal["rule"] | None,
-        profiles: Sequence[StageDelays | None] | None = None,
-        clip: float | None = None,
+        self, problem: Problem, rule: AnyRule[Any], arrivals: list[list[Arrivals]], seeds: tuple[int, ...],
+        share_samples: bool, compile: bool | Literal["rule"] | None,
+        profiles: Sequence[StageDelays | None] | None = None, clip: float | None = None,
         max_norm_ratio: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.problem, self.rule, self.arrivals, self.clip = problem, rule, arrivals, clip
         x0 = problem.start()
         runs = torch.broadcast_shapes(x0.shape[:-1], runs_shape(rule))

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,13 +141,13 @@ def simulate(
     }
     recorder = Recorder(simulation, all_axes, single, config, save_to)
     every = record_every or max(1, steps // 10)
-    show = sys.stderr.isatty() if progress is None else progress
     recorder.record(0)
     try:
-        with _progress_bar(show, steps) as show_progress:
+        with _progress_bar(sys.stderr.isatty() if progress is None else progress) as bar:
+            task = bar.add_task("", total=steps)
             for t in range(0, steps, every):
                 until = min(t + every, steps)
-                simulation.run(t, until, show_progress)
+                simulation.run(t, until, lambda done: bar.update(task, completed=done))
                 recorder.record(until)
     except KeyboardInterrupt:
         warnings.warn(f"interrupted: the trace ends after {recorder.steps[-1]} updates", stacklevel=2)
@@ -205,13 +204,7 @@ class _Rate(ProgressColumn):
         return Text(f"{task.speed:,.0f} updates/s" if task.speed else "")
 
 
-@contextmanager
-def _progress_bar(show: bool, total: int) -> Iterator[Any]:
-    """A bar with the rate and the time left; yields a function of the number of updates done."""
-    if not show:
-        yield lambda done: None
-        return
+def _progress_bar(show: bool) -> Progress:
+    """A bar with the rate and the time left; the console is quiet because rich 13 ends a disabled bar with a line."""
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done: bar.update(task, completed=done)
+    return Progress(*columns, console=Console(stderr=True, quiet=not show), transient=True, disable=not show)

@@ -60,16 +60,14 @@ def wave_ends(delays: Tensor, workers: Tensor) -> list[int]:
     [3, 4, 5, 6, 7, 7, 7]
     """
     newest = torch.arange(len(delays)) - delays.amin(1)  # of the queries that each update needs
-    needed = torch.maximum(
-        newest, torch.stack([_previous_update(column) for column in workers.unbind(1)]).amax(0)
-    ).tolist()
-    ends = [len(delays)] * len(delays)
-    end = 0
+    previous = torch.stack([_previous_update(column) for column in workers.unbind(1)]).amax(0)
+    needed = torch.maximum(newest, previous).tolist()
+    ends, end = [], 0
     for start in range(len(delays)):
         end = max(end, start + 1)
         while end < len(delays) and needed[end] <= start:
             end += 1
-        ends[start] = end
+        ends.append(end)
     return ends
 
 
@@ -113,12 +111,10 @@ class Workers:
 
         self._first = problem.init_worker_state(query)
         self._padding = int(counts.sum())  # a row that is never read, for the jobs that pad a wave
-        needed = sum(leaf[0, 0].numel() * leaf.element_size() for leaf in tensors(self._first)) * (self._padding + 1)
+        needed = sum(leaf[0, 0].nbytes for leaf in tensors(self._first)) * (self._padding + 1)
         check_memory("the states of workers", needed, query.device)
-        self._states = [
-            torch.cat([leaf.flatten(0, 1).repeat_interleave(counts.to(leaf.device), dim=0), leaf[:1, 0]])
-            for leaf in tensors(self._first)
-        ]
+        self._states = [torch.cat([leaf.flatten(0, 1).repeat_interleave(counts.to(leaf.device), dim=0), leaf[:1, 0]])
+                        for leaf in tensors(self._first)]  # fmt: skip
         self._ends = wave_ends(delays.flatten(1), rows)
         longest = max(end - start for start, end in enumerate(self._ends))
         self._width = min(getattr(problem, "jobs_at_once", _MAX_JOBS), longest)

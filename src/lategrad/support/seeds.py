@@ -15,28 +15,17 @@ import torch
 class Stream(IntEnum):
     """What random numbers are for."""
 
-    IID_ROWS = 1
-    """Minibatches drawn with replacement."""
-    EPOCHS = 2
-    """The order of the rows in each epoch."""
-    NOISE = 3
-    """Gaussian noise of gradients."""
-    DELAYS = 0x64656C6179
-    """Delay distributions."""
-    PARTS = 0x7061727473
-    """The parts of a composed delay model."""
-    COMPUTING = 0x636F6D70
-    """Computing times of a virtual cluster."""
-    PREEMPTION = 0x646F776E
-    """When workers of a virtual cluster leave and return."""
-    OWN_SAMPLES = 0x73747265616D
-    """Runs of a simulation that do not share samples."""
-    WORKER = 0x776F726B6572
-    """The samples of a real worker."""
-    PAUSES = 0x7061757365
-    """Artificial pauses of a real worker."""
-    VALIDATION = 0x76616C6964
-    """Which training rows are held out."""
+    IID_ROWS = 1  # minibatches drawn with replacement
+    EPOCHS = 2  # the order of the rows in each epoch
+    NOISE = 3  # Gaussian noise of gradients
+    DELAYS = 0x64656C6179  # delay distributions
+    PARTS = 0x7061727473  # the parts of a composed delay model
+    COMPUTING = 0x636F6D70  # computing times of a virtual cluster
+    PREEMPTION = 0x646F776E  # when workers of a virtual cluster leave and return
+    OWN_SAMPLES = 0x73747265616D  # runs of a simulation that do not share samples
+    WORKER = 0x776F726B6572  # the samples of a real worker
+    PAUSES = 0x7061757365  # artificial pauses of a real worker
+    VALIDATION = 0x76616C6964  # which training rows are held out
 
 
 def generator(*key: int) -> np.random.Generator:

@@ -23,17 +23,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from lategrad.execution.backend import UnsupportedError
-from lategrad.execution.codegen.ops import (
-    ARITHMETIC,
-    CONSTANT,
-    CPU_HEADER,
-    CUDA_HEADER,
-    IDENTITY,
-    LOGIC,
-    MEMORY_TYPES,
-    VALUE_TYPES,
-    literal,
-)
+from lategrad.execution.codegen import ops
+from lategrad.execution.codegen.ops import MEMORY_TYPES, VALUE_TYPES
 
 _aten = torch.ops.aten
 
@@ -84,7 +75,7 @@ class Source:
 class _Emitter:
     """Turns a traced graph into loops. Operand i < number of inputs is input i; results may have operands beyond."""
 
-    def __init__(self, graph: GraphModule, size: int, targets: Sequence[int | None], dtypes: Sequence[torch.dtype]):
+    def __init__(self, graph: GraphModule, size: int, targets: Sequence[int], dtypes: Sequence[torch.dtype]):
         graph.graph.eliminate_dead_code()
         self.graph, self.size, self.dtypes = graph, size, dtypes
         *self.nodes, output = graph.graph.nodes
@@ -96,10 +87,7 @@ class _Emitter:
             self.level[node] = below + 1 if self.is_sum(node) else below
         self.slots = {node: i for i, node in enumerate(n for n in self.nodes if self.is_scalar(n))}
         unchanged = dict(enumerate(self.inputs))
-        results = [
-            (operand, node) for operand, node in zip(targets, output.args[0], strict=True) if operand is not None
-        ]
-        self.results = [(operand, node) for operand, node in results
+        self.results = [(operand, node) for operand, node in zip(targets, output.args[0], strict=True)
                         if self.value(node).numel() and unchanged.get(operand) is not node]  # fmt: skip
         self.loops = self.plan_loops()
         self.loop_at = {loop.level: (i, loop) for i, loop in enumerate(self.loops)}
@@ -159,7 +147,7 @@ class _Emitter:
         if isinstance(value, Node):
             return self.name(value) if self.type(value) == ctype else f"({ctype}){self.name(value)}"
         if isinstance(value, bool | int | float):
-            return f"({ctype})({literal(value)})"
+            return f"({ctype})({ops.literal(value)})"
         raise UnsupportedError(f"argument {value!r}")
 
     def expression(self, node: Node) -> str:
@@ -169,18 +157,18 @@ class _Emitter:
         half = self.dtype(node) in (torch.bfloat16, torch.float16)
         if half and (target is not _aten._to_copy.default or self.dtype(node) not in self.dtypes):
             raise UnsupportedError(f"{target} in {self.dtype(node)}")  # it would have to be rounded
-        if target in IDENTITY:
+        if target in ops.IDENTITY:
             return self.argument(args[0], ctype)
-        if target in CONSTANT:
-            constant = CONSTANT[target]
+        if target in ops.CONSTANT:
+            constant = ops.CONSTANT[target]
             return self.argument(args[constant] if isinstance(constant, int) else constant, ctype)
         if node.kwargs.get("alpha", 1) != 1:
             raise UnsupportedError(f"{target} with alpha")
-        if target in ARITHMETIC:
-            return ARITHMETIC[target].format(*(self.argument(a, ctype) for a in args))
-        if target in LOGIC:
+        if target in ops.ARITHMETIC:
+            return ops.ARITHMETIC[target].format(*(self.argument(a, ctype) for a in args))
+        if target in ops.LOGIC:
             common = self.common_type(args)
-            return LOGIC[target].format(*(self.argument(a, common) for a in args))
+            return ops.LOGIC[target].format(*(self.argument(a, common) for a in args))
         if target is _aten.where.self:
             return f"{self.argument(args[0], 'bool')} ? " + " : ".join(self.argument(a, ctype) for a in args[1:])
         if target is _aten.clamp.default:
@@ -226,20 +214,15 @@ class _Emitter:
                 needed.add(node)
                 pending.extend(node.all_input_nodes if self.is_vector(node) else [])
         vectors = [node for node in self.nodes if node in needed and self.is_vector(node)]
-        return Loop(
-            level=level,
-            sums=sums,
-            writes=writes,
-            values=[node for node in vectors if node.op != "placeholder"],
-            reads=[self.inputs.index(node) for node in vectors if node.op == "placeholder"],
-            scalars=[node for node in self.nodes if node in needed and not self.is_vector(node)],
-        )
+        values = [node for node in vectors if node.op != "placeholder"]
+        reads = [self.inputs.index(node) for node in vectors if node.op == "placeholder"]
+        scalars = [node for node in self.nodes if node in needed and not self.is_vector(node)]
+        return Loop(level, sums, writes, values, reads, scalars)
 
     def entry_function(self, loop: Loop, number: int) -> str:
         """What a loop does with one entry, as a C function."""
-        arguments = [
-            f"const {self.type(n)} {self.name(n)}" for n in [*(self.inputs[i] for i in loop.reads), *loop.scalars]
-        ]
+        given = [*(self.inputs[i] for i in loop.reads), *loop.scalars]
+        arguments = [f"const {self.type(node)} {self.name(node)}" for node in given]
         arguments += [f"{VALUE_TYPES[self.dtypes[operand]]}& w{i}" for i, (operand, _) in enumerate(loop.writes)]
         arguments += [f"double& s{i}" for i in range(len(loop.sums))]
         lines = [self.define(node, self.expression(node)) for node in loop.values]
@@ -279,12 +262,10 @@ class _Emitter:
 
     def scalar_stage(self, level: int) -> str:
         """Compute the scalars of a level, save each for later stages, and write results."""
-        lines = []
-        here = [node for node in self.slots if self.level[node] == level]
+        here, sums = [node for node in self.slots if self.level[node] == level], self.sums_before(level)
         earlier = {used: None for node in here for used in node.all_input_nodes
                    if used in self.slots and self.level[used] < level}  # fmt: skip
-        lines += [self.define(node, self.saved(node)) for node in earlier]
-        sums = self.sums_before(level)
+        lines = [self.define(node, self.saved(node)) for node in earlier]
         for node in here:
             if node.op == "placeholder":
                 value = f"load(*(const {MEMORY_TYPES[self.dtype(node)]}*)scalars[{self.inputs.index(node)}])"
@@ -307,8 +288,8 @@ class _Emitter:
         functions = "".join(self.entry_function(loop, i) for i, loop in enumerate(self.loops))
         half = "#define HALF\n" if torch.float16 in self.dtypes else ""
         return Source(
-            cpu=half + CPU_HEADER + functions + self.cpu(),
-            cuda=CUDA_HEADER + functions + self.cuda(),
+            cpu=half + ops.CPU_HEADER + functions + self.cpu(),
+            cuda=ops.CUDA_HEADER + functions + self.cuda(),
             stages=[is_loop for _, is_loop in self.stages()],
             operands=len(self.dtypes),
             scalars=max(1, len(self.slots)),
@@ -340,16 +321,15 @@ class _Emitter:
         return text + "}\n"
 
     def cuda(self) -> str:
-        text = ""
         arguments = """const i64* scalars, const i64* vectors, int tensors, const i64* chunk_of, const i64* sizes,
   int chunks, double* saved, double* sums"""
+        text = ""
         for level in self.levels:
             text += f"INLINE void scalars_{level}({arguments}) {{\n" + self.totals(level)
             text += "if (threadIdx.x) return;\n" + self.scalar_stage(level) + "}\n"
         for number, loop in enumerate(self.loops):
-            text += f"INLINE void loop_{loop.level}({arguments}) {{\nconst int c = blockIdx.x;\n" + self.loop_start(
-                loop
-            )
+            text += f"INLINE void loop_{loop.level}({arguments}) {{\nconst int c = blockIdx.x;\n"
+            text += self.loop_start(loop)
             aligned = " && ".join(f"aligned(p{operand})" for operand in loop.operands)
             text += f"const int fours = {aligned} ? (int)n / 4 : 0;\n"
             text += f"for (int i = threadIdx.x; i < fours; i += {THREADS}) {{\n"
@@ -374,26 +354,23 @@ class _Emitter:
 
 
 def emit(
-    function: Callable[..., list[Tensor]],
-    inputs: Sequence[Tensor],
-    size: int,
-    targets: Sequence[int | None],
+    function: Callable[..., list[Tensor]], inputs: Sequence[Tensor], size: int, targets: Sequence[int],
     dtypes: Sequence[torch.dtype],
-) -> Source:
+) -> Source:  # fmt: skip
     """Translate a pure function of tensors that returns a list of tensors.
 
     Args:
         function: what to translate.
         inputs: examples to trace it on: vectors of shape ``(size,)``, and scalars. Input i is operand i.
         size: the length of the vectors.
-        targets: for each result, the operand that it is written to (that of an input, or one beyond), or None.
+        targets: for each result, the operand that it is written to (that of an input, or one beyond).
         dtypes: of all operands.
 
     Raises:
         UnsupportedError: when the function does anything but arithmetic and sums over a vector, or when an input that
             is written is passed twice: a trace cannot tell the two apart.
     """
-    written = [inputs[operand] for operand in targets if operand is not None and operand < len(inputs)]
+    written = [inputs[operand] for operand in targets if operand < len(inputs)]
     if any(sum(one is other for other in inputs) > 1 for one in written):
         raise UnsupportedError("a tensor that is written is two inputs")
     from torch.fx.experimental.proxy_tensor import make_fx  # takes a second

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,9 +18,6 @@ from lategrad.support.torch_private import cpu_library, cuda_kernel, missing_com
 from lategrad.support.validation import require
 
 _MAX_CACHED = 1024  # tables of addresses
-
-Operand = Tensor | Sequence[Tensor]
-"""What a loop reads or writes: a scalar, or a vector as the tensors that it is cut into."""
 
 Address = int | list[int]
 """Where an operand is: the address of a scalar, or those of a vector's tensors."""
@@ -46,14 +43,9 @@ class Loops:
     """
 
     def __init__(
-        self,
-        function: Callable[..., list[Tensor]],
-        inputs: Sequence[Tensor | torch.dtype],
-        targets: Sequence[int],
-        beyond: Sequence[torch.dtype],
-        sizes: Sequence[int],
-        device: torch.device,
-    ) -> None:
+        self, function: Callable[..., list[Tensor]], inputs: Sequence[Tensor | torch.dtype], targets: Sequence[int],
+        beyond: Sequence[torch.dtype], sizes: Sequence[int], device: torch.device,
+    ) -> None:  # fmt: skip
         size = sum(sizes)
         if size == 1:
             raise UnsupportedError("a single number")
@@ -115,7 +107,8 @@ class Loops:
             table += none if isinstance(one, int) else one
         return table
 
-    def __call__(self, operands: Sequence[Operand]) -> None:
+    def __call__(self, operands: Sequence[Tensor | Sequence[Tensor]]) -> None:
+        """Run on scalars, and on vectors as the tensors that they are cut into."""
         self.run(self.table([one.data_ptr() if isinstance(one, Tensor) else addresses_of(one) for one in operands]))
 
     def run(self, table: list[int]) -> None:
@@ -132,16 +125,9 @@ class Loops:
 
 
 def update_loops(
-    rule: AnyRule[Any],
-    template: Any,
-    grad_dtype: torch.dtype,
-    sizes: Sequence[int],
-    device: torch.device,
-    *,
-    ticket: Tensor | None = None,
-    query_dtype: torch.dtype | None = None,
-    maximize: bool = False,
-) -> Loops:
+    rule: AnyRule[Any], template: Any, grad_dtype: torch.dtype, sizes: Sequence[int], device: torch.device,
+    *, ticket: Tensor | None = None, query_dtype: torch.dtype | None = None, maximize: bool = False,
+) -> Loops:  # fmt: skip
     """A rule's update; operands: the rule's tensors, delay, [ticket,] the state's leaves, gradient [, next query].
 
     ``template`` is a state on any device, ``sizes`` the entries of each tensor of a vector. ``ticket`` is an example,
@@ -186,11 +172,12 @@ def loops_run(rule: AnyRule[Any], state: Any) -> Run:
     delay_buffer = torch.zeros(1, dtype=torch.int64, device=device)
     cached: dict[tuple[int, ...], list[int]] = {}
 
+    @cache
     def build(writes_query: bool) -> Loops:
         query_dtype = query.dtype if writes_query else None
         return update_loops(rule, state, query.dtype, query.shape, device, ticket=ticket_form, query_dtype=query_dtype)
 
-    built = {False: build(False)}  # raises here and now when there is no such form
+    build(False)  # raises now if there is no such form
 
     def run(_: Any, grad: Tensor, delay: Tensor, ticket: Tensor, query_out: Tensor | None) -> None:
         tickets = [] if ticket_form is None else [check_form("ticket", ticket, ticket_form, device)]
@@ -198,9 +185,7 @@ def loops_run(rule: AnyRule[Any], state: Any) -> Run:
         if query_out is not None:
             vectors.append(check_form("query_out", query_out, query, device))
             require("query_out", query_out.stride(), vectors[-1] is query_out, "without gaps in its memory")
-        loops = built.get(query_out is not None)
-        if loops is None:
-            loops = built[query_out is not None] = build(query_out is not None)
+        loops = build(query_out is not None)
         delay_buffer.copy_(delay)
         key = tuple([value.data_ptr() for value in (*tickets, *vectors)])
         table = cached.get(key)
