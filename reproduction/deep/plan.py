@@ -35,7 +35,6 @@ CANDIDATES = (
     Candidate("muon", _ADAM, elementwise=False),
     Candidate("staleness-aware", lr_grid(-3, 1)),
     Candidate("gap-aware", _SGD),
-    Candidate("dana-slim", _SGD),
     Candidate("pipemare", _ADAM),
     Candidate("weight-prediction", _ADAM),
     Candidate("ringmaster-muon", _AVERAGED, elementwise=False),
