@@ -103,8 +103,7 @@ class DeepSetting:
         return candidate.build(column(lrs), **changes)
 
     def describe(self) -> dict[str, Any]:
-        names = ("model", "updates", "batch", "evaluate", "layers", "width")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("model", "updates", "batch", "evaluate", "layers", "width")}
 
 
 QUICK_RULES = ("steady-muon", "steady-adam", "adamw", "schedule-free-adamw", "muon", "synchronous-muon")

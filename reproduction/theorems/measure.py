@@ -212,8 +212,7 @@ class Point:
     seeds: int
     excess: float  # mean over the seeds
     spread: float  # standard deviation over the seeds
-    worst: float
-    """The excess loss of a point of the set that is as bad as we could find: what any point at all may have."""
+    worst: float  # the excess of a point of the set that is as bad as we could find: what any point at all may have
     bound: float | None = None
 
     @property
