@@ -60,11 +60,9 @@ class Section:
     rows: list[dict[str, Any]]  # every number, for the CSV; all rows have the same keys
     verdicts: tuple[Verdict, ...] = ()
     captions: dict[str, str] = field(default_factory=dict)  # by the stem of the figure
-    tables: dict[str, list[dict[str, str]]] = field(default_factory=dict)
-    """By their captions; all rows of a table have the same keys, its columns."""
+    tables: dict[str, list[dict[str, str]]] = field(default_factory=dict)  # by caption; the keys of a row: the columns
     config: dict[str, Any] = field(default_factory=dict)  # everything that was chosen: plain JSON values
-    finding: str = ""
-    """What was found, in a sentence or two that follow from the numbers; the report opens with the findings."""
+    finding: str = ""  # in a sentence or two that follow from the numbers; the report opens with the findings
     headline: str = ""  # the stem of the figure that stands beside the findings, if one does
 
 
@@ -89,10 +87,8 @@ def verdict(
 
 @lru_cache
 def _environment(autoescape: bool) -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=autoescape, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=autoescape,
+                              undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     environment.filters |= {"marked": _marked, "lines": _lines, "value": _value, "breakable": _breakable, "fmt": format}
     return environment
 
@@ -133,25 +129,20 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
     if tables := {section.name: section.tables for section in sections if section.tables}:
         with replacing(out / "tables.json") as part:
             part.write_text(json.dumps(tables, indent=1))
-    page = out / "report.html"
-    with replacing(page) as part:
-        part.write_text(_page(sections, drawings, about), encoding="utf-8")
-    return page
-
-
-def _page(sections: Sequence[Section], drawings: dict[str, Markup], about: dict[str, Any]) -> str:
     findings = [section.finding for section in sections if section.finding][:MOST_FINDINGS]
     template = _environment(autoescape=True).get_template("report.html.j2")
-    page = template.render(sections=sections, drawings=drawings, about=about, findings=findings, count=_count(sections))
-    return page.strip() + "\n"
+    html = template.render(sections=sections, drawings=drawings, about=about, findings=findings, count=_count(sections))
+    page = out / "report.html"
+    with replacing(page) as part:
+        part.write_text(html.strip() + "\n", encoding="utf-8")
+    return page
 
 
 def _count(sections: Sequence[Section]) -> dict[str, str]:
     """How many of the paper's claims and of ours hold, and how many cannot be judged."""
-    verdicts = [verdict for section in sections for verdict in section.verdicts]
     counted = {}
     for source, name in (("paper", "The paper's claims"), ("ours", "Our claims")):
-        outcomes = [verdict.holds for verdict in verdicts if verdict.source == source]
+        outcomes = [verdict.holds for section in sections for verdict in section.verdicts if verdict.source == source]
         if outcomes:
             open_ones = f" ({outcomes.count(None)} cannot be judged)" if None in outcomes else ""
             counted[name] = f"{outcomes.count(True)} of {len(outcomes)} hold here{open_ones}"
@@ -169,8 +160,8 @@ def _check(sections: Sequence[Section]) -> None:
         for stem in section.captions:
             require(f"a caption of section {section.name!r}", stem, stem in section.figures,
                     f"for one of its figures ({', '.join(section.figures) or 'it has none'})")  # fmt: skip
-        used = [("the headline", section.headline), *(("the figure of a verdict", v.figure) for v in section.verdicts)]
-        for what, stem in used:
+        for what, stem in [("the headline", section.headline),
+                           *(("the figure of a verdict", verdict.figure) for verdict in section.verdicts)]:  # fmt: skip
             require(f"{what} of section {section.name!r}", stem, not stem or stem in section.figures,
                     f"one of its figures ({', '.join(section.figures) or 'it has none'})")  # fmt: skip
         for caption, table in section.tables.items():
@@ -207,9 +198,7 @@ def _inline(svg: bytes, stem: str, label: str) -> Markup:
     """
     root = ET.fromstring(svg)
     for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style", "title"):
-                parent.remove(child)
+        parent[:] = [child for child in parent if child.tag.rpartition("}")[2] not in ("metadata", "style", "title")]
     referred: set[str] = set()
 
     def rename(match: re.Match[str]) -> str:

@@ -106,8 +106,7 @@ class Candidate:
     rule: str
     lrs: tuple[float, ...]
     ours: bool = False
-    synchronous: str = ""
-    """The rule behind an anchor, which is synchronous: it gets the same gradients without delay, in fewer rounds."""
+    synchronous: str = ""  # the rule behind an anchor, which gets the same gradients without delay, in fewer rounds
     elementwise: bool = True  # whether it looks at single entries alone, not at matrices
     projected: bool = False  # whether its theory covers the projection onto a ball
     knob: str = ""  # a second hyper-parameter that neither its paper nor its theory settles
@@ -148,8 +147,7 @@ class Plan(Generic[S]):
     settings: tuple[S, ...]
     candidates: tuple[Candidate, ...]
     seeds: int
-    lr_stride: int = 1
-    """Take every n-th learning rate of the grids: 1 for a factor of the root of ten between two, 2 for ten."""
+    lr_stride: int = 1  # take every n-th learning rate of the grids: 1 for a factor of √10 between two, 2 for 10
     judged: bool = True  # whether the runs are long enough to be held against the targets
 
     def limited(self, models: Sequence[str], rules: Sequence[str]) -> Plan[S]:

@@ -12,11 +12,7 @@ from reproduction.figures.sweep import LOGNORMAL
 from reproduction.study import Candidate, Plan, dataset, lr_grid
 
 SCENARIOS: dict[str, Delays] = {
-    "0": 0,
-    "100": 100,
-    "250": 250,
-    "500": 500,
-    "1000": 1000,
+    **{str(delay): delay for delay in (0, 100, 250, 500, 1000)},
     "lognormal": LOGNORMAL,
     "10-1000-10": "regimes:0.33*10;0.34*1000;10",
     "slow worker": "cluster:workers=50,speed=lognormal,spread=0.4,slow=1x100",
@@ -45,7 +41,6 @@ CANDIDATES = (
     Candidate("dc-asgd-a", _LOW),
     Candidate("staleness-aware", _LOW),
     Candidate("delay-adaptive", _LOW),
-    Candidate("picky-sgd", _LOW, knob="distance", values=(0.1, 1.0, 10.0)),
     Candidate("ringmaster", _LOW, knob="threshold", values=(1.0, 10.0, 100.0)),
     Candidate("rennala", _LOW, knob="batch", values=(1.0, 10.0, 100.0)),
     Candidate("clipped-sgd", _LOW, knob="clip", values=(0.1, 0.5, 2.0)),
@@ -100,13 +95,9 @@ UNSEEN = tuple(setting for name in ("letters", "satellite")
 
 PLANS = {
     "quick": Plan(both_domains("digits", 20_000, 16), CANDIDATES, seeds=1, lr_stride=2),
-    "paper": Plan(
-        (*both_domains("fashion-mnist", 46_875, 64), *both_domains("digits", 20_000, 16)), CANDIDATES, seeds=3
-    ),
-    "full": Plan(
-        (*both_domains("fashion-mnist", 187_500, 16), *both_domains("digits", 50_000, 16), *UNSEEN),
-        CANDIDATES, seeds=3,
-    ),
+    "paper": Plan(both_domains("fashion-mnist", 46_875, 64) + both_domains("digits", 20_000, 16), CANDIDATES, seeds=3),
+    "full": Plan(both_domains("fashion-mnist", 187_500, 16) + both_domains("digits", 50_000, 16) + UNSEEN, CANDIDATES,
+                 seeds=3),
 }  # fmt: skip
 
 LARGE = ("fashion-mnist",)  # data sets on which the comparison takes hours on a CPU

@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lategrad.trace import Trace
 from reproduction.study import Candidate, finite_loss
 
 
@@ -40,11 +39,6 @@ class SoftmaxScores:
         """``(seeds, delays)`` with the frozen learning rate."""
         knob, lr = self.choice
         return self.accuracy[..., knob, lr]
-
-    @property
-    def frozen_at_query(self) -> Tensor:
-        knob, lr = self.choice
-        return self.at_query[..., knob, lr]
 
     @property
     def oracle(self) -> Tensor:
@@ -89,14 +83,11 @@ def ranked(panel: Iterable[SoftmaxScores], protocol: str = "frozen") -> list[Sof
     return sorted(panel, key=lambda scores: -mean_late(getattr(scores, protocol)))
 
 
-def scores_of(trace: Trace, candidate: Candidate, test_rows: int) -> list[SoftmaxScores]:
-    """The rule judged by its own output; SGD also by its last iterate, as a rule of its own."""
-    assert trace.accuracy is not None
-    return split_points(candidate, trace.loss[-1], trace.accuracy[-1], test_rows)
-
-
 def split_points(candidate: Candidate, loss: Tensor, accuracy: Tensor, test_rows: int) -> list[SoftmaxScores]:
-    """The same from losses and accuracies whose last dimension is output and query."""
+    """The rule judged by its own output; SGD also by its last iterate, as a rule of its own.
+
+    The last dimension of losses and accuracies is output and query.
+    """
     at_output, at_query = torch.where(torch.isfinite(loss), accuracy, 0.0).unbind(-1)
     losses = finite_loss(loss).unbind(-1)
     own = SoftmaxScores(candidate.rule, candidate, at_output, at_query, losses[0], test_rows)

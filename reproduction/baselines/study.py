@@ -16,7 +16,7 @@ from lategrad.simulator import simulate
 from lategrad.trace import Axis, Trace, describe
 from reproduction import style
 from reproduction.baselines.plan import LARGE, PLANS, SCENARIOS, SoftmaxSetting, scenarios_for
-from reproduction.baselines.scores import SoftmaxScores, mean_late, place, ranked, scores_of, spread, worst_drop
+from reproduction.baselines.scores import SoftmaxScores, mean_late, place, ranked, split_points, spread, worst_drop
 from reproduction.figures.sweep import judge_query
 from reproduction.jobs import Lane
 from reproduction.report import Section, prose
@@ -24,8 +24,7 @@ from reproduction.study import Plan, Request, Study, Task, column, rows_of
 from reproduction.style import TITLES, three_digits
 
 RUN_UPDATE = 5e-6  # seconds of one core for one update of one run on digits, about; for forecasts
-POINTS = ("output", "query")
-"""Where a run is judged: at the rule's own output, and at its last query (most rules' last iterate)."""
+POINTS = ("output", "query")  # where a run is judged; the last query is most rules' last iterate
 HEADLINE = "baselines-over-delays"
 
 SoftmaxPlan = Plan[SoftmaxSetting]
@@ -92,19 +91,18 @@ class Baselines(Study[SoftmaxSetting, Scored]):
             )  # fmt: skip
 
         trace = space.trace(_trace_name(task), key, run)
-        scores = scores_of(trace, candidate, len(problem.test))
-        place = {"data": setting.data, "regime": setting.regime, "rule": candidate.rule, "knob": candidate.knob}
-        return Scored(scores, rows_of(trace, ("delay", "value", "lr", "seed", "point", "accuracy", "loss"), **place))
+        assert trace.accuracy is not None
+        scores = split_points(candidate, trace.loss[-1], trace.accuracy[-1], len(problem.test))
+        own = {"data": setting.data, "regime": setting.regime, "rule": candidate.rule, "knob": candidate.knob}
+        return Scored(scores, rows_of(trace, ("delay", "value", "lr", "seed", "point", "accuracy", "loss"), **own))
 
     def section(self, request: Request) -> Section:
         section = super().section(request)
         left_out = {s.data for s in self.plans[request.scale].settings} - {s.data for s in self.plan(request).settings}
         if not left_out:
             return section
-        missing = (
-            f"Left out, as it takes hours on a CPU: {', '.join(left_out)}; `python -m reproduction baselines "
-            f"--scale {request.scale} --device cuda` includes it."
-        )
+        missing = (f"Left out, as it takes hours on a CPU: {', '.join(left_out)}; `python -m reproduction baselines "
+                   f"--scale {request.scale} --device cuda` includes it.")  # fmt: skip
         return dataclasses.replace(section, text=(*section.text, missing))
 
     def show(self, plan: SoftmaxPlan, panels: dict[SoftmaxSetting, dict[str, Scored]]) -> Section:
@@ -150,7 +148,7 @@ def table(panel: Sequence[SoftmaxScores], constrained: bool, protocol: str) -> l
             knob, lr = scores.choice
             second = f", {scores.candidate.knob} {scores.candidate.values[knob]:g}" if scores.candidate.knob else ""
             differs = not torch.equal(scores.accuracy, scores.at_query)
-            row["mean at query"] = three_digits(mean_late(scores.frozen_at_query)) if differs else ""
+            row["mean at query"] = three_digits(mean_late(scores.at_query[..., knob, lr])) if differs else ""
             row["lr"] = f"{scores.candidate.lrs[lr]:.2g}{second}"
         rows.append(row)
     return rows
@@ -196,10 +194,10 @@ def headline(panels: Panels) -> Figure:
     setting, panel = next(iter(panels.items()))
     title = f"Ours against the baselines: {setting.name}"
     figure, (ax,) = style.panels([title], "test accuracy", height=style.HEADLINE)
-    constant = [position for position, label in enumerate(SCENARIOS) if label.isdecimal()]
+    constant = [label for label in SCENARIOS if label.isdecimal()]  # they come first
     lowest = 1.0
     for scores in sorted(panel, key=lambda scores: scores.candidate.ours):
-        values, rule = scores.frozen.mean(0)[constant], scores.rule
+        values, rule = scores.frozen.mean(0)[: len(constant)], scores.rule
         if values.min() > values[0] / 2:
             lowest = min(lowest, values.min().item())
         if scores.candidate.ours:
@@ -210,7 +208,7 @@ def headline(panels: Panels) -> Figure:
         else:
             ax.plot(values, linewidth=0.8, alpha=0.7, color=style.BASELINE)
     ax.set_ylim(bottom=lowest - 0.02)
-    ax.set_xticks(range(len(constant)), [list(SCENARIOS)[position] for position in constant])
+    ax.set_xticks(range(len(constant)), constant)
     ax.set_xlabel("delay (updates)")
     style.legend(figure, [ax])
     return figure

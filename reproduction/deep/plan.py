@@ -35,7 +35,6 @@ CANDIDATES = (
     Candidate("muon", _ADAM, elementwise=False),
     Candidate("staleness-aware", lr_grid(-3, 1)),
     Candidate("gap-aware", _SGD),
-    Candidate("dana-slim", _SGD),
     Candidate("pipemare", _ADAM),
     Candidate("weight-prediction", _ADAM),
     Candidate("ringmaster-muon", _AVERAGED, elementwise=False),
@@ -104,8 +103,7 @@ class DeepSetting:
         return candidate.build(column(lrs), **changes)
 
     def describe(self) -> dict[str, Any]:
-        names = ("model", "updates", "batch", "evaluate", "layers", "width")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("model", "updates", "batch", "evaluate", "layers", "width")}
 
 
 QUICK_RULES = ("steady-muon", "steady-adam", "adamw", "schedule-free-adamw", "muon", "synchronous-muon")

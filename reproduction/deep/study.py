@@ -57,8 +57,7 @@ class Deep(Study[DeepSetting, DeepScores]):
             headline=HEADLINE if HEADLINE in figures else "",
             tables={f"{setting.title}, {protocol}": table(setting, panel, protocol)
                     for setting, panel in panels.items() for protocol in ("frozen", "tuned")},
-            rows=[row for setting, panel in panels.items() for scores in panel.values()
-                  for row in _rows(setting, scores)],
+            rows=[row for s, panel in panels.items() for scores in panel.values() for row in _rows(s, scores)],
             verdicts=tuple(v for setting, panel in panels.items() for v in verdicts(setting, panel, plan.judged)),
             config=dataclasses.asdict(plan) | {
                 "delays": {s.model: {name: describe_delays(s.delay_model(name)) for name in s.delays} for s in panels}

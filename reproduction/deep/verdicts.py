@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 
 from reproduction.deep.plan import TARGET_DELAYS, DeepSetting
 from reproduction.deep.scores import DeepScores
@@ -73,11 +74,7 @@ def good_neighbours(scores: DeepScores, delay: str, within: float) -> int:
     """The most neighbouring learning rates whose score is that near to the best of all."""
     means = scores.grids[delay].mean(0)
     near = means <= means.min() + within if scores.by_loss else means >= means.max() - within
-    longest = current = 0
-    for one in near.tolist():
-        current = current + 1 if one else 0
-        longest = max(longest, current)
-    return longest
+    return max((len(list(run)) for is_near, run in groupby(near.tolist()) if is_near), default=0)
 
 
 def _wide(setting: DeepSetting, panel: Panel) -> Verdict | None:

@@ -12,16 +12,7 @@ from torch import Tensor
 
 from lategrad.trace import Trace
 from reproduction import style
-from reproduction.figures.sweep import (
-    SGDS,
-    TUNED_AT,
-    Regime,
-    SweepResults,
-    Traces,
-    best_position,
-    final_accuracy,
-    sweep_rows,
-)
+from reproduction.figures.sweep import SGDS, TUNED_AT, Regime, SweepResults, Traces, best_position, final_accuracy
 from reproduction.report import Section, Verdict, prose, verdict
 
 MAINTAINS = (
@@ -33,8 +24,7 @@ MAINTAINS = (
 NO_DELAY_GAP = 0.02  # without delay the gap between anytime SGD and SGD must be below this,
 LONG_DELAY_GAP = 0.15  # and above this at long delays:
 LONG_DELAYS = (500, 1000)
-ALLOWED_DROP, DROP_AT = 0.05, 500
-"""At that delay anytime SGD may have lost this much."""
+ALLOWED_DROP, DROP_AT = 0.05, 500  # what anytime SGD may have lost, at that delay
 _THIS = sys.modules[__name__]
 
 
@@ -74,11 +64,8 @@ def maintains_verdict(regime: Regime, traces: Traces, updates: int) -> Verdict:
 
 
 def verdicts(regime: Regime, traces: Traces, updates: int) -> list[Verdict]:
-    return [
-        gap_verdict(regime, traces, TUNED_AT[0]),
-        maintains_verdict(regime, traces, updates),
-        gap_verdict(regime, traces, TUNED_AT[1]),
-    ]
+    first, later = (gap_verdict(regime, traces, tuned_at) for tuned_at in TUNED_AT)
+    return [first, maintains_verdict(regime, traces, updates), later]
 
 
 def _draw(ax: Axes, regime: Regime, traces: Traces, tuned_at: int) -> None:
@@ -134,15 +121,12 @@ def section(results: SweepResults) -> Section:
         name="fig1",
         title="Figure 1. Accuracy against the delay",
         text=text,
-        figures={
-            "fig1": plot(regimes, TUNED_AT[0]),
-            "fig1-tuned-later": plot(regimes, TUNED_AT[1]),
-            "fig1-ball": headline,
-        },
+        figures={"fig1": plot(regimes, TUNED_AT[0]), "fig1-tuned-later": plot(regimes, TUNED_AT[1]),
+                 "fig1-ball": headline},
         captions=captions,
         tables={f"{regime.name}, learning rates tuned at delay {at}": table(regime, traces, at)
                 for at in TUNED_AT for regime, traces in regimes.items()},
-        rows=sweep_rows(regimes),
+        rows=results.rows(regimes),
         verdicts=tuple(v for regime, traces in results.convex.items() for v in verdicts(regime, traces, ball.updates)),
         config={"sweep": results.describe(), "tuned learning rates": lrs},
         finding=finding(regimes[ball]),

@@ -8,22 +8,11 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from lategrad.problems import Optimum, minimum
 from lategrad.registry import parse_set
 from reproduction import style
-from reproduction.figures.sweep import (
-    OVER_TIME,
-    PLANS,
-    SGDS,
-    TUNED_AT,
-    FigurePart,
-    Regime,
-    SweepResults,
-    Traces,
-    best_position,
-)
+from reproduction.figures.sweep import OVER_TIME, PLANS, SGDS, FigurePart, Regime, SweepResults, Traces, best_lrs
 from reproduction.jobs import Job
 from reproduction.report import Section, Verdict, prose, verdict
 from reproduction.study import Request
@@ -59,16 +48,11 @@ def optimum(regime: Regime) -> Optimum | None:
 
 def approach_verdict(regime: Regime, traces: Traces, best: Optimum, sgd: str) -> Verdict:
     excess = {rule: (traces[rule].loss - best.value).mean(-1) for rule in ("anytime-sgd", sgd)}
-    fall = {rule: _fall(values) for rule, values in excess.items()}
+    fall = {rule: (e[-1] / e[len(e) // 2]).item() for rule, e in excess.items()}  # over the second half of the run
     ours, theirs = (values[-1].item() for values in excess.values())
     holds = fall["anytime-sgd"] <= FALL_REQUIRED < fall[sgd] and theirs >= FACTOR_REQUIRED * ours
     return verdict("approaches", holds, figure=f"fig3-{regime.name}", p=sys.modules[__name__], regime=regime.name,
                    sgd=sgd, our_fall=fall["anytime-sgd"], their_fall=fall[sgd], ours=ours, theirs=theirs)  # fmt: skip
-
-
-def _fall(excess: Tensor) -> float:
-    """The excess loss at the end as a share of that at half the run."""
-    return (excess[-1] / excess[len(excess) // 2]).item()
 
 
 def plot(regime: Regime, traces: Traces, best: Optimum | None) -> Figure:
@@ -83,9 +67,7 @@ def plot(regime: Regime, traces: Traces, best: Optimum | None) -> Figure:
 
 
 def section(results: SweepResults) -> Section:
-    optima = []
-    figures: dict[str, Figure] = {}
-    captions: dict[str, str] = {}
+    figures, captions, optima = {}, {}, []
     rows: list[dict[str, Any]] = []
     verdicts: list[Verdict] = []
     for regime, traces in results.regimes.items():
@@ -99,10 +81,9 @@ def section(results: SweepResults) -> Section:
             if regime.l2 == 0:
                 verdicts += [approach_verdict(regime, curves, best, sgd) for sgd in SGDS]
         for rule, trace in curves.items():
-            lr = traces[rule].axes[-1].values[best_position(traces[rule], TUNED_AT[0])]
-            for row in trace.rows(None if best is None else best.value):
-                place = {"rule": rule, "regime": regime.name, "delay": OVER_TIME, "lr": lr, "seed": row["seed"]}
-                rows.append(place | {name: row[name] for name in ("step", "accuracy", "loss", "excess_loss")})
+            place = {"rule": rule, "regime": regime.name, "delay": OVER_TIME, "lr": best_lrs(traces[rule])[0]}
+            rows += [place | {name: row[name] for name in ("seed", "step", "accuracy", "loss", "excess_loss")}
+                     for row in trace.rows(None if best is None else best.value)]  # fmt: skip
     return Section(
         name="fig3",
         title=f"Figure 3. Excess loss against epochs at delay {OVER_TIME}",

@@ -10,17 +10,7 @@ from torch import Tensor
 
 from lategrad.trace import Trace
 from reproduction import style
-from reproduction.figures.sweep import (
-    FORWARD,
-    LOGNORMAL,
-    SGDS,
-    Delay,
-    Regime,
-    SweepResults,
-    Traces,
-    final_accuracy,
-    sweep_rows,
-)
+from reproduction.figures.sweep import FORWARD, LOGNORMAL, SGDS, Delay, Regime, SweepResults, Traces, final_accuracy
 from reproduction.report import Section, Verdict, prose, verdict
 
 WITHIN = 0.10  # a learning rate is good if its accuracy is within this share of the rule's own best at this delay
@@ -120,7 +110,7 @@ class RangeFigure:
                       for stem, label in self.labels.items()},
             tables={f"{self.labels[stem]}, {regime.name}": self.table(stem, regime, traces)
                     for stem in self.delays for regime, traces in convex.items()},
-            rows=[row for row in sweep_rows(convex) if row["delay"] in self.delays.values()],
+            rows=[row for row in results.rows(convex) if row["delay"] in self.delays.values()],
             verdicts=tuple(self.verdict(stem, regime, traces)
                            for stem in self.delays for regime, traces in convex.items()),
             config={"sweep": results.describe()},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,8 +30,7 @@ Delay = int | str
 DELAYS: tuple[Delay, ...] = (0, 10, 50, 100, 250, 500, 1000, LOGNORMAL, FORWARD)
 TUNED_AT = (0, 250)  # delays at which learning rates are tuned; Figure 1 follows the winners to all other delays
 OVER_TIME = 500  # the delay at which Figure 3 follows the winners over time
-WHOLE_GRID = (*TUNED_AT, 500, LOGNORMAL, FORWARD)
-"""Delays at which some figure shows every learning rate; at the others only the winners are run."""
+WHOLE_GRID = (*TUNED_AT, 500, LOGNORMAL, FORWARD)  # where figures show every learning rate; else only winners are run
 RECORDS = 25  # records of the winners over time, for Figure 3
 RUN_UPDATE = {"cpu": 40e-6, "cuda": 1e-6}
 """Seconds for one update of one run at batch 64, about, on one core or on a GPU; for forecasts."""
@@ -57,8 +56,7 @@ class Regime:
     optimum_tolerance: float = 1e-4
 
     def __post_init__(self) -> None:
-        for name in ("delays", "grid_at"):
-            delays = getattr(self, name)
+        for name, delays in (("delays", self.delays), ("grid_at", self.grid_at)):
             valid = f"delays with {TUNED_AT}, where learning rates are tuned"
             require(name, delays, set(TUNED_AT) <= set(delays), valid)
 
@@ -157,6 +155,15 @@ class SweepResults:
     def updates(self) -> str:
         return f"{self.first.updates:,} updates, {self.plan.seeds} seed(s)"
 
+    def rows(self, regimes: Iterable[Regime]) -> list[dict[str, Any]]:
+        return [
+            {"rule": rule, "regime": regime.name, "delay": row["delay"], "lr": row[trace.axes[-1].name],
+             "seed": row["seed"], "step": row["step"], "accuracy": row["accuracy"], "loss": row["loss"],
+             "excess_loss": row["excess_loss"]}
+            for regime in regimes for rule, trace in self.regimes[regime].items() for row in trace.rows()
+            if not math.isnan(row["accuracy"])  # what was run
+        ]  # fmt: skip
+
     def describe(self) -> dict[str, Any]:
         return dataclasses.asdict(self.plan) | {"updates": self.first.updates}
 
@@ -197,12 +204,12 @@ class Runs:
     def winners(self) -> Traces:
         """The learning rates that won somewhere at the other delays, and at Figure 3's."""
         delays = [*(delay for delay in self.regime.delays if delay not in self.regime.grid_at), OVER_TIME]
-        lrs = {lr for trace in self.grid().values() for lr in _best_lrs(trace)}
+        lrs = {lr for trace in self.grid().values() for lr in best_lrs(trace)}
         return self._by_rule("won", sorted(lrs), list(dict.fromkeys(delays)), records=RECORDS)
 
     def over_time(self, rule: str) -> Trace:
         """SGD's last iterate is not what the sweep recorded (that is its average) and gets a run of its own."""
-        lr = _best_lrs(self.grid()[rule])[0]
+        lr = best_lrs(self.grid()[rule])[0]
         trace = self._run("sgd", "sgd-over-time", [lr], [OVER_TIME], RECORDS) if rule == "sgd" else self.winners()[rule]
         return _select(trace, OVER_TIME, lr)
 
@@ -221,12 +228,10 @@ class Runs:
         key = {"regime": dataclasses.asdict(regime), "updates": updates, "rule": rule, "lrs": list(lrs),
                "delays": delays, "seeds": self.seeds, "records": records}  # fmt: skip
         built = Candidate(rule, ()).build(column(lrs), regime.domain)
-
-        def run() -> Trace:
-            return simulate(regime.problem(), built, delays, updates, seed=list(range(self.seeds)),
-                            device=self.space.device, record_every=-(-updates // records))  # fmt: skip
-
-        return self.space.trace(f"{regime.name}-{name}", key, run)
+        return self.space.trace(f"{regime.name}-{name}", key, lambda: simulate(
+            regime.problem(), built, delays, updates, seed=list(range(self.seeds)), device=self.space.device,
+            record_every=-(-updates // records),
+        ))  # fmt: skip
 
     def _at_last_iterate(self, trace: Trace) -> Trace:
         """The end of the same run judged by its last iterate instead of its average, without the vectors."""
@@ -243,7 +248,8 @@ def judge_query(trace: Trace, problem: SoftmaxRegression, device: str) -> tuple[
     return on_device.loss(query).squeeze(-1).cpu(), accuracy.squeeze(-1).cpu()
 
 
-def _best_lrs(trace: Trace) -> list[float]:
+def best_lrs(trace: Trace) -> list[float]:
+    """The learning rates that win at the delays where they are tuned."""
     return [trace.axes[-1].values[best_position(trace, delay)] for delay in TUNED_AT]
 
 
@@ -280,13 +286,3 @@ def final_accuracy(trace: Trace) -> Tensor:
 
 def best_position(trace: Trace, delay: Delay) -> int:
     return int(final_accuracy(trace)[:, trace.axis("delay").values.index(delay)].mean(0).argmax())
-
-
-def sweep_rows(regimes: dict[Regime, Traces]) -> list[dict[str, Any]]:
-    return [
-        {"rule": rule, "regime": regime.name, "delay": row["delay"], "lr": row[trace.axes[-1].name],
-         "seed": row["seed"], "step": row["step"], "accuracy": row["accuracy"], "loss": row["loss"],
-         "excess_loss": row["excess_loss"]}
-        for regime, traces in regimes.items() for rule, trace in traces.items() for row in trace.rows()
-        if not math.isnan(row["accuracy"])  # what was run
-    ]  # fmt: skip

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lategrad.delays.clocks import Barrier, Cluster
+from lategrad.problems import Synchronous
 from lategrad.simulator import simulate
 from lategrad.trace import Trace, describe
 from reproduction.deep.scores import tensor_cores
@@ -37,7 +39,7 @@ class Curve:
 
     def at_gradients(self, count: float) -> float:
         """The mean loss when n gradients had arrived, interpolated linearly between records."""
-        return interpolate(self.gradients.double(), self.mean, count)
+        return float(np.interp(count, self.gradients, self.mean))
 
     def reaches(self, loss: float) -> float | None:
         """The virtual second after which the mean loss is never above this again; None if it is at the end."""
@@ -50,15 +52,6 @@ class Curve:
         before, after = self.mean[i - 1].item(), self.mean[i].item()
         share = (before - loss) / (before - after) if before < torch.inf else 1.0
         return (self.seconds[i - 1] + share * (self.seconds[i] - self.seconds[i - 1])).item()
-
-
-def interpolate(places: Tensor, values: Tensor, place: float) -> float:
-    """The value at a place on the straight line between its neighbours; beyond the last, the last."""
-    i = min(int(torch.searchsorted(places, place)), len(places) - 1)
-    if i == 0:
-        return values[0].item()
-    share = min(1.0, (place - places[i - 1].item()) / (places[i] - places[i - 1]).item())
-    return (values[i - 1] + share * (values[i] - values[i - 1])).item()
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +108,8 @@ class VirtualRuns:
 
         def run() -> Trace:
             begin = time.monotonic()
-            problem = setting.synchronous() if isinstance(clock, Barrier) else setting.problem()
+            each = setting.problem()
+            problem = Synchronous(each, setting.workers) if isinstance(clock, Barrier) else each
             updates = setting.rounds if isinstance(clock, Barrier) else setting.updates(clock)
             with tensor_cores:
                 trace = simulate(problem, rule, clock, updates, seed=list(seeds), device=self.space.device,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lategrad.delays.clocks import Barrier, Cluster, Worker
-from lategrad.problems import LocalSteps, Synchronous
+from lategrad.problems import LocalSteps
 from lategrad.rules import AnyRule
 from lategrad.support.validation import Scalar, require_choice
 from reproduction.deep import models
@@ -103,9 +103,6 @@ class LocalSetting:
                                      width=self.width)  # fmt: skip
         return LocalSteps(plain, self.local_steps, self.inner)
 
-    def synchronous(self) -> Synchronous:
-        return Synchronous(self.problem(), self.workers)
-
     def describe(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("rules", "only_by_name")}
 
@@ -128,11 +125,8 @@ PLANS = {
         ),
         CANDIDATES, seeds=1, lr_stride=2, judged=False,
     ),
-    "paper": Plan(
-        (*_both("gpt", 8, _GPT, 600, evaluate=512, **_SMALL_GPT), *_both("cnn", 32, _CNN, 600)), CANDIDATES, seeds=3
-    ),
-    "full": Plan(
-        (*_both("gpt", 8, _GPT, 2_000, evaluate=1_024, **_SMALL_GPT), *_both("cnn", 32, _CNN, 2_000)),
-        CANDIDATES, seeds=3,
-    ),
+    "paper": Plan(_both("gpt", 8, _GPT, 600, evaluate=512, **_SMALL_GPT) + _both("cnn", 32, _CNN, 600), CANDIDATES,
+                  seeds=3),
+    "full": Plan(_both("gpt", 8, _GPT, 2_000, evaluate=1_024, **_SMALL_GPT) + _both("cnn", 32, _CNN, 2_000), CANDIDATES,
+                 seeds=3),
 }  # fmt: skip

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from lategrad.delays.clocks import Worker
 from lategrad.serve import Settings
 from lategrad.trace import Trace, describe
 from reproduction.jobs import Job
-from reproduction.local.curves import Curve, LocalCurves, VirtualRuns, interpolate
+from reproduction.local.curves import Curve, LocalCurves, VirtualRuns
 from reproduction.local.plan import ANCHOR, CANDIDATES, LocalSetting, build_outer
 from reproduction.local.rounds import train_in_rounds
 from reproduction.local.study import TITLES, csv_rows, plot, ranked, table
@@ -186,18 +187,19 @@ def real_curves(setting: LocalSetting, candidate: Candidate, position: int, trac
         assert trace.accuracy is not None
         time = torch.cat([torch.zeros(1, dtype=torch.float64), trace.time - _start(setting, trace)])
         recorded = time[trace.steps]
-        losses.append(_at(grid, recorded, trace.test_loss))
-        gradients.append(_at(grid, time, torch.cat([torch.zeros(1), trace.local_steps.cumsum(0)])))
-        accuracies.append(interpolate(recorded, trace.accuracy, setting.seconds))
+        losses.append(np.interp(grid, recorded, trace.test_loss))
+        gradients.append(np.interp(grid, time, torch.cat([torch.zeros(1), trace.local_steps.cumsum(0)])))
+        accuracies.append(float(np.interp(setting.seconds, recorded, trace.accuracy)))
         in_time.append(trace.delays[time[1:] <= setting.seconds])
     return RealCurves(
         candidate,
         choice={_PROTOCOL: position},
-        curves={_PROTOCOL: Curve(grid, torch.stack(gradients).mean(0), finite_loss(torch.stack(losses, 1)))},
+        curves={_PROTOCOL: Curve(grid, torch.tensor(np.mean(gradients, 0)),
+                                 finite_loss(torch.tensor(np.stack(losses, 1))))},
         accuracy=sum(accuracies) / len(traces),
         updates=sum(map(len, in_time)) / len(traces),
         delays=torch.cat(in_time),
-    )
+    )  # fmt: skip
 
 
 def _start(setting: LocalSetting, trace: Trace) -> float:
@@ -209,19 +211,11 @@ def _start(setting: LocalSetting, trace: Trace) -> float:
     return trace.time[0].item() - setting.local_steps * first.mean
 
 
-def _at(grid: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    return torch.tensor([interpolate(places, values, place) for place in grid.tolist()], dtype=torch.float64)
-
-
 def real_table(setting: LocalSetting, panel: dict[str, RealCurves]) -> list[dict[str, str]]:
     order = [panel[curves.candidate.rule] for curves in ranked(panel, _PROTOCOL)]
     return [
-        row
-        | {
-            "accuracy": three_digits(curves.accuracy),
-            "updates": f"{curves.updates:.0f}",
-            "mean delay": f"{curves.delays.double().mean():.1f}" if len(curves.delays) else "",
-            "longest delay": f"{max(curves.delays.tolist(), default=0)}",
-        }
+        row | {"accuracy": three_digits(curves.accuracy), "updates": f"{curves.updates:.0f}",
+               "mean delay": f"{curves.delays.double().mean():.1f}" if len(curves.delays) else "",
+               "longest delay": f"{max(curves.delays.tolist(), default=0)}"}
         for row, curves in zip(table(setting, panel, _PROTOCOL), order, strict=True)
-    ]
+    ]  # fmt: skip

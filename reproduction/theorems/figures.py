@@ -10,19 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from reproduction.style import COLOURS, TITLES
+from reproduction.theorems import measure
 from reproduction.theorems import verdicts as v
-from reproduction.theorems.measure import (
-    ANYTIME,
-    CONSTANT,
-    ONE_IN_TEN,
-    OPTIMISTIC,
-    ROUNDING,
-    RULES,
-    SGD_AVERAGE,
-    STRONGLY_CONVEX,
-    Point,
-    compared,
-)
+from reproduction.theorems.measure import ANYTIME, CONSTANT, ONE_IN_TEN, OPTIMISTIC, RULES, STRONGLY_CONVEX, Point
 from reproduction.theorems.verdicts import at_root, curve, distinct, select
 
 ALGORITHM = {ANYTIME: "Algorithm 1", OPTIMISTIC: "Algorithm 2", STRONGLY_CONVEX: "Algorithm 4"}
@@ -86,7 +76,7 @@ def plot_threshold(points: Iterable[Point]) -> Figure:
     figure, axes = _grid(len(RULES), 7.4, ["mean delay / √T"] * 2, "excess loss / excess loss without delay")
     for ax, (rule, problem) in zip(axes, [(rule, name) for rule in RULES for name in names], strict=True):
         ours = select(points, rule=rule, problem=problem)
-        for T, alpha in zip(compared(sorted(distinct(ours, "T"))), (0.35, 0.6, 1.0), strict=True):
+        for T, alpha in zip(measure.compared(distinct(ours, "T")), (0.35, 0.6, 1.0), strict=True):
             of_T, root = select(ours, T=T), math.sqrt(T)
             steady = curve(of_T)
             ax.plot([point.mean_delay / root for point, _ in steady], [ratio for _, ratio in steady],
@@ -120,7 +110,7 @@ def plot_noise(points: Iterable[Point]) -> Figure:
         ax.set_title("no delay" if delay == 0 else "delay √T", fontsize=10)
     low = min(ax.get_ylim()[0] for ax in axes)
     for ax in axes:
-        ax.set_ylim(max(low, ROUNDING), 1)
+        ax.set_ylim(max(low, measure.ROUNDING), 1)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8.5)
     return figure
 
@@ -131,7 +121,7 @@ def plot_constants(points: Iterable[Point]) -> Figure:
     figure, axes = _grid(2, 5.2, ["smoothness L", "noise σ"], "normalised excess loss / that at L = σ = 1")
     panels = [(delay, name) for delay in sorted(distinct(points, "delay")) for name in ("L", "sigma")]
     for ax, (delay, name) in zip(axes, panels, strict=True):
-        for rule in (SGD_AVERAGE, ANYTIME, OPTIMISTIC):
+        for rule in (measure.SGD_AVERAGE, ANYTIME, OPTIMISTIC):
             values = v.normalised(select(points, delay=delay, rule=rule))
             scales = sorted(distinct(points, name))
             worst = [max(value for key, value in values.items() if key[name == "sigma"] == scale) for scale in scales]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -29,8 +29,7 @@ from lategrad.support.files import replacing
 from lategrad.support.threads import torch_threads
 
 RADIUS = 1.0
-DOMAIN = Ball(RADIUS)
-D = 2 * RADIUS
+DOMAIN, D = Ball(RADIUS), 2 * RADIUS
 DIM, OPTIMUM_LENGTH = 8, 0.6
 L_OVER_H = 2.0
 BATCH = 4
@@ -154,8 +153,8 @@ def largest_excess(setting: BallProblem) -> list[float]:
         x.requires_grad_()
         (gradient,) = torch.autograd.grad(setting.problem.loss(x).sum(), x)
         x = RADIUS * torch.nn.functional.normalize(gradient, dim=-1)
-    worst = setting.problem.loss(x).squeeze(-1).amax(0) - setting.best
-    return [float(value) for value in worst]
+    worst: list[float] = (setting.problem.loss(x).squeeze(-1).amax(0) - setting.best).tolist()
+    return worst
 
 
 def theorem_lr(constants: Sequence[Constants]) -> Tensor:
@@ -178,16 +177,15 @@ def theorem_for(panel: str, rule: str, delay: int) -> int | None:
 
 def bound(theorem: int, T: int, c: Constants, delays: Tensor) -> float:
     """The right-hand side of a theorem after T updates, where ``delays`` are those of T + 1 updates."""
-    if theorem in (1, 2):
-        statistics = theory.delay_statistics(delays[: T + 1])
-        if theorem == 1:
-            regret = theory.ogd_regret(T + 1, D, theory.gradient_bound(c.G, c.sigma))
-            return theory.theorem_1(T + 1, L=c.L, D=D, mu=statistics.mu, regret=regret)
-        return theory.theorem_2(T + 1, L=c.L, D=D, G=c.G, sigma=c.sigma, delays=statistics)
     if theorem == 3:
-        return theory.theorem_3(T, L=c.L, H=c.H, D=D, G=c.G, sigma=c.sigma)
-    statistics = theory.delay_statistics(delays[:T])
-    return theory.theorem_4(T, L=c.L, H=c.H, D=D, G=c.G, sigma=c.sigma, delays=statistics)
+        return theory.theorem_3(T, **c._asdict(), D=D)
+    if theorem == 4:
+        return theory.theorem_4(T, **c._asdict(), D=D, delays=theory.delay_statistics(delays[:T]))
+    statistics = theory.delay_statistics(delays[: T + 1])
+    if theorem == 2:
+        return theory.theorem_2(T + 1, L=c.L, D=D, G=c.G, sigma=c.sigma, delays=statistics)
+    regret = theory.ogd_regret(T + 1, D, theory.gradient_bound(c.G, c.sigma))
+    return theory.theorem_1(T + 1, L=c.L, D=D, mu=statistics.mu, regret=regret)
 
 
 def order(T: int, mu: float, L: float, sigma: float) -> float:
@@ -214,8 +212,7 @@ class Point:
     seeds: int
     excess: float  # mean over the seeds
     spread: float  # standard deviation over the seeds
-    worst: float
-    """The excess loss of a point of the set that is as bad as we could find: what any point at all may have."""
+    worst: float  # the excess of a point of the set that is as bad as we could find: what any point at all may have
     bound: float | None = None
 
     @property
@@ -243,11 +240,9 @@ def measure_points(
     horizons: Sequence[int], *, seeds: int, compile: bool,
 ) -> list[Point]:  # fmt: skip
     """One simulation; a point for every horizon, delay and noise, up to delays of half the horizon."""
-    steps, every = max(horizons), min(horizons)
-    trace = simulate(
-        setting.problem, rule, [pattern.model() for pattern in patterns], steps,
-        seed=list(range(seeds)), record_every=every, compile=compile, progress=False,
-    )  # fmt: skip
+    every = min(horizons)
+    trace = simulate(setting.problem, rule, [pattern.model() for pattern in patterns], max(horizons),
+                     seed=list(range(seeds)), record_every=every, compile=compile, progress=False)  # fmt: skip
     if not trace.complete:
         raise KeyboardInterrupt
     excess = (trace.loss - setting.best).reshape(-1, seeds, len(patterns), len(setting.constants))
@@ -260,22 +255,19 @@ def measure_points(
             theorem = theorem_for(panel, name, pattern.delay)
             for i, c in enumerate(setting.constants):
                 values = excess[T // every, :, j, i]
-                points.append(
-                    Point(panel, setting.name, name, theorem, T, pattern.kind, pattern.delay,
-                          mean_delay=_delays(*pattern, T).double().mean().item(), L=c.L, H=c.H, G=c.G, sigma=c.sigma,
-                          seeds=seeds, excess=values.mean().item(), spread=values.std(correction=1).item(),
-                          worst=worst[i])
-                )  # fmt: skip
-    return [with_bound(point) for point in points]
+                point = Point(panel, setting.name, name, theorem, T, pattern.kind, pattern.delay,
+                              _delays(*pattern, T).double().mean().item(), *c, seeds=seeds,
+                              excess=values.mean().item(), spread=values.std().item(), worst=worst[i])  # fmt: skip
+                points.append(with_bound(point))
+    return points
 
 
 def with_bound(point: Point) -> Point:
     if point.theorem is None:
         return point
     constants = Constants(point.L, point.H, point.G, point.sigma)
-    return replace(
-        point, bound=bound(point.theorem, point.T, constants, _delays(point.delays, point.delay, point.T + 1))
-    )
+    delays = _delays(point.delays, point.delay, point.T + 1)
+    return replace(point, bound=bound(point.theorem, point.T, constants, delays))
 
 
 @lru_cache(maxsize=256)
@@ -283,9 +275,9 @@ def _delays(kind: str, delay: int, steps: int) -> Tensor:
     return Pattern(kind, delay).model().draw(steps, seed=0).delays
 
 
-def compared(horizons: Sequence[int]) -> tuple[int, ...]:
+def compared(horizons: Iterable[int]) -> list[int]:
     """The horizons whose curves over the delay are laid on top of each other: the longest, T/4 and T/16."""
-    return tuple(horizons[::-2][:3][::-1])
+    return sorted(horizons)[::-2][:3][::-1]
 
 
 def _patterns(horizons: Sequence[int]) -> list[Pattern]:
@@ -296,9 +288,10 @@ def _patterns(horizons: Sequence[int]) -> list[Pattern]:
 
 
 def run_delays(plan: TheoremPlan, rule: str, on_data: bool) -> list[Point]:
-    setting = least_squares(strongly_convex=rule == STRONGLY_CONVEX) if on_data else quadratic()
-    horizons = plan.least_squares_horizons if on_data else plan.quadratic_horizons
-    seeds = plan.least_squares_seeds if on_data else plan.seeds
+    setting, horizons, seeds = quadratic(), plan.quadratic_horizons, plan.seeds
+    if on_data:
+        setting = least_squares(strongly_convex=rule == STRONGLY_CONVEX)
+        horizons, seeds = plan.least_squares_horizons, plan.least_squares_seeds
     return measure_points("delay", setting, rule, rule_for(rule, setting.constants), _patterns(horizons), horizons,
                           seeds=seeds, compile=plan.compile)  # fmt: skip
 
@@ -327,8 +320,7 @@ def tuned_sgd(plan: TheoremPlan, pattern: Pattern) -> SGD:
     lr, T = torch.tensor(LRS_TO_TUNE, dtype=torch.float64).reshape(-1, 1, 1), plan.constants_horizon
     trace = simulate(quadratic().problem, SGD(lr, DOMAIN, average="linear"), pattern.model(), T, record_every=T,
                      seed=list(range(plan.seeds)), compile=plan.compile, progress=False)  # fmt: skip
-    best = int(trace.loss[-1].mean(0).flatten().argmin())
-    return SGD(LRS_TO_TUNE[best], DOMAIN, average="linear")
+    return SGD(LRS_TO_TUNE[int(trace.loss[-1].mean(0).argmin())], DOMAIN, average="linear")
 
 
 PIECES: dict[str, Callable[[TheoremPlan], list[Point]]] = {
@@ -342,11 +334,9 @@ PIECES: dict[str, Callable[[TheoremPlan], list[Point]]] = {
 
 def points_of(piece: str, plan: TheoremPlan, out: Path) -> list[Point]:
     """The points of a piece, from its file if it was made from the same choices; else measured and saved."""
-    path, key = path_of(piece, out), asdict(plan)
-    if path.exists():
-        saved = json.loads(path.read_text())
-        if saved["made_from"] == json.loads(json.dumps(key)):
-            return [with_bound(Point(**point)) for point in saved["points"]]
+    path, key = path_of(piece, out), json.loads(json.dumps(asdict(plan)))
+    if path.exists() and (saved := json.loads(path.read_text()))["made_from"] == key:
+        return [with_bound(Point(**point)) for point in saved["points"]]
     with torch_threads(1):  # the tensors are small: a second thread would only cost time
         points = PIECES[piece](plan)
     path.parent.mkdir(parents=True, exist_ok=True)

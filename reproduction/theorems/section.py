@@ -27,23 +27,17 @@ def _beyond_verdicts(points: Sequence[Point]) -> dict[str, Any]:
     per_problem = {rule: [select(delayed, rule=rule, problem=name) for name in distinct(delayed, "problem")]
                    for rule in RULES}  # fmt: skip
     T, (_, root) = max(distinct(noisy, "T")), sorted(distinct(noisy, "delay"))
-    at_one = select(points, panel="constants", L=1.0, sigma=1.0)
+    at_one = sorted(select(points, panel="constants", L=1.0, sigma=1.0), key=lambda point: point.delay)
     return {
         "apart": {ALGORITHM[rule]: max(map(v.collapse, of)) for rule, of in per_problem.items()},
         "faster": min(map(v.doubling_exponent, per_problem[STRONGLY_CONVEX])) > 0.5 + v.SLOPE_TOLERANCE,
-        "doubled": {
-            delay: {ALGORITHM[rule]: v.takeover(select(noisy, rule=rule, T=T, delay=delay)) for rule in RULES}
-            for delay in (0, root)
-        },
+        "doubled": {delay: {ALGORITHM[rule]: v.takeover(select(noisy, rule=rule, T=T, delay=delay)) for rule in RULES}
+                    for delay in (0, root)},
         "root": root,
         "T": T,
-        "at_one": {
-            TITLES[rule]: [
-                v.normalised([p])[1.0, 1.0] for p in sorted(select(at_one, rule=rule), key=lambda p: p.delay)
-            ]
-            for rule in (OPTIMISTIC, SGD_AVERAGE)
-        },
-    }
+        "at_one": {TITLES[rule]: [v.normalised([point])[1.0, 1.0] for point in select(at_one, rule=rule)]
+                   for rule in (OPTIMISTIC, SGD_AVERAGE)},
+    }  # fmt: skip
 
 
 def finding(points: Sequence[Point]) -> str:

@@ -12,17 +12,7 @@ import numpy as np
 from reproduction.report import Verdict, verdict
 from reproduction.style import TITLES
 from reproduction.theorems import measure
-from reproduction.theorems.measure import (
-    ANYTIME,
-    CONSTANT,
-    ONE_IN_TEN,
-    OPTIMISTIC,
-    RULES,
-    SGD_AVERAGE,
-    STRONGLY_CONVEX,
-    Point,
-    compared,
-)
+from reproduction.theorems.measure import ANYTIME, CONSTANT, ONE_IN_TEN, OPTIMISTIC, SGD_AVERAGE, STRONGLY_CONVEX, Point
 
 _THIS = sys.modules[__name__]
 
@@ -87,7 +77,7 @@ def doubling_delay(points: Iterable[Point]) -> float:
 
 def doubling_exponent(points: Iterable[Point]) -> float:
     points = list(points)
-    horizons = compared(sorted(distinct(points, "T")))
+    horizons = measure.compared(distinct(points, "T"))
     return exponent(horizons, [doubling_delay(select(points, T=T)) for T in horizons])
 
 
@@ -95,15 +85,10 @@ def collapse(points: Iterable[Point]) -> float:
     """How far apart curves of different horizons are at √T/4, √T/2 and √T: the largest ratio of two heights."""
     heights: dict[float, list[float]] = {}
     points = list(points)
-    for T in compared(sorted(distinct(points, "T"))):
+    for T in measure.compared(distinct(points, "T")):
         for point, ratio in curve(select(points, T=T)):
             heights.setdefault(point.delay / math.sqrt(T), []).append(ratio)
     return max(max(heights[share]) / min(heights[share]) for share in (0.25, 0.5, 1.0))
-
-
-def settled(point: Point) -> bool:
-    """Whether the horizon is past (24 L/H)², where Algorithm 4's first, long steps no longer matter."""
-    return point.T >= (24 * point.L / point.H) ** 2
 
 
 def normalised(points: Iterable[Point]) -> dict[tuple[float, float], float]:
@@ -143,9 +128,9 @@ def bound_verdict(points: Iterable[Point], theorem: int) -> Verdict:
     counted = [point for point in bounded if point.says_something]
     shares = [(point.excess + 2 * point.error) / point.bound for point in counted if point.bound is not None]
     closest = min((p.bound / p.worst for p in bounded if p.bound is not None), default=math.nan)
-    return verdict("bound", max(shares) <= 1 if shares else None, figure="theorems-quadratic", theorem=theorem,
-                   counted=len(counted), bounded=len(bounded), share=max(shares, default=None),
-                   closest=closest)  # fmt: skip
+    share = max(shares, default=None)
+    return verdict("bound", None if share is None else share <= 1, figure="theorems-quadratic", theorem=theorem,
+                   counted=len(counted), bounded=len(bounded), share=share, closest=closest)  # fmt: skip
 
 
 def rate_verdict(points: Iterable[Point], theorem: int) -> Verdict:
@@ -170,10 +155,10 @@ def threshold_verdict(points: Iterable[Point], rule: str) -> Verdict:
     at_threshold, beyond, exponents = [], [], {}
     for problem in distinct(points, "problem"):
         ours = select(points, problem=problem)
-        for T in compared(sorted(distinct(ours, "T"))):
+        for T in measure.compared(distinct(ours, "T")):
             late = curve(select(ours, T=T))
             ((root, ratio),) = [(point, ratio) for point, ratio in late if at_root([point])]
-            if rule != STRONGLY_CONVEX or settled(root):
+            if rule != STRONGLY_CONVEX or T >= (24 * root.L / root.H) ** 2:  # past Algorithm 4's first, long updates
                 at_threshold.append(ratio)
             beyond.append(late[-1][1] / ratio)
         exponents[problem] = doubling_exponent(ours)
@@ -225,7 +210,7 @@ def verdicts(points: Sequence[Point]) -> tuple[Verdict, ...]:
     return (
         *(bound_verdict(points, theorem) for theorem in PROMISED),
         *(rate_verdict(points, theorem) for theorem in PROMISED),
-        *(threshold_verdict(points, rule) for rule in RULES),
+        *(threshold_verdict(points, rule) for rule in measure.RULES),
         average_delay_verdict(points),
         *(noise_verdict(points, theorem) for theorem in WITHOUT_NOISE),
         independence_verdict(points),
