@@ -38,7 +38,7 @@ def test_simulate_prints_a_table_and_writes_everything(capsys, tmp_path):
     )  # fmt: skip
     assert code == 0
     assert out.count("anytime-sgd") >= 4
-    rows = list(csv.DictReader((tmp_path / "demo" / "results.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "demo" / "results.csv").read_text().splitlines()))
     assert len(rows) == 2 * 2 * 2 * 2 * 11
     assert {row["delay"] for row in rows} == {"constant:0", "uniform:0,9"}
     trace = Trace.load(tmp_path / "demo" / "sgd.safetensors")
@@ -124,7 +124,7 @@ def test_rules_with_differently_named_numbers_share_a_table(capsys, tmp_path):
     command = ["simulate", "--problem", "quadratic", "--rule", *rules, "--steps", "20", "--out", str(tmp_path)]
     code, out, err = run(capsys, *command)
     assert code == 0, err
-    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     settings = {(row["rule"], row["lr"], row["diameter"], row["c"]) for row in rows}
     assert settings == {("anytime-sgd", "0.1", "", ""), ("optimistic-anytime:diameter=2", "", "2.0", ""),
                         ("steady:c=20", "0.5", "", "20.0"), ("steady:c=20", "1.0", "", "20.0")}  # fmt: skip

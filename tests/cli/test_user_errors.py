@@ -132,7 +132,7 @@ def test_rows_that_are_lists_of_numbers_are_vectors():
          "metrics must be None without held-out data, on which they are taken: give test= or validation="),
         (2, rows(X, X[:, :3]), {},
          r"output must have the shape of a batch's targets, \(40, 3\), or one dimension .* got \(40, 2\)"),
-        (3, (X, CLASSES), {}, r"torch.utils.data.TensorDataset\(x, y\) makes pairs, got 'rows of type Tensor'"),
+        (3, (X, CLASSES), {}, r"use torch.utils.data.TensorDataset\(x, y\), got 'rows of type Tensor'"),
         (3, [(x, y, 1) for x, y in rows(X, CLASSES)], {}, "or dicts; .* got 'rows of 3 parts'"),
         (3, rows(rows(X, X), CLASSES), {}, r"several inputs are given by name: rows that are dicts, and columns="),
     ],
@@ -156,7 +156,8 @@ def test_options_that_a_run_does_not_have_or_lacks_are_named():
 def test_steps_that_are_too_long_are_named_where_no_gradient_is_finite():
     problem = ModuleProblem(nn.Linear(4, 1), rows(100 * X, X[:, 0]), batch=8)
     refused = pytest.warns(UserWarning, match="refused a gradient")
-    with refused, pytest.raises(lg.serve.TrainingError, match="lower the learning rate or set clip"):
+    dropped = pytest.warns(UserWarning, match="worker 0 is dropped")
+    with refused, dropped, pytest.raises(lg.serve.TrainingError, match="lower the learning rate or set clip"):
         lg.train(problem, lg.SGD(lr=10.0), steps=400, workers=1, engine="threads", compile=False)
 
 

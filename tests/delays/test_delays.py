@@ -602,5 +602,5 @@ def test_an_update_queue_with_a_constant_delay_is_that_delay():
 def test_an_update_queue_of_anything_but_a_distribution_is_refused():
     with pytest.raises(ValueError, match="distribution must be a distribution of delays"):
         UpdateQueue(Regimes(((None, 3),)))
-    with pytest.raises(ValueError, match="delay 'queue': law must be a law of delays"):
+    with pytest.raises(ValueError, match="delay 'queue': distribution must be a distribution of delays"):
         parse("queue:regimes:1")

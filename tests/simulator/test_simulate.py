@@ -218,7 +218,7 @@ def test_too_little_memory_is_said_before_anything_runs():
         ({"seed": []}, "seed must be"),
         ({"delays": []}, "delays must be at least one delay model"),
         ({"delays": -5}, "delay must be an integer >= 0, got -5"),
-        ({"delays": "lognormal:x"}, "lognormal:x"),
+        ({"delays": "lognormal:x"}, "mu of delay 'lognormal' must be a number, got 'x'"),
         ({"delays": 1.5}, "delays must be a delay model, an integer, or a text such as .*, got 1.5"),
         ({"delays": d.ByClass({0: 1})}, "problem must be one with classes"),
     ],

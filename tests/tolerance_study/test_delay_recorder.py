@@ -62,7 +62,7 @@ def test_what_was_dropped_is_counted_apart(tmp_path):
     assert recorder.summary()[:2] == (1, 1)
     assert recorder.summary().max == 2
     assert (recorder.by_worker, recorder.dropped_by_worker) == (Counter("a"), Counter("b"))
-    rows = list(csv.DictReader(recorder.to_csv(tmp_path / "new" / "delays.csv").open()))
+    rows = list(csv.DictReader(recorder.to_csv(tmp_path / "new" / "delays.csv").read_text().splitlines()))
     assert [(row["delay"], row["applied"], row["dropped"]) for row in rows] == [("2", "1", "0"), ("9", "0", "1")]
 
 

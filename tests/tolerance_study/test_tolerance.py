@@ -191,7 +191,7 @@ def test_tables_pages_pictures_and_files(tmp_path):
     assert "small &lt;steps&gt;" in page
     result.plot(tmp_path / "tol.png")
     assert (tmp_path / "tol.png").read_bytes().startswith(b"\x89PNG")
-    rows = list(csv.DictReader(result.to_csv(tmp_path / "tol.csv").open()))
+    rows = list(csv.DictReader(result.to_csv(tmp_path / "tol.csv").read_text().splitlines()))
     assert [float(row["gap"]) for row in rows] == pytest.approx([point.gap for point in result.points()], nan_ok=True)
     assert values_of(loaded) == values_of(result)
     assert loaded.table() == table
