@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lategrad.cli.options import Device
+from lategrad.cli.options import Device, spread_values
 from lategrad.serve import TrainingError
 from reproduction.report import Section
 from reproduction.reproduce import NAMES, reproduce
@@ -30,8 +31,12 @@ def main(
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for report.html, figures and CSV files.")] = Path("out"),
     device: Device = "cpu",
-    models: Annotated[str, typer.Option(help="Limit deep, local or local-real to some models: mlp,cnn,gpt.")] = "",
-    rules: Annotated[str, typer.Option(help="Limit deep, local or local-real to some rules: adamw,muon,...")] = "",
+    models: Annotated[
+        list[str] | None, typer.Option(help="Limit deep, local or local-real to some models, such as mlp cnn.")
+    ] = None,
+    rules: Annotated[
+        list[str] | None, typer.Option(help="Limit deep, local or local-real to some rules, such as adamw muon.")
+    ] = None,
 ) -> None:
     """Reproduce the paper's figures and theorems, compare all baselines, and write a report that judges each claim.
 
@@ -46,9 +51,8 @@ def main(
 
     try:
         report, sections = reproduce(
-            parts or [], scale, out, device=device, models=[name for name in models.split(",") if name],
-            rules=[name for name in rules.split(",") if name], say=say,
-        )  # fmt: skip
+            parts or [], scale, out, device=device, models=models or [], rules=rules or [], say=say
+        )
     except (ValueError, OSError, ImportError, MemoryError, torch.OutOfMemoryError, TrainingError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -70,4 +74,8 @@ def _print_verdicts(sections: list[Section]) -> None:
 
 
 if __name__ == "__main__":
+    try:
+        sys.argv[1:] = spread_values(sys.argv[1:], lists={"--models", "--rules"})
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     app()

@@ -22,7 +22,7 @@ from statistics import mean
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES = {
     "fig1": "fig1-accuracy-against-delay",
-    "fig2": "fig2-accuracy-against-step",
+    "fig2": "fig2-accuracy-against-lr",
     "fig3-constrained": "fig3-excess-loss",
     "fig4": "fig4-heavy-tails",
     "fig4-forward": "fig4-update-queue",

@@ -91,7 +91,7 @@ class DelayGate:
         in_time = delay <= self.max_delay and all(d + k <= self.max_delay for k, d in enumerate(others, start=1))
         if not in_time and (not others or delay >= others[0]):  # nothing later to wait for
             raise ValueError(f"max_delay must be >= {len(others)} with policy='wait' and {len(others)} other gradients "
-                             f"out, which every call must be given; got {self.max_delay}, for one with a delay of "
+                             f"out, which every call must pass; got {self.max_delay}, for one with a delay of "
                              f"{delay}")  # fmt: skip
         return not in_time
 

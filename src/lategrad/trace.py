@@ -29,7 +29,7 @@ from lategrad.support.validation import require
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FORMAT = "lategrad-trace-1"
+_FORMAT = "lategrad-trace-2"
 _OPTIONAL = ("accuracy", "test_loss", "time", "worker", "sequence", "parent_job", "local_steps")
 _TENSORS = ("steps", "loss", "delays", "output", "query", *_OPTIONAL)
 _METRIC = "metric."  # prefix of the names of metrics in a file

@@ -204,12 +204,25 @@ def test_a_rule_of_ones_own_from_a_file_or_a_module(own_file, monkeypatch):
         parse_rule("nowhere.py:Rule")
 
 
-def test_constraint_sets_and_delays_of_ones_own(own_file):
-    rule = parse_rule(f"sgd:lr=1,domain={own_file}:Cube:side=4")
-    assert rule.domain.project(torch.tensor([9.0])) == 2
-    assert lg.SGD(1.0, domain=f"{own_file}:Cube:2").domain.project(torch.tensor([9.0])) == 1
-    assert lg.delays.parse(f"{own_file}:Alternating:high=3").draw(6, 0).delays.tolist() == [0, 1, 0, 3, 0, 3]
-    assert lg.delays.parse(f"queue:{own_file}:Alternating:3").draw(2, 0).delays.tolist() == [0, 0]
+def test_texts_of_constraint_sets_and_delays_load_no_code(tmp_path):
+    """A run's folder keeps them, and may be a stranger's."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'was here')!r}, 'w').close()\nclass K: pass\n")
+    text = f"{tmp_path / 'evil.py'}:K"
+    with pytest.raises(ValueError, match=r"unknown constraint set '.*evil.py'; valid: whole, ball"):
+        parse_rule(f"sgd:lr=1,domain={text}")
+    with pytest.raises(ValueError, match=r"unknown constraint set '.*evil.py'"):
+        lg.SGD(1.0, domain=text)
+    for delays in (text, f"queue:{text}", f"regimes:0.5*10;{text}"):
+        with pytest.raises(ValueError, match=r"unknown delay '.*evil.py'; valid: constant:500"):
+            lg.delays.parse(delays)
+    with pytest.raises(ValueError, match="unknown delay"):
+        lg.serve.Settings(steps=1, slow=text)
+    assert not (tmp_path / "was here").exists()
+
+
+def test_a_rule_without_a_domain_says_so(own_file):
+    with pytest.raises(ValueError, match="domain must be None: rule .* takes no domain"):
+        parse_rule(f"{own_file}:without_domain:lr=1,domain=ball:1")
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -168,3 +169,55 @@ assert torch.equal(rule.query(state), rule.query(want))
     }
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+class _PairState(NamedTuple):
+    start: torch.Tensor
+    x: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _KeepsTwiceItsStart(lg.SGD):
+    """SGD that also keeps twice its start: a state whose parts are different functions of x0."""
+
+    lr: float = 0.1
+
+    def init(self, x0):
+        return _PairState(2 * x0, x0)
+
+    def update(self, state, grad, delay):
+        return _PairState(state.start, state.x - self.lr * grad)
+
+
+class _SortsItsStart(_KeepsTwiceItsStart):
+    def init(self, x0):
+        return _PairState(x0.sort().values, x0)
+
+
+class _SortsItsQuery(_KeepsTwiceItsStart):
+    def query(self, state):
+        return state.x.sort().values
+
+
+@pytest.mark.parametrize("backend", ["eager", "compile", "loops"])
+def test_the_first_state_is_made_of_the_start_not_of_the_first_query(backend):
+    parameter = torch.ones(3)
+    step = lg.in_place(_KeepsTwiceItsStart(), None, tensors=[parameter], backend=backend)
+    assert step.state.vectors[0]["start"].tolist() == [2, 2, 2]
+
+
+def test_a_start_without_a_form_in_loops_is_compiled_otherwise():
+    parameter = torch.tensor([3.0, 1.0, 2.0])
+    step = lg.in_place(_SortsItsStart(), None, tensors=[parameter])
+    assert step.backend == "compile"
+    assert step.state.vectors[0]["start"].tolist() == [1, 2, 3]
+
+
+def test_a_query_without_a_form_in_loops_is_written_eagerly_with_a_warning():
+    rule, query = _SortsItsQuery(), torch.empty(3)
+    step = lg.in_place(rule, rule.init(torch.tensor([3.0, 1.0, 2.0])))
+    assert step.backend == "loops"
+    with pytest.warns(UserWarning, match="running eagerly: aten.sort"):
+        step(torch.ones(3), 0, None, query)
+    assert step.backend == "eager"
+    torch.testing.assert_close(query, torch.tensor([0.9, 1.9, 2.9]))

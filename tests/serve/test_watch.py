@@ -184,7 +184,7 @@ def test_a_run_takes_a_schedule_keeps_it_when_resumed_and_replays_with_it(schedu
 def test_a_schedule_that_is_a_function_is_asked_for_again(tmp_path):
     problem, rule = Quadratic(), lg.SGD(0.1)
     trace = lg.train(problem, rule, steps=20, workers=1, engine="threads", out=tmp_path, schedule=half_life)
-    with pytest.raises(ValueError, match="schedule must be given again, as the function that it was, got 'function"):
+    with pytest.raises(ValueError, match="schedule must be passed again, as the function that it was, got 'function"):
         lg.resume(tmp_path, problem, rule, steps=40)
     with pytest.raises(ValueError, match="the run's schedule was a function half_life"):
         lg.replay(trace, problem, rule)

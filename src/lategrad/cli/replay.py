@@ -60,4 +60,6 @@ def _with_axes(trace: Trace) -> Trace:
     accuracy = None if trace.accuracy is None else trace.accuracy[:, None, None]
     axes = (Axis("seed", (0,)), Axis("delay", ("recorded",)), *trace.axes)
     test_loss = None if trace.test_loss is None else trace.test_loss[:, None, None]
-    return replace(trace, axes=axes, loss=trace.loss[:, None, None], accuracy=accuracy, test_loss=test_loss)
+    metrics = {name: values[:, None, None] for name, values in trace.metrics.items()}
+    return replace(trace, axes=axes, loss=trace.loss[:, None, None], accuracy=accuracy, test_loss=test_loss,
+                   metrics=metrics)  # fmt: skip

@@ -14,7 +14,8 @@ import typer
 from lategrad.serve.training import resume, train
 
 _PYTHON_ONLY = ("problem", "rule", "notes", "on_record")
-_TYPES = {"workers": str, "slow": list[str], "schedule": str, "device": str, "server_device": str, "out": Path}
+_TYPES = {"workers": str, "slow": list[str], "log": list[str], "schedule": str, "device": str, "server_device": str,
+          "out": Path}  # fmt: skip
 """Types on the command line, where they differ from those in Python."""
 _STEPS = 2000  # the default on the command line; in Python there is none
 
@@ -67,6 +68,8 @@ def with_options(options: Options) -> Callable[[Callable[..., None]], Callable[.
         def run(**arguments: Any) -> None:
             if arguments.get("slow") is not None:
                 arguments["slow"] = parse_slow(arguments["slow"])
+            if arguments.get("log") is not None:
+                arguments["log"] = ",".join(arguments["log"]) or None
             command(**arguments)
 
         parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *options.values())]

@@ -104,7 +104,7 @@ def parse(text: str) -> DelayModel:
     ``cyclic:0,10,100``                          :class:`~lategrad.delays.Cyclic`
     ``regimes:0.33*10;500*uniform:0,9;10``       :class:`~lategrad.delays.Regimes`: length * any other
                                                  text, a fraction of the run where the length has a point
-    ``queue:lognormal:7,0.4``                    :class:`~lategrad.delays.UpdateQueue` of any law above
+    ``queue:lognormal:7,0.4``                    :class:`~lategrad.delays.UpdateQueue` of any distribution above
     ``cluster:workers=50,option=value,...``      :class:`~lategrad.delays.clocks.Cluster`
     ===========================================  ========================================================
 

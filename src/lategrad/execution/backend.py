@@ -149,14 +149,15 @@ class Backend:
                 reason = str(error)
         if self.name == "eager":
             warn_once(reason)
-        elif self.name == "compile":
-            self.run = partial(self._first_run, self.run)
+        else:
+            self.run = partial(self._run_or_fall_back, self.run)
 
-    def _first_run(self, run: Run, *args: Any) -> None:
-        """torch.compile raises at its first call, before it computes."""
+    def _run_or_fall_back(self, run: Run, *args: Any) -> None:
+        """torch.compile raises at its first call, loops at the first that writes the query, before they compute."""
         try:
             run(*args)
-            self.run = run
+            if self.name == "compile":
+                self.run = run
         except UnsupportedError as error:
             warn_once(str(error))
             self.name, self.run = "eager", self._eager()

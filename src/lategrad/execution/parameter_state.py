@@ -96,6 +96,7 @@ class ParameterStep:
             "compile": lambda: compiled(eager_run(rule, maximize), self.device),
             "eager": lambda: eager_run(rule, maximize),
         }
+        self._starts = state is None
         self._backend = Backend(builders, backend)
         self.state = self._first_state() if state is None else self._adopt(state)
 
@@ -162,10 +163,10 @@ class ParameterStep:
             parts = [self._pieces[n] if n in self._vector_names else state.scalars[n] for n in self._leaves]
             rule_tensors = [leaf.split(self.sizes) if leaf.shape == (sum(self.sizes),) else leaf
                             for leaf in leaves_of(self.rule)]  # fmt: skip
-            self._init_loops()([*rule_tensors, self.tensors, *parts])
+            self._init([*rule_tensors, self.tensors, *parts])
             torch.autograd.graph.increment_version(self.tensors)
             return state
-        first = self.rule.init(gather(self.tensors, self.dtype))
+        first = self.rule.init(gather(self.tensors, self.dtype).clone())  # one tensor may be gathered as itself
         for name, leaf in zip(self._leaves, leaves_of(first), strict=True):
             scatter(leaf, self._pieces[name] if name in self._vector_names else [state.scalars[name]])
         scatter(self.rule.query(first), self.tensors)
@@ -257,6 +258,8 @@ class ParameterStep:
         if not self._row_major and any(t.shape == (sum(self.sizes),) for t in whole):
             raise UnsupportedError("a vector in another memory layout")
         self._loops[False] = self._update_loops(None)
+        if self._starts:
+            self._init = self._init_loops()
         return self._loops[False]
 
     def _update_loops(self, ticket: Tensor | None) -> Loops:

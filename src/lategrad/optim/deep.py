@@ -60,7 +60,7 @@ class SteadyMuon(RuleOptimizer):
     vectors of state, and one more for what is not a matrix.
 
     Args:
-        params: a module, whose embeddings are then not taken for matrices; or as for any optimizer: then everything
+        params: a module, whose embeddings are then not treated as matrices; or as for any optimizer: then everything
             with two dimensions and more is a matrix, unless its group says ``kinds``: one of "matrix", "embedding" and
             "other" for all its parameters, or a list with one for each. The last layer is a matrix here, as in all our
             measurements; most users of Muon give it to Adam: ``{"params": head.parameters(), "kinds": "other"}``.

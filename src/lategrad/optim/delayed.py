@@ -271,8 +271,8 @@ class Delayed(Optimizer):
             raise ValueError("the state is not of a Delayed optimizer: it has no pending gradients")
         own = inner.pop("delayed")
         for name in ("seed", "delay_cap"):
-            if own[name] != getattr(self, name):
-                raise ValueError(f"the state is of another sequence of delays: {name} {own[name]}, "
+            if own.get(name) != getattr(self, name):
+                raise ValueError(f"the state is of another sequence of delays: {name} {own.get(name)}, "
                                  f"not {getattr(self, name)}")  # fmt: skip
         if ("versions" in own) != (self._versions is not None):
             raise ValueError("the state is of other delays: one of the two is by stage")

@@ -176,9 +176,11 @@ class Server:
         sender = self.jobs.member(member)
         job = sender.take(sequence, version)
         query = None
-        if job is None:
+        if self.done:
+            pass  # it came too late to be of use
+        elif job is None:
             self._refuse(sender.worker, f"job {sequence} was given up when its process ended")
-        elif job.wanted and not self.done:
+        elif job.wanted:
             query = self._use(sender.worker, sequence, job, grad, out, checked, info)
         sender.delivered += 1
         return self._next_job(sender, out, query)
@@ -194,7 +196,8 @@ class Server:
     def _next_job(self, member: Member, out: Tensor | None, query: Tensor | None = None) -> Job | None:
         """The next job, whose query may have been written with the update; None for a member that gets no more."""
         if not self.jobs.answer(member) or self.done or member.worker in self.dropped:
-            self.jobs.release(member.number)
+            if self.jobs.has_joined(member.number):
+                self.jobs.release(member.number)
             return None
         if query is None:
             query = self._room_for_query(out).copy_(self.rule.query(self.state))

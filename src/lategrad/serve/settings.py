@@ -102,7 +102,7 @@ class Settings:
             require_number("stall", self.stall, low=0, strict=True)
         if isinstance(self.schedule, str):
             is_name = not self.schedule.startswith(FUNCTION)
-            require("schedule", self.schedule, is_name, "given again, as the function that it was")
+            require("schedule", self.schedule, is_name, "passed again, as the function that it was")
             completed = complete_schedule(self.schedule, self.steps)  # resuming with more steps leaves it as it is
             object.__setattr__(self, "schedule", completed)
         for log in logs_of(self.log):
@@ -140,8 +140,8 @@ class Settings:
 
     def slowness(self) -> Slowness:
         if isinstance(self.slow, dict):
-            return Slowness(one=tuple((int(worker), _law(spec)) for worker, spec in self.slow.items()))
-        return Slowness(None if self.slow is None else _law(self.slow))
+            return Slowness(one=tuple((int(worker), _distribution(spec)) for worker, spec in self.slow.items()))
+        return Slowness(None if self.slow is None else _distribution(self.slow))
 
     def saved(self) -> dict[str, Any]:
         """JSON values for a checkpoint or a trace."""
@@ -155,7 +155,7 @@ def _is_count(value: object, low: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 
-def _law(spec: str) -> Distribution:
+def _distribution(spec: str) -> Distribution:
     model = parse(spec)
     if not isinstance(model, Distribution):
         raise ValueError(f"slow must be a distribution such as constant:100 or lognormal:3,1, got {spec!r}")

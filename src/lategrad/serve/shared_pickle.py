@@ -31,7 +31,7 @@ class SharedPickle:
         weakref.finalize(self, os.close, descriptor)
 
     def load(self) -> Any:
-        return torch.load(f"/proc/self/fd/{self._descriptor}", mmap=True, weights_only=False)
+        return torch.load(f"/proc/self/fd/{self._descriptor}", mmap=True, weights_only=False, map_location="cpu")
 
     def __getstate__(self) -> Any:
         return reduction.DupFd(self._descriptor)

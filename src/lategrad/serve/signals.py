@@ -52,12 +52,13 @@ def _parse(path: Path) -> tuple[int | None, str | None]:
     if path.is_symlink():
         return None, f"{valid}, and is a link"
     try:
-        text = read_regular(path, _MAX_BYTES + 1).decode(errors="replace").strip()
+        content = read_regular(path, _MAX_BYTES + 1).decode(errors="replace")
     except OSError as error:
         return None, f"{valid}, and cannot be read ({error})"
+    text = content.strip()
     if text.isdecimal() and len(text) <= _MAX_BYTES and 1 <= int(text) <= MAX_WORKERS:
         return int(text), None
-    return None, f"{valid}, got {text[:_MAX_BYTES]!r}" if text else None
+    return None, f"{valid}, got {text[:_MAX_BYTES]!r}" if content else None
 
 
 STOP_REASONS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}

@@ -86,7 +86,7 @@ def train(
         deadline: seconds without a gradient after which a worker is considered hung and is restarted. A slow worker
             is not hung: its late gradients are used.
         max_refusals: consecutive refused gradients (not finite, wrong shape, ...) after which a worker is dropped;
-            None for never.
+            in Python, None for never.
         max_delay: drop gradients with a delay larger than this; their workers continue from the current query. A
             warning names workers with a tenth of their fair share of the updates or less, and
             trace.config['too_late'] counts the dropped gradients of each worker. By default all gradients are
@@ -98,7 +98,7 @@ def train(
         max_norm_ratio: refuse gradients whose norm is more than this number of times the median of the last hundred,
             such as 100; the first twenty only measure typical norms and are not applied. By default none is refused.
         stall: seconds without an update (at least two deadlines) after which the run ends with an error and a
-            checkpoint; None for never. Time spent waiting for the CPUs of a cluster does not count.
+            checkpoint; in Python, None for never. Time spent waiting for the CPUs of a cluster does not count.
         record_every: updates between two records of loss and accuracy; by default ten records.
         compile: compile the rule's update; by default for long runs.
         out: folder for checkpoints, the log of updates and the trace; by default everything stays in memory.
@@ -112,8 +112,8 @@ def train(
         on_record: called for every record with the telemetry and a copy of the recorded output (after
             telemetry.record updates; more may have been made since). The run ends if it returns 'stop'. Python only.
         log: tensorboard writes scalars and histograms of delays to OUT/tensorboard; wandb creates a Weights & Biases
-            run in OUT/wandb, offline unless WANDB_MODE says otherwise (`wandb sync` uploads it); tensorboard,wandb
-            does both.
+            run in OUT/wandb, offline unless WANDB_MODE says otherwise (`wandb sync` uploads it). For both, the
+            text tensorboard,wandb; on the command line, two values.
         progress: show a progress bar; by default on a terminal, and otherwise a line every 30 seconds.
         notes: JSON values to save with the trace and the checkpoints.
 

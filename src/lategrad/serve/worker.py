@@ -169,11 +169,11 @@ class Oracle:
 
     def pause(self, job: Job) -> float:
         """Seconds to wait before a job's gradient is sent."""
-        law = self.slowness.of(job.worker)
-        if law is None:
+        distribution = self.slowness.of(job.worker)
+        if distribution is None:
             return 0.0
         seed = derived_seed(self.streams.seed, Stream.PAUSES, job.worker, job.sequence)
-        return float(law.raw(1, seed)[0]) / 1000
+        return float(distribution.raw(1, seed)[0]) / 1000
 
 
 def keeps_state(problem: Problem, compression: str) -> bool:

@@ -4,7 +4,7 @@
 ``NAME``                                ``steady``, ``whole``, ``digits``
 ``NAME:VALUE,VALUE``                    ``ball:5``, ``box:-1,1``, ``lognormal:7,0.4``, ``sgd:0.1``
 ``NAME:OPTION=VALUE,OPTION=VALUE``      ``steady:lr=1,c=20``, ``ball:radius=5``, ``cluster:workers=50,slow=1x100``
-``package.module:Class:...``            your own class, or a function that returns the object
+``package.module:Class:...``            your own rule or problem: a class, or a function that returns the object
 ``path/to/file.py:Class:...``           the same, from a file
 ======================================  ============================================================================
 
@@ -12,7 +12,7 @@ NAME is a name of ``lategrad list``. The arguments are those of the class in Pyt
 values by name. They are converted by the argument's annotation, or else by its default: numbers, words, ``true``,
 ``false``, ``none``. An argument may be a text of the same grammar, such as ``domain=box:0,1`` of a rule: a part without
 ``=`` that follows a named value belongs to it. A hyper-parameter of a rule may have several values, ``lr=0.1|1|10``:
-a sweep, in which each value is a run.
+a sweep, in which each value is a run. The texts of sets and delays, which a run's folder keeps, never load code.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def parse_options(text: str, options: Mapping[str, Option], owner: str) -> dict[
         elif position < len(options):
             pairs.append((list(options)[position], part.strip()))
         else:
-            most = f"{len(options)} value{'s' if len(options) > 1 else ''}"
+            most = f"{len(options)} value{'' if len(options) == 1 else 's'}"
             raise ValueError(f"{owner} takes at most {most}, got {text!r}; its options: {_shown(options)}")
     values: dict[str, tuple[Any, ...]] = {}
     for name, value in pairs:
@@ -218,9 +218,10 @@ class Spec(Generic[Built]):
         takes = inspect.signature(self.entry.make).parameters.values()
         for name, value in more.items():
             require(name, value, name not in self.values, f"None: {owner} has its own")
+        values = {**{name: self._value(name) for name in self.values}, **more}
+        for name, value in values.items():
             known = any(p.name == name or p.kind is p.VAR_KEYWORD for p in takes)
             require(name, value, known, f"None: {owner} takes no {name}")
-        values = {**{name: self._value(name) for name in self.values}, **more}
         missing = [name for name, option in self.entry.options.items() if option.required and name not in values]
         if missing:
             form = self.entry.form or f"{self.name}:{','.join(f'{name}=VALUE' for name in missing)}"
@@ -240,11 +241,15 @@ class Spec(Generic[Built]):
 
 
 def read_spec(
-    text: str, kind: str, table: Mapping[str, Entry[Built]], more: Mapping[str, Option] | None = None
-) -> Spec[Built]:
-    """Read a text of the grammar above, a ``kind`` of the table; ``more`` are options that all its entries take."""
+    text: str, kind: str, table: Mapping[str, Entry[Built]], more: Mapping[str, Option] | None = None, *,
+    own_code: bool = True,
+) -> Spec[Built]:  # fmt: skip
+    """Read a text of the grammar above: a ``kind`` of the table or, with ``own_code``, of the user's own.
+
+    ``more`` are options that all entries of the table take.
+    """
     name, _, arguments = (part.strip() for part in text.partition(":"))
-    own = None if name in table else own_target(text)
+    own = None if name in table or not own_code else own_target(text)
     if own is not None:
         name, arguments = f"{own[0]}:{own[1]}", own[2]
         make = load_object(own[0], own[1])
@@ -264,7 +269,8 @@ def read_spec(
 
 
 def parse_spec(text: str, kind: str, table: Mapping[str, Entry[Built]]) -> Built:
-    return read_spec(text, kind, table).build()
+    """The object that a text names, which is one of the table's."""
+    return read_spec(text, kind, table, own_code=False).build()
 
 
 def own_target(text: str) -> tuple[str, str, str] | None:

@@ -119,14 +119,14 @@ def run_training(train: Train, builders: Mapping[str, Build | None], stages: int
     wrap, begin = Wrap(task, builders[task.optimizer], stages), time.perf_counter()
     updates, values = list[int](), list[float]()
 
-    def given() -> Iterator[Any]:
+    def all_values() -> Iterator[Any]:
         result = train(wrap)
         if isinstance(result, Generator):
             result = yield from result
         if result is not None or not values:
             yield result
 
-    for value in given():
+    for value in all_values():
         if wrap.wrapped is None:
             raise RuntimeError("the training function gave a value before it called wrap(optimizer)")
         try:

@@ -128,7 +128,7 @@ class LocalEngine:
         elif isinstance(event, Failed):
             jobs = [server.fail(member, event.sequence, event.reason, event.query)]
         elif server.jobs.has_joined(member):
-            raise ForeignMessageError("it reports that it has started, and did so before")
+            raise ForeignMessageError("it reports a second time that it has started")
         else:
             location = Location(handle.pid, _HERE)
             jobs = [server.join(member, handle.worker, location, query) for query in event.queries]

@@ -3,8 +3,8 @@
 Each worker has a segment of memory with a query and a gradient for each job that it may hold: the server writes the
 query and the worker reads it, the worker writes the gradient, as it travels, and the server reads it. Messages on a
 socket pair decide whose turn it is: the header of a gradient is sent after the gradient is written, so that a worker
-that dies while it writes has sent nothing, and no torn gradient can be applied. A replacement gets a new segment, and
-nobody else can open it. Nothing listens on a network.
+that dies while it writes has sent nothing, and no torn gradient can be applied. A replacement gets a new segment, which
+no other process can open. Nothing listens on a network.
 
 The server waits for no process without a time limit: it reads where there is something to read, does not wait for a
 worker that reads nothing, and starts and ends workers within given times. A worker waits for the server without a
@@ -188,7 +188,7 @@ class Processes:
 def _packed(problem: Problem) -> SharedPickle:
     try:
         return SharedPickle(problem)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
         remedy = 'define it in a module, or use engine="threads"'
         raise ValueError(f"the problem cannot be sent to worker processes ({error}): {remedy}") from None
 

@@ -1,4 +1,4 @@
-"""Runs beside a Ray of our own, as a small process: when the driver has ended, however it did, nothing of it stays.
+"""A small process beside a Ray of our own: when the driver ends, for whatever reason, it removes all that is left.
 
     python -I -S reaper.py FOLDER
 

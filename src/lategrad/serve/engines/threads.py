@@ -74,6 +74,8 @@ class Threads:
         def report(ended: Future[None]) -> None:
             error = ended.exception()
             reason = "it has finished" if error is None else f"{type(error).__name__}: {error}"
+            if error is not None:
+                error.__traceback__ = None  # whose frames would keep the worker's problem in memory
             self._events.put(Disconnected(handle, reason))
 
         thread = run_in_thread(run, f"lategrad-worker-{worker}")
