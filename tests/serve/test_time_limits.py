@@ -121,7 +121,7 @@ def test_a_disk_that_hangs_at_the_end_costs_the_last_checkpoint_and_not_the_trac
     def hang_up(telemetry, output):
         if not parts:  # the first checkpoint is written
             parts.append(_hang_up(tmp_path, version=30))
-            monkeypatch.setattr(writer, "_WRITE_TIMEOUT", 0.2)
+            monkeypatch.setattr(writer, "WRITE_TIMEOUT", 0.2)
 
     with pytest.warns(UserWarning, match="the checkpoint at update 30 timed out: the disk hangs"):
         trace = lg.train(Quadratic(), RULE, steps=30, workers=1, engine="threads", out=tmp_path, compile=False,
@@ -135,7 +135,7 @@ def test_a_disk_that_hangs_at_the_end_costs_the_last_checkpoint_and_not_the_trac
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_disk_that_hangs_from_the_start_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "_WRITE_TIMEOUT", 0.2)
+    monkeypatch.setattr(writer, "WRITE_TIMEOUT", 0.2)
     part = _hang_up(tmp_path, version=0)
     with pytest.raises(OSError, match="no checkpoint can be written to"):
         lg.train(Quadratic(), RULE, steps=30, workers=1, engine="threads", out=tmp_path, compile=False)

@@ -10,7 +10,7 @@ from lategrad.serve.checkpoints.archive import Archive, MemoryArchive
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
 from lategrad.support.timeouts import run_in_thread
 
-_WRITE_TIMEOUT = 30.0  # seconds that the disk has for a checkpoint
+WRITE_TIMEOUT = 30.0  # seconds that the disk has for a checkpoint
 _BYTES_PER_SECOND = 1e7  # of a slow disk: large checkpoints have more time
 
 
@@ -35,7 +35,7 @@ class Writer:
         self._raise_error()
         self.newest = checkpoint
         size = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
-        self._until = time.monotonic() + _WRITE_TIMEOUT + size / _BYTES_PER_SECOND
+        self._until = time.monotonic() + WRITE_TIMEOUT + size / _BYTES_PER_SECOND
         self._writing = run_in_thread(lambda: self._save(checkpoint), "lategrad-checkpoint")
 
     def _save(self, checkpoint: Checkpoint) -> None:
