@@ -28,8 +28,8 @@ lint: $(STAMP) ## ruff, mypy and the direction of imports
 CORE := tests/rules/test_transcriptions.py tests/rules/test_sets.py tests/rules/test_facts.py tests/delays/test_delays.py \
 	tests/simulator/test_simulate.py tests/optim/test_optim.py tests/serve/test_server.py tests/cli/test_registry.py
 
-# One torch thread per test process; three processes keep two cores busy, as tests of workers and servers often wait.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(or $(JOBS),3) --dist worksteal
+# One torch thread per test process: two processes on two cores beat two threads in one.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(or $(JOBS),2) --dist worksteal
 
 quick: lint ## a contributor's first check: lint, types, and the tests of the core, in a minute
 	$(PYTEST) -q -m "not slow" $(CORE)

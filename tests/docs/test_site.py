@@ -69,6 +69,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faults", [{}, FAULTS])
 def test_what_leads_nowhere_ends_the_build(tmp_path, faults):
     (tmp_path / "index.md").write_text("# Page\n\n## Here\n\n[here](#here)\n\n" + "\n\n".join(faults.values()))
