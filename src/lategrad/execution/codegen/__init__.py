@@ -8,12 +8,12 @@ one vector, and a call costs 10 microseconds instead of 50. On one CPU core (``b
 ==================================================== ======= ============= ======= =======
 measured                                             eager   torch.compile foreach C loops
 ==================================================== ======= ============= ======= =======
-updates/s of ``lg.train``, softmax of 7,850 entries    2,942         3,332       -   4,576
-updates/s of ``lg.train``, 10^6 entries                  252         1,170       -   1,420
-ms of an ``Anytime`` step, one tensor of 10^7            119           5.3     5.7     4.7
-ms of an ``Anytime`` step, 400 tensors of 25,000         203          70.7     9.2     6.8
-ms of an ``Anytime`` step, 400 tensors of 256            3.0           2.9     .89     1.1
-seconds to the first step                                 .0     .8 to 6.0      .0      .3
+updates/s of ``lg.train``, softmax of 7,850 entries    3,012         3,328       -   4,695
+updates/s of ``lg.train``, 10^6 entries                  417         1,441       -   1,233
+ms of an ``Anytime`` step, one tensor of 10^7            136           6.1     6.3     5.0
+ms of an ``Anytime`` step, 400 tensors of 25,000         171            61     7.3     5.4
+ms of an ``Anytime`` step, 400 tensors of 256            2.4           2.2     .69     .82
+seconds to the first step                                 .0      .3 to 6       .0      .1
 ==================================================== ======= ============= ======= =======
 
 The foreach functions of torch would need every rule written a second time. On an NVIDIA H200, a step of ``AnytimeSGD``
