@@ -26,7 +26,7 @@ lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/lint-imports
 
 CORE := tests/rules/test_transcriptions.py tests/rules/test_sets.py tests/rules/test_facts.py tests/delays/test_delays.py \
-	tests/simulator/test_simulate.py tests/optim/test_optim.py tests/serve/test_server.py tests/cli/test_registry.py
+	tests/simulator/test_simulate.py tests/optim/test_optim.py tests/serve/test_jobs.py tests/cli/test_registry.py
 
 # One torch thread per test process: two processes on two cores beat two threads in one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(or $(JOBS),2) --dist worksteal
