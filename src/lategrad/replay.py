@@ -119,9 +119,9 @@ def replay(
     """Simulate a rule on the delays and samples that a real training recorded.
 
     With the run's own rule the final parameters are those of the run, to the bit, if both were computed on a CPU
-    of the same kind and the rule's update was not compiled; compiled, kernels may round sums differently, and the
-    vectors agree to a few units in the last place, which the run then amplifies as it does any rounding. With
-    another rule, the result is what it would have done under the same delays.
+    of the same kind, the server had one thread and the rule's update was not compiled; otherwise sums may round
+    differently, and the vectors agree to a few units in the last place, which the run then amplifies as it does any
+    rounding. With another rule, the result is what it would have done under the same delays.
 
     The state of workers (with local steps or compression) is computed again, worker by worker. A run in which a job
     that changed it was not applied (refused, too late, lost with the server) cannot be replayed: the query that the
