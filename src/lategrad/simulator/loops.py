@@ -57,7 +57,8 @@ class RunLoops:
         others = simulation.tickets, history.stage_of, simulation.gate, simulation.clip, simulation.workers
         if source_of is None or memory.device.type != "cpu" or any(other is not None for other in others):
             raise UnsupportedError("more than a gradient in C and an update")
-        code, data = source_of(simulation.problem) or ("", [])
+        source: tuple[str, list[Tensor]] = source_of(simulation.problem) or ("", [])
+        code, data = source
         forms = {leaf.shape[:-1] for leaf in tensors(state)}
         if not data or data[0].dtype != memory.dtype or forms != {shape[:-1]}:
             raise UnsupportedError("a gradient without a form in C, or a state that runs share")
