@@ -47,15 +47,15 @@ class Ranks:
             stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    def __call__(self, function, world, timeout=60, kill=None, **arguments):
+    def __call__(self, function, world, limit=60, kill=None, **arguments):
         """How each rank ended that ran ``function(**arguments)``, a name such as ``"cases.train"``.
 
-        A rank that has not ended after ``timeout`` seconds is killed, which its exit code shows.
+        A rank that has not ended after ``limit`` seconds is killed, which its exit code shows.
         ``kill`` is a rank and a signal, which it gets when it has made the file ``ready``.
         """
         with tempfile.TemporaryDirectory() as folder:
             torch.save(arguments, Path(folder) / "arguments")
-            job = {"function": function, "world": world, "folder": folder, "timeout": timeout, "kill": kill}
+            job = {"function": function, "world": world, "folder": folder, "timeout": limit, "kill": kill}
             self.process.stdin.write(json.dumps(job) + "\n")
             self.process.stdin.flush()
             codes = json.loads(self.process.stdout.readline())
@@ -111,6 +111,7 @@ def _serve():
                 os.kill(pids[kill[0]], kill[1])
                 kill = None
         print(json.dumps([codes[pid] for pid in pids]), flush=True)
+    os._exit(0)  # without the seconds that unloading takes
 
 
 if __name__ == "__main__":

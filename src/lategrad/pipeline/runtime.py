@@ -157,12 +157,15 @@ class Pipeline:
     def _agree(self) -> None:
         """Raise unless all stages were given the same options."""
         own = {"microbatches": self.microbatches, "update_every": self.update_every, "stashing": self.stashing}
-        before, after = self._links.activations_in, self._links.activations_out
-        if before is not None:
-            options = before.receive_object()
-            require("the options", own, own == options, f"those of stage {before.peer}, {options}")
-        if after is not None:
-            after.send_object(own)
+        links = self._links
+        if links.activations_in is not None:
+            options = links.activations_in.receive_object()
+            require("the options", own, own == options, f"those of stage {self.index - 1}, {options}")
+        if links.activations_out is not None and links.gradients_in is not None:
+            links.activations_out.send_object(own)
+            links.gradients_in.receive_object()
+        if links.gradients_out is not None:
+            links.gradients_out.send_object("agreed")
 
     # ---- Training
 
