@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=50)
     parser.add_argument("--die-at", type=int, help="kill the last rank once, to see the restart")
     options = parser.parse_args()
-    dist.init_process_group("gloo")
+    lg.pipeline.connect()
     stages = lg.pipeline.cut(gpt(), dist.get_world_size())
     pipe = lg.pipeline.Pipeline(stages, loss, lambda stage: lg.optim.SteadyMuon(stage, lr=0.03), timeout=60.0)
     last = pipe.index == pipe.count - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +15,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 _FAILURE = "lategrad-pipeline-failure"
+
+
+def connect(backend: str = "gloo") -> None:
+    """``torch.distributed.init_process_group`` for ranks that ``torchrun`` starts, and starts again when one has died.
+
+    By default the ranks of all attempts share the store of ``torchrun``, where those of a later attempt find the
+    addresses of processes that are gone. Here each attempt has its own part of the store.
+
+    Args:
+        backend: "gloo", or "nccl" where each rank has a GPU of its own.
+    """
+    store, rank, world = next(dist.rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
 
 
 class PipelineError(RuntimeError):
@@ -107,7 +123,7 @@ class Link:
                 why = f"nothing came or went for {self.timeout:g} s: it hangs, or its loop has made fewer steps"
             else:
                 why = "the connection was lost: its process has ended"
-            raise LinkError(f"stage {dist.get_rank()} could not {what} stage {self.peer}: {why}") \
+            raise LinkError(f"could not {what} stage {self.peer}: {why}") \
                 from error  # fmt: skip
 
 

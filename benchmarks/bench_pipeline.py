@@ -1,0 +1,326 @@
+"""Two stages on two cores: a pipeline that never flushes against torch's own 1F1B schedule, and what both learn.
+
+    python benchmarks/bench_pipeline.py                                  # speed, a minute
+    python benchmarks/bench_pipeline.py --figure docs/figures/pipeline-busy.svg
+    python benchmarks/bench_pipeline.py --learning docs/figures/pipeline-learning.svg   # minutes
+    python benchmarks/bench_pipeline.py --device cuda                    # values and memory; ranks share the GPU
+
+Both pipelines run in the same two processes and take turns, so that a busy machine disturbs both alike. A batch is 4
+microbatches; 1F1B makes one update for it, ours four. Being busy means: in a forward or a backward pass or an update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from timing import require_value, verdict
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+import lategrad as lg
+import lategrad.optim
+from lategrad.pipeline import Span
+
+sys.path.append(str(Path(__file__).parents[1] / "examples"))  # for the GPT of the example
+
+from pipeline_training import batch, gpt, held_out, loss
+
+MICROBATCHES, ROWS = 4, 16
+LAYERS, WIDTH = 6, 128
+ROUNDS, BATCHES = 7, 6
+LEARNING = {"layers": 4, "width": 64}
+RANKS = 2
+
+
+class Flushing:
+    """One stage of torch's own schedule, with a timeline."""
+
+    def __init__(self, stages: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
+        self.rank = dist.get_rank()
+        stage = PipelineStage(stages[self.rank], self.rank, len(stages), torch.device("cpu"))
+        self.optimizers, self.timeline = optimizers, []
+        stage.forward_one_chunk = self.timed("forward", stage.forward_one_chunk)
+        stage.backward_one_chunk = self.timed("backward", stage.backward_one_chunk)
+        self.schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=loss)
+
+    def timed(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(number: int, *arguments: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            result = call(number, *arguments, **options)
+            self.timeline.append(Span(kind, number, begin, time.perf_counter()))
+            return result
+
+        return run
+
+    def step(self, inputs: Tensor, targets: Tensor) -> None:
+        self.schedule.step(*([inputs] if self.rank == 0 else []), **({"target": targets} if self.rank else {}))
+        begin = time.perf_counter()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.timeline.append(Span("update", -1, begin, time.perf_counter()))
+
+
+def busy(timeline: list[Span], begin: float, end: float) -> float:
+    return sum(span.end - span.begin for span in timeline if span.begin >= begin and span.end <= end) / (end - begin)
+
+
+def speed(out: dict[str, Any]) -> None:
+    """Samples a second and busy shares of both, taking turns."""
+    def adamw(stage: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(stage.parameters(), lr=1e-3)
+
+    ours = lg.pipeline.Pipeline(lg.pipeline.cut(gpt(LAYERS, WIDTH), RANKS), loss, adamw, microbatches=MICROBATCHES,
+                                record_timeline=True)  # fmt: skip
+    stages = lg.pipeline.cut(gpt(LAYERS, WIDTH), RANKS)
+    torchs = Flushing(stages, [adamw(stages[dist.get_rank()])])
+    contenders = {"lategrad.pipeline": ours, "Schedule1F1B": torchs}
+    data = [batch(t, MICROBATCHES * ROWS) for t in range(BATCHES)]
+    measured: dict[str, Any] = {name: {"seconds": [], "busy": []} for name in contenders}
+    for turn in range(ROUNDS + 1):
+        for name, pipe in contenders.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            for inputs, targets in data:
+                pipe.step(inputs, targets)
+            mine = time.perf_counter()
+            dist.barrier()
+            if turn:  # the first is for warming up
+                measured[name]["seconds"].append(time.perf_counter() - begin)
+                measured[name]["busy"].append(busy(pipe.timeline, begin, mine))
+                measured[name]["spans"] = [span for span in pipe.timeline if begin <= span.begin <= mine]
+    out |= measured
+    out["stash"] = ours.stash_bytes / sum(p.nbytes for p in ours.module.parameters())
+    ours.close()
+
+
+def report_speed(of_ranks: list[dict[str, Any]]) -> None:
+    names = ("lategrad.pipeline", "Schedule1F1B")
+    samples = BATCHES * MICROBATCHES * ROWS
+    print(f"{RANKS} stages of a GPT of {LAYERS} layers of width {WIDTH}, {MICROBATCHES} microbatches of {ROWS} rows")
+    for name in names:
+        seconds = statistics.median(of_ranks[0][name]["seconds"])
+        shares = [statistics.median(of_rank[name]["busy"]) for of_rank in of_ranks]
+        print(f"  {name:<20} {samples / seconds:8.1f} samples/s, stages busy " + ", ".join(f"{s:.2f}" for s in shares))
+    pairs = zip(*(of_ranks[0][name]["seconds"] for name in names), strict=True)
+    ratios = [torchs / ours for ours, torchs in pairs]
+    print(f"  {'ratio':<20} {statistics.median(ratios):8.2f}, rounds {', '.join(f'{r:.2f}' for r in ratios)}")
+    print(f"  {'stashed weights':<20} " + ", ".join(f"{of_rank['stash']:.0f} copies of a stage" for of_rank in of_ranks))
+    least = min(statistics.median(of_rank[names[0]]["busy"]) for of_rank in of_ranks)
+    verdict("at least 1.15 times the samples per second of torch's 1F1B", statistics.median(ratios) >= 1.15)
+    verdict("every stage is busy at least 0.9 of the time", least >= 0.9)
+    load = os.getloadavg()[0]
+    if load > RANKS + 0.5:
+        print(f"  the load of this machine was {load:.1f}: more processes than cores, so these times mean little")
+
+
+def draw_busy(of_ranks: list[dict[str, Any]], path: Path) -> None:
+    """Who was busy when: a row for each stage, both pipelines above each other, on one scale."""
+    from matplotlib.figure import Figure
+
+    colours = {"forward": "tab:blue", "backward": "tab:green", "update": "tab:orange"}
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(2, 1, sharex=True)
+    for ax, name in zip(axes, ("lategrad.pipeline", "Schedule1F1B"), strict=True):
+        start = min(span.begin for of_rank in of_ranks for span in of_rank[name]["spans"])
+        for k, of_rank in enumerate(of_ranks):
+            for kind, colour in colours.items():
+                bars = [(s.begin - start, s.end - s.begin) for s in of_rank[name]["spans"] if s.kind == kind]
+                ax.broken_barh(bars, (k - 0.4, 0.8), color=colour, edgecolor="white", linewidth=0.3,
+                               label=kind if k == 0 else None)  # fmt: skip
+        shares = ", ".join(f"{statistics.median(of_rank[name]['busy']):.0%}" for of_rank in of_ranks)
+        ax.set(yticks=range(RANKS), yticklabels=[f"stage {k}" for k in range(RANKS)], title=f"{name}: busy {shares}")
+        ax.invert_yaxis()
+    seconds = statistics.median(of_ranks[0]["Schedule1F1B"]["seconds"])
+    axes[-1].set(xlabel="seconds", xlim=(0, seconds / BATCHES * 4))
+    axes[0].legend(loc="upper right", ncols=3, fontsize="small")
+    figure.savefig(path)
+    print(f"  picture: {path}")
+
+
+# ---- What both learn
+
+
+def muon(stage: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
+    """torch's Muon for matrices and AdamW for all else, with updates of the same size."""
+    embeddings = {p for module in stage.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    matrices = [p for p in stage.parameters() if p.dim() == 2 and p not in embeddings]
+    others = [p for p in stage.parameters() if p.dim() != 2 or p in embeddings]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    ]
+    return [*optimizers, torch.optim.AdamW(others, lr=lr, weight_decay=0.0)] if others else optimizers
+
+
+def without_delay(name: str, lr: float, samples: int) -> float:
+    """The held-out loss of one process that trains on batches of the size that the pipeline has, without delay."""
+    model = gpt(**LEARNING)
+    rows = ROWS if name == "steady-muon" else MICROBATCHES * ROWS
+    optimizers = [lg.optim.SteadyMuon(model, lr=lr)] if name == "steady-muon" else muon(model, lr)
+    decays = [torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.02, samples // rows) for o in optimizers if name == "muon"]
+    for t in range(samples // rows):
+        value = loss(model(batch(t, rows)[0]), batch(t, rows)[1])
+        value.backward()
+        for one in [*optimizers, *decays]:
+            one.step()
+        model.zero_grad()
+    with torch.no_grad(), lg.optim.delayed.output_of(optimizers[0]):
+        return loss(model(held_out()[0]), held_out()[1]).item()
+
+
+def learn(out: dict[str, Any], lrs: dict[str, float], samples: int, records: int = 12) -> None:
+    """Held-out loss over seconds of training, of both pipelines with the learning rates of no delay."""
+    rank, batches = dist.get_rank(), samples // (MICROBATCHES * ROWS)
+    stages = lg.pipeline.cut(gpt(**LEARNING), RANKS)
+    ours = lg.pipeline.Pipeline(stages, loss, lambda stage: lg.optim.SteadyMuon(stage, lr=lrs["steady-muon"]),
+                                microbatches=MICROBATCHES)  # fmt: skip
+    whole = gpt(**LEARNING)
+    stages = lg.pipeline.cut(whole, RANKS)
+    torchs = Flushing(stages, muon(stages[rank], lrs["muon"]))
+    decays = [torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.02, batches) for o in torchs.optimizers]
+
+    def share_last_stage() -> float:
+        for p in stages[-1].parameters():
+            dist.broadcast(p.data, RANKS - 1)
+        with torch.no_grad():
+            return loss(whole(held_out()[0]), held_out()[1]).item() if rank == 0 else 0.0
+
+    for name, pipe in (("SteadyMuon, never flushed", ours), ("Muon, 1F1B", torchs)):
+        curve, seconds = [], 0.0
+        for t in range(batches):
+            data = batch(t, MICROBATCHES * ROWS)
+            begin = time.perf_counter()
+            pipe.step(*data)
+            if pipe is torchs:
+                for decay in decays:
+                    decay.step()
+            seconds += time.perf_counter() - begin
+            if (t + 1) % max(1, batches // records) == 0:
+                begin = time.perf_counter()
+                dist.barrier()
+                seconds += time.perf_counter() - begin
+                curve.append((seconds, pipe.evaluate(*held_out()) if pipe is ours else share_last_stage()))
+        out[name] = [(seconds, None if value is None else float(value)) for seconds, value in curve]
+    ours.close()
+
+
+def report_learning(of_ranks: list[dict[str, Any]], lrs: dict[str, float], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    ours, torchs = "SteadyMuon, never flushed", "Muon, 1F1B"
+    curves = {ours: of_ranks[-1][ours], torchs: of_ranks[0][torchs]}
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    ax = figure.add_subplot()
+    print(f"held-out loss over seconds; learning rates of no delay: {lrs}")
+    for name, curve in curves.items():
+        ax.plot(*zip(*curve, strict=True), marker=".", label=name)
+        print(f"  {name:<28} " + "  ".join(f"{seconds:.1f} s {value:.3f}" for seconds, value in curve))
+    ax.set(xlabel="seconds of training", ylabel="held-out loss")
+    ax.legend()
+    figure.savefig(path)
+    print(f"  picture: {path}")
+    reached = next((seconds for seconds, value in curves[ours] if value <= curves[torchs][-1][1]), None)
+    if reached is None:
+        print(f"  the last loss of {torchs} was not reached")
+    else:
+        print(f"  the last loss of {torchs} was reached in {reached / curves[torchs][-1][0]:.2f} of its time")
+
+
+# ---- On one GPU
+
+
+def on_gpu(out: dict[str, Any]) -> None:
+    """With and without stashing, ranks that share one GPU: values against the CPU's, delays, peaks of memory."""
+    rank = dist.get_rank()
+    for stashing in (True, False):
+        vectors = {}
+        for device in ("cpu", "cuda"):
+            model = gpt(2 * RANKS, WIDTH).double().to(device)
+            pipe = lg.pipeline.Pipeline(lg.pipeline.cut(model, dist.get_world_size()), loss,
+                                        lambda stage: lg.optim.SteadyMuon(stage, lr=0.01), stashing=stashing)  # fmt: skip
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            for t in range(20):
+                pipe.step(*batch(t, ROWS))
+            trace = pipe.trace()
+            vectors[device] = None if trace is None else trace.output
+            size = sum(p.nbytes for p in pipe.module.parameters())
+            if device == "cuda":
+                peak = torch.cuda.max_memory_allocated() / 2**20
+                print(f"stage {rank}, stashing {stashing}: delays {sorted(set(pipe.delays))}, "
+                      f"{pipe.stash_bytes / size:.0f} copies stashed, peak {peak:.1f} MiB, parameters "
+                      f"{size / 2**20:.1f} MiB", flush=True)  # fmt: skip
+            pipe.close()
+        if rank == 0:
+            out[f"stashing {stashing}"] = (vectors["cpu"] - vectors["cuda"]).abs().max().item()
+
+
+# ---- Ranks
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    dist.destroy_process_group()
+
+
+def run_rank(rank: int, folder: str, task: str, arguments: dict[str, Any]) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    out: dict[str, Any] = {}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=arguments.pop("ranks"))
+    with one_thread():
+        {"speed": speed, "learn": learn, "on_gpu": on_gpu}[task](out, **arguments)
+    torch.save(out, f"{folder}/{rank}")
+
+
+def run(task: str, ranks: int = RANKS, **arguments: Any) -> list[dict[str, Any]]:
+    """What each rank measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(run_rank, (folder, task, {"ranks": ranks, **arguments}), nprocs=ranks)
+        return [torch.load(f"{folder}/{rank}", weights_only=False) for rank in range(ranks)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figure", type=Path, help="draw who was busy when")
+    parser.add_argument("--learning", type=Path, help="compare what both learn, and draw it there")
+    parser.add_argument("--samples", type=int, default=38_400, help="windows that both learn from")
+    parser.add_argument("--lrs", type=json.loads, help="learning rates of no delay, instead of a search")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args()
+    if options.device == "cuda":
+        for ranks in (2, 4):
+            print(f"{ranks} stages share one GPU")
+            for name, difference in run("on_gpu", ranks)[0].items():
+                require_value(f"{name}: as on the CPU to 1e-8, got {difference:.1e}", difference < 1e-8)
+        return
+    if options.learning:
+        torch.set_num_threads(1)
+        lrs = options.lrs or {}
+        for name in () if lrs else ("steady-muon", "muon"):
+            found = {lr: without_delay(name, lr, options.samples) for lr in (0.003, 0.01, 0.03)}
+            print(f"without delay, {name}: " + ", ".join(f"lr {lr:g} {value:.3f}" for lr, value in found.items()))
+            lrs[name] = min(found, key=found.__getitem__)
+        report_learning(run("learn", lrs=lrs, samples=options.samples), lrs, options.learning)
+        return
+    of_ranks = run("speed")
+    report_speed(of_ranks)
+    if options.figure:
+        draw_busy(of_ranks, options.figure)
+
+
+if __name__ == "__main__":
+    main()
