@@ -25,22 +25,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from timing import require_value, verdict
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import lategrad as lg
 import lategrad.optim
 from lategrad.pipeline import Span
+from timing import require_value, verdict
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))  # for the GPT of the example
 
 from pipeline_training import batch, gpt, held_out, loss
 
-MICROBATCHES, ROWS = 4, 16
+MICROBATCHES, ROWS = 4, 32
 LAYERS, WIDTH = 6, 128
-ROUNDS, BATCHES = 7, 6
-LEARNING = {"layers": 4, "width": 64}
+ROUNDS, BATCHES = 7, 4
+LEARNING, LEARNING_ROWS = {"layers": 4, "width": 64}, 16
 RANKS = 2
 
 
@@ -79,6 +79,7 @@ def busy(timeline: list[Span], begin: float, end: float) -> float:
 
 def speed(out: dict[str, Any]) -> None:
     """Samples a second and busy shares of both, taking turns."""
+
     def adamw(stage: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(stage.parameters(), lr=1e-3)
 
@@ -88,17 +89,18 @@ def speed(out: dict[str, Any]) -> None:
     torchs = Flushing(stages, [adamw(stages[dist.get_rank()])])
     contenders = {"lategrad.pipeline": ours, "Schedule1F1B": torchs}
     data = [batch(t, MICROBATCHES * ROWS) for t in range(BATCHES)]
-    measured: dict[str, Any] = {name: {"seconds": [], "busy": []} for name in contenders}
+    measured: dict[str, Any] = {name: {"seconds": [], "cpu": [], "busy": []} for name in contenders}
     for turn in range(ROUNDS + 1):
         for name, pipe in contenders.items():
             dist.barrier()
-            begin = time.perf_counter()
+            begin, cpu = time.perf_counter(), time.process_time()
             for inputs, targets in data:
                 pipe.step(inputs, targets)
-            mine = time.perf_counter()
+            mine, cpu = time.perf_counter(), time.process_time() - cpu
             dist.barrier()
             if turn:  # the first is for warming up
                 measured[name]["seconds"].append(time.perf_counter() - begin)
+                measured[name]["cpu"].append(cpu)
                 measured[name]["busy"].append(busy(pipe.timeline, begin, mine))
                 measured[name]["spans"] = [span for span in pipe.timeline if begin <= span.begin <= mine]
     out |= measured
@@ -113,11 +115,15 @@ def report_speed(of_ranks: list[dict[str, Any]]) -> None:
     for name in names:
         seconds = statistics.median(of_ranks[0][name]["seconds"])
         shares = [statistics.median(of_rank[name]["busy"]) for of_rank in of_ranks]
-        print(f"  {name:<20} {samples / seconds:8.1f} samples/s, stages busy " + ", ".join(f"{s:.2f}" for s in shares))
+        cpu = [1e3 * statistics.median(of_rank[name]["cpu"]) / BATCHES for of_rank in of_ranks]
+        print(f"  {name:<20} {samples / seconds:8.1f} samples/s, stages busy {shares[0]:.2f}, {shares[1]:.2f}; "
+              f"processor time of a batch {cpu[0]:.0f}, {cpu[1]:.0f} ms")  # fmt: skip
     pairs = zip(*(of_ranks[0][name]["seconds"] for name in names), strict=True)
     ratios = [torchs / ours for ours, torchs in pairs]
     print(f"  {'ratio':<20} {statistics.median(ratios):8.2f}, rounds {', '.join(f'{r:.2f}' for r in ratios)}")
-    print(f"  {'stashed weights':<20} " + ", ".join(f"{of_rank['stash']:.0f} copies of a stage" for of_rank in of_ranks))
+    print(
+        f"  {'stashed weights':<20} " + ", ".join(f"{of_rank['stash']:.0f} copies of a stage" for of_rank in of_ranks)
+    )
     least = min(statistics.median(of_rank[names[0]]["busy"]) for of_rank in of_ranks)
     verdict("at least 1.15 times the samples per second of torch's 1F1B", statistics.median(ratios) >= 1.15)
     verdict("every stage is busy at least 0.9 of the time", least >= 0.9)
@@ -167,7 +173,7 @@ def muon(stage: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
 def without_delay(name: str, lr: float, samples: int) -> float:
     """The held-out loss of one process that trains on batches of the size that the pipeline has, without delay."""
     model = gpt(**LEARNING)
-    rows = ROWS if name == "steady-muon" else MICROBATCHES * ROWS
+    rows = LEARNING_ROWS if name == "steady-muon" else MICROBATCHES * LEARNING_ROWS
     optimizers = [lg.optim.SteadyMuon(model, lr=lr)] if name == "steady-muon" else muon(model, lr)
     decays = [torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.02, samples // rows) for o in optimizers if name == "muon"]
     for t in range(samples // rows):
@@ -182,7 +188,7 @@ def without_delay(name: str, lr: float, samples: int) -> float:
 
 def learn(out: dict[str, Any], lrs: dict[str, float], samples: int, records: int = 12) -> None:
     """Held-out loss over seconds of training, of both pipelines with the learning rates of no delay."""
-    rank, batches = dist.get_rank(), samples // (MICROBATCHES * ROWS)
+    rank, batches = dist.get_rank(), samples // (MICROBATCHES * LEARNING_ROWS)
     stages = lg.pipeline.cut(gpt(**LEARNING), RANKS)
     ours = lg.pipeline.Pipeline(stages, loss, lambda stage: lg.optim.SteadyMuon(stage, lr=lrs["steady-muon"]),
                                 microbatches=MICROBATCHES)  # fmt: skip
@@ -200,7 +206,7 @@ def learn(out: dict[str, Any], lrs: dict[str, float], samples: int, records: int
     for name, pipe in (("SteadyMuon, never flushed", ours), ("Muon, 1F1B", torchs)):
         curve, seconds = [], 0.0
         for t in range(batches):
-            data = batch(t, MICROBATCHES * ROWS)
+            data = batch(t, MICROBATCHES * LEARNING_ROWS)
             begin = time.perf_counter()
             pipe.step(*data)
             if pipe is torchs:
@@ -248,8 +254,8 @@ def on_gpu(out: dict[str, Any]) -> None:
         vectors = {}
         for device in ("cpu", "cuda"):
             model = gpt(2 * RANKS, WIDTH).double().to(device)
-            pipe = lg.pipeline.Pipeline(lg.pipeline.cut(model, dist.get_world_size()), loss,
-                                        lambda stage: lg.optim.SteadyMuon(stage, lr=0.01), stashing=stashing)  # fmt: skip
+            stages = lg.pipeline.cut(model, dist.get_world_size())
+            pipe = lg.pipeline.Pipeline(stages, loss, lg.optim.SteadyMuon, stashing=stashing)
             if device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             for t in range(20):
@@ -297,7 +303,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figure", type=Path, help="draw who was busy when")
     parser.add_argument("--learning", type=Path, help="compare what both learn, and draw it there")
-    parser.add_argument("--samples", type=int, default=38_400, help="windows that both learn from")
+    parser.add_argument("--samples", type=int, default=19_200, help="windows that both learn from")
     parser.add_argument("--lrs", type=json.loads, help="learning rates of no delay, instead of a search")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()

@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from pipeline_tolerance import CONTEXT, HEADS, LETTERS, WIDTH, text
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 import lategrad as lg
+from pipeline_tolerance import CONTEXT, HEADS, LETTERS, WIDTH, text
 
 BATCH = 16
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ def layers(dtype=torch.float64, width=6):
     """Four layers of different sizes, always with the same values."""
     torch.manual_seed(1)
     widths = [INPUTS, width + 2, width, width + 1, CLASSES]
-    parts = [part for a, b in zip(widths, widths[1:], strict=False) for part in (nn.Linear(a, b), nn.Tanh())]
+    parts = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.Tanh())]
     return nn.Sequential(*parts[:-1]).to(dtype)
 
 

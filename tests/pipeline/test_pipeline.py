@@ -19,7 +19,9 @@ def profile(model, stages, **options):
     """The delays of :func:`by_stage` for the stages that :func:`cut` makes."""
     patterns, first = {}, 0
     for k, stage in enumerate(lg.pipeline.cut(model, stages)):
-        patterns |= {f"{i}.*": stages - 1 - k for i in range(first, first + len(stage)) if len([*model[i].parameters()])}
+        patterns |= {
+            f"{i}.*": stages - 1 - k for i in range(first, first + len(stage)) if len([*model[i].parameters()])
+        }
         first += len(stage)
     return lg.delays.by_stage(model, patterns, **options)
 
@@ -27,7 +29,9 @@ def profile(model, stages, **options):
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_a_real_pipeline_is_the_simulated_one(ranks, stages):
     names = ["sgd", "anytime", "schedule-free", "dc-asgd"]
-    of_ranks = values(ranks("pipeline_cases.train_each", stages, runs={n: {"steps": STEPS, "optimizer": n} for n in names}))
+    of_ranks = values(
+        ranks("pipeline_cases.train_each", stages, runs={n: {"steps": STEPS, "optimizer": n} for n in names})
+    )
     model = cases.layers()
     problem, delays = cases.classification(model), profile(model, stages)
     assert sorted(set(delays.delays)) == list(range(stages))

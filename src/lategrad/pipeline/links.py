@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 _FAILURE = "lategrad-pipeline-failure"
 
@@ -26,9 +27,9 @@ def connect(backend: str = "gloo") -> None:
     Args:
         backend: "gloo", or "nccl" where each rank has a GPU of its own.
     """
-    store, rank, world = next(dist.rendezvous("env://"))
+    store, rank, world = next(rendezvous("env://"))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"attempt-{attempt}", store)
+    store = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
 
 
@@ -123,8 +124,7 @@ class Link:
                 why = f"nothing came or went for {self.timeout:g} s: it hangs, or its loop has made fewer steps"
             else:
                 why = "the connection was lost: its process has ended"
-            raise LinkError(f"could not {what} stage {self.peer}: {why}") \
-                from error  # fmt: skip
+            raise LinkError(f"could not {what} stage {self.peer}: {why}") from error
 
 
 class Links:
@@ -140,17 +140,31 @@ class Links:
         self._groups = [dist.new_group(timeout=timedelta(seconds=timeout)) for _ in range(2)]
         forward, back = self._groups
         self.store = forward.get_group_store()
-        before, after = index - 1, index + 1
 
         def link(peer: int, group: dist.ProcessGroup) -> Link | None:
             return Link(peer, group, timeout) if 0 <= peer < count else None
 
-        self.activations_in, self.activations_out = link(before, forward), link(after, forward)
-        self.gradients_in, self.gradients_out = link(after, back), link(before, back)
+        self._waited = 0.0
+        self.activations_in, self.activations_out = link(index - 1, forward), link(index + 1, forward)
+        self.gradients_in, self.gradients_out = link(index + 1, back), link(index - 1, back)
 
     def all(self) -> list[Link]:
         links = (self.activations_in, self.activations_out, self.gradients_in, self.gradients_out)
         return [link for link in links if link is not None]
+
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for neighbours."""
+        return self._waited + sum(link.waited for link in self.all())
+
+    def gather(self, value: object) -> list[Any] | None:
+        """The values of all stages at the first one, None at the others."""
+        values: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        try:
+            dist.gather_object(value, values, group=self._groups[0])
+        except RuntimeError as error:
+            raise LinkError("could not gather what all stages know: one has ended") from error
+        return values
 
     def use_device(self, device: torch.device) -> None:
         """Hand over messages on the device where the stage computes."""
@@ -167,7 +181,7 @@ class Links:
 
     def close(self) -> None:
         """Close the connections, which ends the neighbours' waiting."""
-        groups, self._groups = self._groups, []
+        groups, self._groups, self._waited = self._groups, [], self.waited
         self.activations_in = self.activations_out = self.gradients_in = self.gradients_out = None
         for group in groups:
             dist.destroy_process_group(group)

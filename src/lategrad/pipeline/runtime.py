@@ -18,13 +18,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from lategrad.delays.base import require_count
+from lategrad.delays.stages import by_stage
 from lategrad.optim.delayed import Delayed
 from lategrad.optim.output_mode import output_of
 from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
 from lategrad.pipeline.cutting import own_stage
-from lategrad.pipeline.links import Link, LinkError, Links, PipelineError, TensorSpec
-from lategrad.pipeline.record import StageRecord, gather_trace, vector
+from lategrad.pipeline.links import LinkError, Links, PipelineError, TensorSpec
+from lategrad.pipeline.record import StageRecord, trace_of
 from lategrad.pipeline.stash import WeightStash
+from lategrad.rules.blocks import Block, Blocks
 from lategrad.rules.rule import needs_ticket
 from lategrad.support.validation import require, require_number
 from lategrad.trace import Trace
@@ -67,7 +69,7 @@ class Pipeline:
 
     .. code-block:: python
 
-        torch.distributed.init_process_group()
+        lg.pipeline.connect()
         stages = lg.pipeline.cut(model, torch.distributed.get_world_size())
         pipe = lg.pipeline.Pipeline(stages, loss, lambda stage: lg.optim.SteadyMuon(stage, lr=0.01))
         for inputs, targets in loader:
@@ -109,10 +111,11 @@ class Pipeline:
         require_number("timeout", timeout, low=0, strict=True)
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError("a Pipeline needs torch.distributed: start the script with torchrun and call "
-                               "torch.distributed.init_process_group() first")  # fmt: skip
+                               "lategrad.pipeline.connect() first")  # fmt: skip
         self.index, self.count = dist.get_rank(), dist.get_world_size()
-        self.delay = self.count - 1 - self.index
-        r""":math:`\tau_k`: microbatches between a forward pass and the backward pass after it."""
+        one_each = Blocks(tuple(Block(f"{k}.stage", (1,), "other") for k in range(self.count)))
+        self.delay = by_stage(one_each, self.count).delays[self.index]
+        r""":math:`\tau_k = P - 1 - k`: microbatches between a forward pass and the backward pass after it."""
         self.microbatches, self.update_every, self.stashing = microbatches, update_every, stashing
         self.steps = 0
         """Batches so far."""
@@ -120,7 +123,7 @@ class Pipeline:
         """Updates of this stage so far."""
         self.delays: list[int] = []
         """The delay of each update, as counted; of several microbatches the longest."""
-        self.losses: list[Tensor] = []
+        self.losses: list[float] = []
         """At the last stage, the loss of each microbatch."""
         self.timeline: list[Span] | None = [] if record_timeline else None
         self._loss, self._check_finite, self._make_optimizer = loss, check_finite, optimizer
@@ -163,46 +166,46 @@ class Pipeline:
             require("the options", own, own == options, f"those of stage {self.index - 1}, {options}")
         if links.activations_out is not None and links.gradients_in is not None:
             links.activations_out.send_object(own)
-            links.gradients_in.receive_object()
+            links.gradients_in.receive_object()  # all later stages agree
         if links.gradients_out is not None:
             links.gradients_out.send_object("agreed")
 
     # ---- Training
 
     def step(self, inputs: Any = None, targets: Any = None) -> Tensor | None:
-        """Train on a batch: forward passes on all of it, backward passes and updates as far as they are due.
+        """Train on a batch; returns its mean loss at the last stage, None elsewhere.
 
         Args:
             inputs: a tensor or a tuple of tensors, used by the first stage alone.
             targets: used by the last stage alone.
-
-        Returns:
-            At the last stage the mean loss of the batch; elsewhere None.
         """
         begin = time.perf_counter()
         with self._guarded("step()"):
             if self._shows_output:
                 raise RuntimeError("step() inside output(): the parameters do not hold the query now")
             all_inputs, all_targets = self._split("inputs", inputs, 0), self._split("targets", targets, self.count - 1)
+            losses = []
             for i in range(self.microbatches):
                 self._forward(all_inputs[i], all_targets[i], more=i + 1 < self.microbatches)
+                if self.delay == 0:
+                    losses.append(self._in_flight[-1].outputs[0].detach().reshape(()))
                 if len(self._in_flight) > self.delay:
                     self._backward()
                 if self._links.gradients_in is not None and len(self._in_flight) == self.delay:
                     self._links.gradients_in.post()
+            self.losses += [float(loss) for loss in losses]
         self.steps += 1
         self._ended = time.perf_counter()
         self._began, self._inside = min(self._began, begin), self._inside + self._ended - begin
-        return torch.stack(self.losses[-self.microbatches :]).mean() if self.delay == 0 else None
+        return torch.stack(losses).mean() if losses else None
 
     def drain(self) -> None:
         """Finish all microbatches in flight: the pipeline is then empty, and its next delays grow from 0 again."""
         with self._guarded("drain()"):
             while self._in_flight:
                 self._backward()
-            for link in (self._links.activations_out, self._links.gradients_out):
-                if link is not None:
-                    link.finish()
+            for link in self._links.all():
+                link.finish()
             self._position = 0
 
     def _split(self, name: str, batch: Any, stage: int) -> list[Any]:
@@ -218,13 +221,13 @@ class Pipeline:
         return [chunk if isinstance(batch, tuple) else chunk[0] for chunk in chunks]
 
     def _forward(self, inputs: Any, targets: Any, more: bool) -> None:
-        source, sink = self._links.activations_in, self._links.activations_out
+        links = self._links
+        source, sink = links.activations_in, links.activations_out
         number = self.steps * self.microbatches + self._position % self.microbatches
         arguments = inputs if isinstance(inputs, tuple) else (inputs,)
         if source is not None:
             if source.specs is None:
                 source.specs = source.receive_object()
-                self._back_link().specs = [spec for spec in source.specs if spec.differentiable]
             arguments = tuple(source.receive())
             if more:
                 source.post()
@@ -244,10 +247,10 @@ class Pipeline:
             self._require_finite("the loss" if sink is None else "the activation", number, outputs)
         if sink is not None:
             specs = [TensorSpec.of(output) for output in outputs]
-            if sink.specs is None:
+            if sink.specs is None and links.gradients_in is not None:
                 sink.send_object(specs)
-                sink.specs = specs
-                self._links.gradients_in.specs = [spec for spec in specs if spec.differentiable]  # type: ignore[union-attr]
+                sink.specs, links.gradients_in.specs = specs, [spec for spec in specs if spec.differentiable]
+            assert sink.specs is not None
             first = ", ".join(map(str, sink.specs))
             require(f"the activations of microbatch {number}", ", ".join(map(str, specs)), specs == sink.specs,
                     f"as those of the first, {first} (drop_last=True of a DataLoader)")  # fmt: skip
@@ -264,21 +267,19 @@ class Pipeline:
         else:
             received = self._links.gradients_in.receive()
         with self._span("backward", one.number):
-            wanted = [*one.inputs, *one.weights.values()]
-            grads = torch.autograd.grad(one.outputs, wanted, received, allow_unused=True)
-        if one.inputs:
-            back = [torch.zeros_like(x) if g is None else g for x, g in zip(one.inputs, grads, strict=False)]
-            self._back_link().send(back, unfinished=self.delay + 3)
-        for p, grad in zip(self._stash.params.values(), grads[len(one.inputs) :], strict=True):
-            if grad is not None:
-                p.grad = grad if p.grad is None else p.grad.add_(grad)
+            torch.autograd.backward(one.outputs, received, inputs=[*one.inputs, *one.weights.values()])
+        if self._links.gradients_out is not None:
+            back = [torch.zeros_like(x) if x.grad is None else x.grad for x in one.inputs]
+            self._links.gradients_out.send(back, unfinished=2)
+        for p, weight in zip(self._stash.params.values(), one.weights.values(), strict=True):
+            if weight.grad is not None:
+                p.grad = weight.grad if p.grad is None else p.grad + weight.grad
         self._stash.release(one.version)
         delay = self.updates - one.version
         due = one.position // self.update_every - max(0, one.position - self.delay) // self.update_every
         if delay != due:
             raise RuntimeError(f"microbatch {one.number} was {delay} updates late, not {due}: please report this")
-        is_first = one.position % self.update_every == 0
-        self._longest = delay if is_first else max(delay, self._longest)
+        self._longest = max(delay, self._longest)
         if (one.position + 1) % self.update_every == 0:
             self._update(one)
 
@@ -293,17 +294,13 @@ class Pipeline:
                 self.scheduler.step()
         self.updates += 1
         self.delays.append(self._longest)
-
-    def _back_link(self) -> Link:
-        assert self._links.gradients_out is not None
-        return self._links.gradients_out
+        self._longest = 0
 
     def _activations(self, result: Any) -> list[Tensor]:
         outputs = list(result) if isinstance(result, tuple | list) else [result]
-        is_tensors = len(outputs) > 0 and all(isinstance(output, Tensor) for output in outputs)
-        require("what the stage returns", type(result).__name__, is_tensors, "a tensor or a tuple of tensors")
-        differentiable = any(output.requires_grad for output in outputs)
-        require("what the stage returns", "none that needs a gradient", differentiable, "a function of its parameters")
+        usable = all(isinstance(one, Tensor) for one in outputs) and any(one.requires_grad for one in outputs)
+        require("what the stage returns", type(result).__name__, usable,
+                "a tensor or a tuple of tensors that depend on its parameters")  # fmt: skip
         return outputs
 
     def _loss_of(self, result: Any, targets: Any) -> Tensor:
@@ -311,14 +308,10 @@ class Pipeline:
         is_number = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
         form = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         require("the loss", form, is_number, "a differentiable tensor of one number, the mean over the microbatch")
-        if torch.is_grad_enabled():
-            self.losses.append(loss.detach().reshape(()))
         return loss
 
     def _require_finite(self, what: str, number: int, tensors: list[Tensor]) -> None:
-        if not self._check_finite:
-            return
-        for tensor in (tensor.detach() for tensor in tensors if tensor.is_floating_point()):
+        for tensor in (t.detach() for t in tensors if self._check_finite and t.is_floating_point()):
             total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))  # not finite if an entry is not
             require(f"{what} of microbatch {number}", total, torch.isfinite(total), "finite in all entries")
 
@@ -348,9 +341,9 @@ class Pipeline:
         source, sink = self._links.activations_in, self._links.activations_out
         with self._guarded("evaluate()"):
             self.module.eval()
-            arguments = inputs if isinstance(inputs, tuple) else (inputs,)
             if source is None:
-                arguments = tuple(part.to(self._device) for part in arguments)
+                parts = inputs if isinstance(inputs, tuple) else (inputs,)
+                arguments = tuple(part.to(self._device) for part in parts)
             else:
                 train_specs, source.specs = source.specs, source.receive_object()
                 arguments = tuple(source.receive())
@@ -367,8 +360,7 @@ class Pipeline:
     @property
     def busy(self) -> float:
         """The share of the time, from the first step to the end of the last, in which this stage computed."""
-        waited = sum(link.waited for link in self._links.all())
-        return (self._inside - waited) / (self._ended - self._began) if self._inside else 0.0
+        return (self._inside - self._links.waited) / (self._ended - self._began) if self._inside else 0.0
 
     @property
     def stash_bytes(self) -> int:
@@ -386,7 +378,7 @@ class Pipeline:
         self.drain()
         optimizer = self.optimizer.state_dict() if self.updates else self._empty_state()
         own = {"module": self.module.state_dict(), "optimizer": optimizer, "steps": self.steps, "updates": self.updates,
-               "delays": list(self.delays), "losses": [float(loss) for loss in self.losses]}  # fmt: skip
+               "delays": list(self.delays), "losses": list(self.losses)}  # fmt: skip
         if self.scheduler is not None:
             own["scheduler"] = self.scheduler.state_dict()
         return {f"stage{self.index}": own}
@@ -404,7 +396,7 @@ class Pipeline:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(own["scheduler"])
         self.steps, self.updates = own["steps"], own["updates"]
-        self.delays, self.losses = list(own["delays"]), [torch.tensor(loss) for loss in own["losses"]]
+        self.delays, self.losses = list(own["delays"]), list(own["losses"])
 
     def _empty_state(self) -> dict[str, Any]:
         """The form of the optimizer's state after an update: that of a copy, made with gradients of zero."""
@@ -423,13 +415,13 @@ class Pipeline:
             seed: of these samples.
         """
         self.drain()
-        params = list(self._stash.params.values())
-        query = vector(params)
+        query = self._stash.vector()
         with self.output(), self._guarded("trace()"):
-            record = StageRecord(query, vector(params), self.delay, len(params), self.delays,
-                                 [float(loss) for loss in self.losses], type(self.optimizer).__name__)  # fmt: skip
+            record = StageRecord(query, self._stash.vector(), self.delay, len(self._stash.params), self.delays,
+                                 self.losses, type(self.optimizer).__name__)  # fmt: skip
             options = {"stages": self.count, "update_every": self.update_every, "stashing": self.stashing}
-            return gather_trace(record, options, problem, seed)
+            records = self._links.gather(record)
+            return None if records is None else trace_of(records, options, problem, seed)
 
     def close(self) -> None:
         """Close the connections to the other stages; the module and the optimizer stay as they are."""
@@ -452,8 +444,7 @@ class Pipeline:
             raise PipelineError(self._failure) from None
         except BaseException as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            named = type(error).__name__ if isinstance(error, KeyboardInterrupt) else lines[0]
-            self._failure = self._links.report(f"{where}: {named}")
+            self._failure = self._links.report(f"{where}: {lines[0]}")
             self._links.close()
             if isinstance(error, Exception):
                 raise PipelineError(self._failure) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -46,6 +47,10 @@ class WeightStash:
             if not self._users[version]:
                 del self._users[version]
                 self._free.append(self._held.pop(version))
+
+    def vector(self) -> Tensor:
+        """A copy of the parameters as one vector, on the CPU."""
+        return torch.cat([p.detach().cpu().flatten() for p in self.params.values()])
 
     @property
     def nbytes(self) -> int:
