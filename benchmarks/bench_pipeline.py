@@ -317,7 +317,7 @@ def main() -> None:
         torch.set_num_threads(1)
         lrs = options.lrs or {}
         for name in () if lrs else ("steady-muon", "muon"):
-            found = {lr: without_delay(name, lr, options.samples) for lr in (0.003, 0.01, 0.03)}
+            found = {lr: without_delay(name, lr, options.samples) for lr in (0.01, 0.03, 0.1)}
             print(f"without delay, {name}: " + ", ".join(f"lr {lr:g} {value:.3f}" for lr, value in found.items()))
             lrs[name] = min(found, key=found.__getitem__)
         report_learning(run("learn", lrs=lrs, samples=options.samples), lrs, options.learning)

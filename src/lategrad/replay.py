@@ -177,8 +177,8 @@ def _replay_pipeline(
     options = trace.config["pipeline"]
     require("problem", trace.config["problem"], "contents" in trace.config, "given to Pipeline.trace(problem, seed)")
     require_same(problem, trace.config, "that was trained on", same_start=True)
-    require("trace", options, options["update_every"] == 1 and options["stashing"],
-            "of a pipeline with stashed weights and an update for each microbatch")  # fmt: skip
+    require("trace", options, options["microbatches"] == 1 and options["stashing"],
+            "of a pipeline with stashed weights, and with one microbatch for each sample")  # fmt: skip
     blocks = cast(Any, problem).blocks
     profile = StageDelays(blocks, tuple(options["delays"]), longest=trace.delays)
     return simulate(problem, rule, profile, len(trace.delays), seed=trace.config["seeds"][0],

@@ -144,7 +144,6 @@ class Links:
         def link(peer: int, group: dist.ProcessGroup) -> Link | None:
             return Link(peer, group, timeout) if 0 <= peer < count else None
 
-        self._waited = 0.0
         self.activations_in, self.activations_out = link(index - 1, forward), link(index + 1, forward)
         self.gradients_in, self.gradients_out = link(index + 1, back), link(index - 1, back)
 
@@ -155,7 +154,7 @@ class Links:
     @property
     def waited(self) -> float:
         """Seconds spent waiting for neighbours."""
-        return self._waited + sum(link.waited for link in self.all())
+        return sum(link.waited for link in self.all())
 
     def gather(self, value: object) -> list[Any] | None:
         """The values of all stages at the first one, None at the others."""
@@ -181,7 +180,7 @@ class Links:
 
     def close(self) -> None:
         """Close the connections, which ends the neighbours' waiting."""
-        groups, self._groups, self._waited = self._groups, [], self.waited
+        groups, self._groups = self._groups, []
         self.activations_in = self.activations_out = self.gradients_in = self.gradients_out = None
         for group in groups:
             dist.destroy_process_group(group)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -131,7 +130,7 @@ class Pipeline:
         self._position = self._longest = 0
         self._failure: str | None = None
         self._shows_output = False
-        self._began, self._ended, self._inside = math.inf, 0.0, 0.0
+        self._inside = self._waited = 0.0
         self._links = Links(self.index, self.count, timeout)
         with self._guarded("Pipeline()"):
             self.module = own_stage(stages, self.index, self.count)
@@ -179,7 +178,7 @@ class Pipeline:
             inputs: a tensor or a tuple of tensors, used by the first stage alone.
             targets: used by the last stage alone.
         """
-        begin = time.perf_counter()
+        begin, waited = time.perf_counter(), self._links.waited
         with self._guarded("step()"):
             if self._shows_output:
                 raise RuntimeError("step() inside output(): the parameters do not hold the query now")
@@ -195,8 +194,8 @@ class Pipeline:
                     self._links.gradients_in.post()
             self.losses += [float(loss) for loss in losses]
         self.steps += 1
-        self._ended = time.perf_counter()
-        self._began, self._inside = min(self._began, begin), self._inside + self._ended - begin
+        self._inside += time.perf_counter() - begin
+        self._waited += self._links.waited - waited
         return torch.stack(losses).mean() if losses else None
 
     def drain(self) -> None:
@@ -359,8 +358,8 @@ class Pipeline:
 
     @property
     def busy(self) -> float:
-        """The share of the time, from the first step to the end of the last, in which this stage computed."""
-        return (self._inside - self._links.waited) / (self._ended - self._began) if self._inside else 0.0
+        """The share of the time in :meth:`step` in which this stage computed, and did not wait for another."""
+        return 1 - self._waited / self._inside if self._inside else 0.0
 
     @property
     def stash_bytes(self) -> int:
@@ -419,7 +418,7 @@ class Pipeline:
         with self.output(), self._guarded("trace()"):
             record = StageRecord(query, self._stash.vector(), self.delay, len(self._stash.params), self.delays,
                                  self.losses, type(self.optimizer).__name__)  # fmt: skip
-            options = {"stages": self.count, "update_every": self.update_every, "stashing": self.stashing}
+            options = {"stages": self.count, "microbatches": self.microbatches, "stashing": self.stashing}
             records = self._links.gather(record)
             return None if records is None else trace_of(records, options, problem, seed)
 
