@@ -167,6 +167,13 @@ def test_a_pipeline_needs_torch_distributed():
         lg.pipeline.Pipeline([torch.nn.Linear(2, 2)], torch.nn.functional.mse_loss, torch.optim.SGD)
 
 
+def test_cut_keeps_a_layer_that_occurs_twice():
+    activation = torch.nn.Tanh()
+    parts = [torch.nn.Linear(3, 3), activation, torch.nn.Linear(3, 3), activation]
+    stages = lg.pipeline.cut(torch.nn.Sequential(*parts), 2)
+    assert [part for stage in stages for part in stage] == parts
+
+
 def test_cut_leaves_layers_whole_and_says_what_it_cannot_cut():
     model = cases.layers()
     stages = lg.pipeline.cut(model, 4)

@@ -28,7 +28,7 @@ def cut(model: nn.Sequential, stages: int) -> list[nn.Sequential]:
     """
     require("model", type(model).__name__, isinstance(model, nn.Sequential),
             "an nn.Sequential; cut other models by hand, or with torch.distributed.pipelining.pipeline")  # fmt: skip
-    children = list(model.children())
+    children = list(model)  # not model.children(), which leaves out what occurs twice
     sizes = {i: sum(p.numel() for p in child.parameters() if p.requires_grad) for i, child in enumerate(children)}
     blocks = Blocks(tuple(Block(f"{i}.parameters", (size,), "other") for i, size in sizes.items() if size))
     delays = iter(by_stage(blocks, stages).delays)
