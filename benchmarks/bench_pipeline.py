@@ -170,15 +170,22 @@ def muon(stage: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     return [*optimizers, torch.optim.AdamW(others, lr=lr, weight_decay=0.0)] if others else optimizers
 
 
-def without_delay(name: str, lr: float, samples: int) -> float:
-    """The held-out loss of one process that trains on batches of the size that the pipeline has, without delay."""
+LEARNERS = {
+    "SteadyMuon, never flushed, update for each microbatch": ("steady-muon", LEARNING_ROWS),
+    "SteadyMuon, never flushed, update for each batch": ("steady-muon", MICROBATCHES * LEARNING_ROWS),
+    "Muon, 1F1B": ("muon", MICROBATCHES * LEARNING_ROWS),
+}
+"""The optimizer of each, and the rows behind one of its updates."""
+
+
+def without_delay(optimizer: str, rows: int, lr: float, samples: int) -> float:
+    """The held-out loss of one process that trains without delay, with as many rows for each update."""
     model = gpt(**LEARNING)
-    rows = LEARNING_ROWS if name == "steady-muon" else MICROBATCHES * LEARNING_ROWS
-    optimizers = [lg.optim.SteadyMuon(model, lr=lr)] if name == "steady-muon" else muon(model, lr)
-    decays = [torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.02, samples // rows) for o in optimizers if name == "muon"]
+    optimizers = [lg.optim.SteadyMuon(model, lr=lr)] if optimizer == "steady-muon" else muon(model, lr)
+    decays = linear_decay(optimizers, samples // rows) if optimizer == "muon" else []
     for t in range(samples // rows):
-        value = loss(model(batch(t, rows)[0]), batch(t, rows)[1])
-        value.backward()
+        inputs, targets = batch(t, rows)
+        loss(model(inputs), targets).backward()
         for one in [*optimizers, *decays]:
             one.step()
         model.zero_grad()
@@ -186,62 +193,71 @@ def without_delay(name: str, lr: float, samples: int) -> float:
         return loss(model(held_out()[0]), held_out()[1]).item()
 
 
-def learn(out: dict[str, Any], lrs: dict[str, float], samples: int, records: int = 12) -> None:
-    """Held-out loss over seconds of training, of both pipelines with the learning rates of no delay."""
-    rank, batches = dist.get_rank(), samples // (MICROBATCHES * LEARNING_ROWS)
-    stages = lg.pipeline.cut(gpt(**LEARNING), RANKS)
-    ours = lg.pipeline.Pipeline(stages, loss, lambda stage: lg.optim.SteadyMuon(stage, lr=lrs["steady-muon"]),
-                                microbatches=MICROBATCHES)  # fmt: skip
-    whole = gpt(**LEARNING)
-    stages = lg.pipeline.cut(whole, RANKS)
-    torchs = Flushing(stages, muon(stages[rank], lrs["muon"]))
-    decays = [torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.02, batches) for o in torchs.optimizers]
+def linear_decay(optimizers: list[torch.optim.Optimizer], updates: int) -> list[Any]:
+    """Muon ends with a small learning rate; SteadyMuon ships an average instead."""
+    return [torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, updates) for optimizer in optimizers]
 
-    def share_last_stage() -> float:
+
+def learn(out: dict[str, Any], lrs: dict[str, float], samples: int, records: int = 12) -> None:
+    """Held-out loss over seconds of training, taking turns from record to record."""
+    rank, batches = dist.get_rank(), samples // (MICROBATCHES * LEARNING_ROWS)
+    whole = gpt(**LEARNING)
+    pipes: dict[str, Any] = {}
+    decays: list[Any] = []
+    for name, (optimizer, rows) in LEARNERS.items():
+        if optimizer == "muon":
+            stages = lg.pipeline.cut(whole, RANKS)
+            pipes[name] = Flushing(stages, muon(stages[rank], lrs[name]))
+            decays = linear_decay(pipes[name].optimizers, batches)
+        else:
+            stages_of_own = lg.pipeline.cut(gpt(**LEARNING), RANKS)
+            pipes[name] = lg.pipeline.Pipeline(
+                stages_of_own, loss, lambda stage, lr=lrs[name]: lg.optim.SteadyMuon(stage, lr=lr),
+                microbatches=MICROBATCHES, update_every=rows // LEARNING_ROWS,
+            )  # fmt: skip
+
+    def whole_loss() -> float | None:
         for p in stages[-1].parameters():
             dist.broadcast(p.data, RANKS - 1)
         with torch.no_grad():
-            return loss(whole(held_out()[0]), held_out()[1]).item() if rank == 0 else 0.0
+            return loss(whole(held_out()[0]), held_out()[1]).item() if rank == 0 else None
 
-    for name, pipe in (("SteadyMuon, never flushed", ours), ("Muon, 1F1B", torchs)):
-        curve, seconds = [], 0.0
-        for t in range(batches):
-            data = batch(t, MICROBATCHES * LEARNING_ROWS)
+    seconds = dict.fromkeys(pipes, 0.0)
+    curves: dict[str, list[tuple[float, float | None]]] = {name: [] for name in pipes}
+    for chunk in torch.arange(batches).chunk(records):
+        for name, pipe in pipes.items():
+            data = [batch(t, MICROBATCHES * LEARNING_ROWS) for t in chunk.tolist()]
+            dist.barrier()
             begin = time.perf_counter()
-            pipe.step(*data)
-            if pipe is torchs:
-                for decay in decays:
+            for inputs, targets in data:
+                pipe.step(inputs, targets)
+                for decay in decays if isinstance(pipe, Flushing) else []:
                     decay.step()
-            seconds += time.perf_counter() - begin
-            if (t + 1) % max(1, batches // records) == 0:
-                begin = time.perf_counter()
-                dist.barrier()
-                seconds += time.perf_counter() - begin
-                curve.append((seconds, pipe.evaluate(*held_out()) if pipe is ours else share_last_stage()))
-        out[name] = [(seconds, None if value is None else float(value)) for seconds, value in curve]
-    ours.close()
+            dist.barrier()
+            seconds[name] += time.perf_counter() - begin
+            value = whole_loss() if isinstance(pipe, Flushing) else pipe.evaluate(*held_out())
+            curves[name].append((seconds[name], None if value is None else float(value)))
+    out |= curves
 
 
 def report_learning(of_ranks: list[dict[str, Any]], lrs: dict[str, float], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    ours, torchs = "SteadyMuon, never flushed", "Muon, 1F1B"
-    curves = {ours: of_ranks[-1][ours], torchs: of_ranks[0][torchs]}
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    curves = {name: of_ranks[0 if kind == "muon" else -1][name] for name, (kind, _) in LEARNERS.items()}
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     ax = figure.add_subplot()
-    print(f"held-out loss over seconds; learning rates of no delay: {lrs}")
     for name, curve in curves.items():
         ax.plot(*zip(*curve, strict=True), marker=".", label=name)
-        print(f"  {name:<28} " + "  ".join(f"{seconds:.1f} s {value:.3f}" for seconds, value in curve))
-    ax.set(xlabel="seconds of training", ylabel="held-out loss")
-    ax.legend()
+        print(f"  {name}, lr {lrs[name]:g}: " + "  ".join(f"{seconds:.1f} s {value:.3f}" for seconds, value in curve))
+    ax.set(xlabel="seconds of training", ylabel="held-out loss", yscale="log")
+    ax.legend(fontsize="small")
     figure.savefig(path)
     print(f"  picture: {path}")
-    reached = next((seconds for seconds, value in curves[ours] if value <= curves[torchs][-1][1]), None)
-    if reached is None:
-        print(f"  the last loss of {torchs} was not reached")
-    else:
-        print(f"  the last loss of {torchs} was reached in {reached / curves[torchs][-1][0]:.2f} of its time")
+    *ours, torchs = curves
+    for name in ours:
+        reached = next((seconds for seconds, value in curves[name] if value <= curves[torchs][-1][1]), None)
+        share = "not at all" if reached is None else f"in {reached / curves[torchs][-1][0]:.2f} of its time"
+        print(f"  {name} reached the last loss of {torchs} {share}")
 
 
 # ---- On one GPU
@@ -304,7 +320,9 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw who was busy when")
     parser.add_argument("--learning", type=Path, help="compare what both learn, and draw it there")
     parser.add_argument("--samples", type=int, default=19_200, help="windows that both learn from")
-    parser.add_argument("--lrs", type=json.loads, help="learning rates of no delay, instead of a search")
+    parser.add_argument(
+        "--lrs", type=json.loads, help="JSON: the learning rate of each, instead of a search without delay"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     if options.device == "cuda":
@@ -316,9 +334,10 @@ def main() -> None:
     if options.learning:
         torch.set_num_threads(1)
         lrs = options.lrs or {}
-        for name in () if lrs else ("steady-muon", "muon"):
-            found = {lr: without_delay(name, lr, options.samples) for lr in (0.01, 0.03, 0.1)}
-            print(f"without delay, {name}: " + ", ".join(f"lr {lr:g} {value:.3f}" for lr, value in found.items()))
+        for name, (optimizer, rows) in () if lrs else LEARNERS.items():
+            found = {lr: without_delay(optimizer, rows, lr, options.samples) for lr in (0.01, 0.03, 0.1)}
+            losses = ", ".join(f"lr {lr:g} {value:.3f}" for lr, value in found.items())
+            print(f"  without delay, {optimizer}, {rows} rows for each update: {losses}", flush=True)
             lrs[name] = min(found, key=found.__getitem__)
         report_learning(run("learn", lrs=lrs, samples=options.samples), lrs, options.learning)
         return
