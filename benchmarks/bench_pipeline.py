@@ -33,7 +33,7 @@ import lategrad.optim
 from lategrad.pipeline import Span
 from timing import require_value, verdict
 
-sys.path.append(str(Path(__file__).parents[1] / "examples"))  # for the GPT of the example
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))  # for the GPT of the example
 
 from pipeline_training import batch, gpt, held_out, loss
 
