@@ -120,9 +120,10 @@ class Link:
         try:
             return call()
         except RuntimeError as error:
-            if "timed out" in str(error).lower() or "timeout" in str(error).lower():
+            why = str(error).splitlines()[0]
+            if "timed out" in why.lower() or "timeout" in why.lower():
                 why = f"nothing came or went for {self.timeout:g} s: it hangs, or its loop has made fewer steps"
-            else:
+            elif any(word in why.lower() for word in ("connection", "peer", "broken pipe")):
                 why = "the connection was lost: its process has ended"
             raise LinkError(f"could not {what} stage {self.peer}: {why}") from error
 
