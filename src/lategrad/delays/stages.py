@@ -33,6 +33,8 @@ class StageDelays:
     stashing: bool = True
     """False: the backward pass uses the newest version of each stage, not that of the forward pass."""
     model: nn.Module | None = field(default=None, repr=False)
+    longest: Tensor | None = field(default=None, repr=False)
+    """Recorded delays of the first stage, where they are not constant: a pipeline that was drained now and then."""
 
     @property
     def largest(self) -> int:

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from lategrad.delays import Arrivals, Constant, DelayModel, as_delay_model
+from lategrad.delays import Arrivals, Constant, DelayModel, Recorded, as_delay_model
 from lategrad.delays.clocks import Barrier, Cluster
 from lategrad.delays.stages import StageDelays
 from lategrad.gates import require_norm_options
@@ -184,7 +184,8 @@ def _label(value: Delays) -> int | str:
 def _draw(model: DelayModel | StageDelays, problem: Problem, steps: int, seed: int, share_samples: bool) -> Arrivals:
     if isinstance(model, StageDelays):
         require("delays", model, model.blocks.size == problem.dim, f"of the problem's {problem.dim} entries")
-        return Constant(model.largest).draw(steps, seed)
+        longest = Constant(model.largest) if model.longest is None else Recorded(model.longest)
+        return longest.draw(steps, seed)
     if not model.needs_labels:
         return model.draw(steps, seed)
     require("share_samples", share_samples, share_samples, "True when delays depend on the samples")
