@@ -32,8 +32,8 @@ class Problem(Protocol):
     - ``gradient_of_one(x, sample, out)``: the gradient at one vector, written into ``out``; saves workers a copy.
     - ``module_at(x)``: the trained ``torch.nn.Module`` with the parameters of a vector.
     - ``fingerprint()``: a text that differs between objectives; guards resumed runs and replays.
-    - ``on_device``: False if a gradient needs more than its device (data on disk), so that a GPU cannot repeat it as a
-      graph.
+    - ``on_device``: False if a gradient needs more than its device (data on disk, a seeded generator), so that a GPU
+      cannot repeat it as a graph, and ``simulate`` does not compile it by default.
     - ``local_steps``, ``init_worker_state``, ``run_job``: workers have state, see
       ``lategrad.problems.worker_state.StatefulProblem``; with ``seconds``, the target duration of a job, and
       ``jobs_at_once``, the most jobs that a simulation batches.

@@ -95,7 +95,7 @@ class Simulation:
             compile = compile or False  # many local steps would compile for minutes
 
         if compile is None:
-            compile = compiling_pays(len(self.delays), query.numel())
+            compile = getattr(problem, "on_device", True) and compiling_pays(len(self.delays), query.numel())
         self.step = in_place(rule, self.state, backend=None if compile == "rule" else "eager")
         self._update = Backend(
             {"compile": lambda: compiled(Simulation.update, device), "eager": lambda: Simulation.update},

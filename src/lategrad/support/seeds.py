@@ -6,6 +6,9 @@ one seed share no random numbers. The values are part of every recorded result: 
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import numpy as np
@@ -26,6 +29,10 @@ class Stream(IntEnum):
     WORKER = 0x776F726B6572  # the samples of a real worker
     PAUSES = 0x7061757365  # artificial pauses of a real worker
     VALIDATION = 0x76616C6964  # which training rows are held out
+    LAYERS = 0x6C6179657273  # random layers of a module, such as dropout
+
+
+_GLOBAL_GENERATORS = threading.RLock()
 
 
 def generator(*key: int) -> np.random.Generator:
@@ -44,3 +51,33 @@ def derived_seed(*key: int) -> int:
     True
     """
     return int(np.random.SeedSequence(key).generate_state(1)[0])
+
+
+def global_generators(device: torch.device) -> list[torch.Generator]:
+    """The generators that random layers on a device draw from: that of the CPU, and that of a GPU."""
+    on_gpu = device.type == "cuda"
+    return [torch.default_generator, *([torch.cuda.default_generators[device.index or 0]] if on_gpu else [])]
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random layers draw from this seed; afterwards the global generators continue as if nothing had been drawn.
+
+    One thread at a time: a process has one generator for each device.
+
+    >>> with seeded(7, torch.device("cpu")):
+    ...     first = torch.rand(3)
+    >>> with seeded(7, torch.device("cpu")):
+    ...     torch.equal(first, torch.rand(3))
+    True
+    """
+    generators = global_generators(device)
+    with _GLOBAL_GENERATORS:
+        before = [generator.get_state() for generator in generators]
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
+            yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
