@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 
 from lategrad.problems.flat_module import FlatModule, Value, recompute_statistics, stop_tracking, tracking_layers
 from lategrad.problems.minibatches import Minibatches
-from lategrad.problems.problem import Measures
+from lategrad.problems.problem import Measures, require_free_names
 from lategrad.problems.sources import Batches, Columns, Inputs, Source, map_inputs
 from lategrad.problems.splits import split_data
 from lategrad.rules.blocks import Blocks
@@ -374,10 +374,8 @@ class ModuleProblem:
 
 def _checked_metrics(metrics: Mapping[str, Value] | None) -> dict[str, Value]:
     by_name = dict(metrics or {})
-    reserved = ("loss", "test_loss", "accuracy", "step", "excess_loss")
-    for name, value in by_name.items():
-        require("metrics", by_name, isinstance(name, str) and callable(value), "functions by their names")
-        require("metrics", name, name not in reserved, f"other names than {', '.join(reserved)}")
+    require_free_names(by_name)
+    require("metrics", by_name, all(map(callable, by_name.values())), "functions by their names")
     return by_name
 
 

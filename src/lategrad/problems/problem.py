@@ -8,12 +8,14 @@ process and a replay agree on them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from lategrad.support.validation import require
 
 Self = TypeVar("Self", bound="Problem")
 
@@ -86,6 +88,17 @@ class Measures(NamedTuple):
     """The user's own, by name."""
 
 
+RESERVED_NAMES = ("loss", "test_loss", "accuracy", "step", "steps", "excess_loss", "seed", "delay", "record", "seconds",
+                  "workers")  # fmt: skip
+"""Names in traces and logs, which no metric may have."""
+
+
+def require_free_names(metrics: Iterable[object]) -> None:
+    for name in metrics:
+        free = isinstance(name, str) and name not in RESERVED_NAMES
+        require("the name of a metric", name, free, f"a text other than {', '.join(RESERVED_NAMES)}")
+
+
 def measure(problem: Problem, x: Tensor) -> Measures:
     """All that is recorded of a problem at points ``(*runs, dim)``.
 
@@ -95,6 +108,7 @@ def measure(problem: Problem, x: Tensor) -> Measures:
     """
     if hasattr(problem, "measure"):
         measures: Measures = problem.measure(x)
+        require_free_names(measures.metrics)
         return measures
     test_loss = problem.test_loss(x) if hasattr(problem, "test_loss") else None
     return Measures(problem.loss(x), problem.accuracy(x), test_loss)

@@ -96,6 +96,7 @@ class Settings:
                 "given with patience: the recorded value to improve")  # fmt: skip
         require("on_record", self.on_record, self.on_record is None or callable(self.on_record),
                 "a function of telemetry and output")  # fmt: skip
+        require("out", self.out, self.out != "", "None or a folder: '.' is the current one")
         require_number("deadline", self.deadline, low=0, strict=True)
         require_norm_options(self.clip, self.max_norm_ratio)
         if self.stall is not None:
