@@ -29,9 +29,16 @@ _DEFAULT_LR = 0.1  # of rules that have an lr, and no default for it
 _DATA_DEFAULTS = ("softmax", None, 64, "iid", 0.0)
 
 
+def is_own_problem(name: str) -> bool:
+    """Whether --problem names code of the user's own; a known name with a suffix does not."""
+    known = name.partition(":")[0].strip() in PROBLEMS
+    return not known and not Path(name).is_file() and own_target(name) is not None
+
+
 def problem_from(name: str, model: str, preprocess: str | None, batch: int, sampling: str, l2: float) -> Problem:
     """The problem of --problem; the other options say what is fitted to its data, and how."""
-    if not Path(name).is_file() and (name.partition(":")[0] in _WITHOUT_DATA or own_target(name)):
+    is_data = Path(name).is_file()
+    if not is_data and (name.partition(":")[0] in _WITHOUT_DATA or is_own_problem(name)):
         if (model, preprocess, batch, sampling, l2) != _DATA_DEFAULTS:
             raise ValueError(f"--model, --preprocess, --batch, --sampling and --l2 do not apply to --problem {name}")
         spec = read_spec(name, "problem", _WITHOUT_DATA)

@@ -76,6 +76,13 @@ class Settings:
             self._require_count(name, low=1, optional=True)
         self._require_count("max_delay", low=0, optional=True)
         self._require_count("seed", low=0)
+        for name in ("address", "monitor", "log"):
+            value = getattr(self, name)
+            require(name, value, value is None or isinstance(value, str), "a text, or None")
+        for name in ("compile", "progress"):
+            require(name, getattr(self, name), getattr(self, name) in (None, True, False), "True, False or None")
+        is_schedule = self.schedule is None or isinstance(self.schedule, str) or callable(self.schedule)
+        require("schedule", self.schedule, is_schedule, "a text, a function or None")
         require_choice("engine", self.engine, ENGINES)
         require_choice("compression", self.compression, COMPRESSIONS)
         low, high = self.worker_range()
@@ -110,7 +117,7 @@ class Settings:
             require_choice("log", log, tuple(LOGS))
         try:
             json.dumps(self.notes)
-        except TypeError as error:
+        except (TypeError, RecursionError) as error:
             raise ValueError(f"notes must be plain JSON values: {error}") from None
         self.slowness()
         unused = [worker for worker in self.slow if int(worker) >= high] if isinstance(self.slow, dict) else []
@@ -157,7 +164,7 @@ def _is_count(value: object, low: int) -> bool:
 
 
 def _distribution(spec: str) -> Distribution:
-    model = parse(spec)
+    model = parse(spec) if isinstance(spec, str) else None
     if not isinstance(model, Distribution):
         raise ValueError(f"slow must be a distribution such as constant:100 or lognormal:3,1, got {spec!r}")
     return model

@@ -17,7 +17,7 @@ from lategrad.problems.problem import Problem, as_problem
 from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.rules.scheduled import Share, with_schedule
-from lategrad.serve.checkpoints.archive import Archive, lock_folder
+from lategrad.serve.checkpoints.archive import Archive, lock_folder, require_settings
 from lategrad.serve.checkpoints.checkpoint import Checkpoint, checkpoint_paths
 from lategrad.serve.engines.engine import Engine, TrainingError
 from lategrad.serve.engines.local import LocalEngine
@@ -178,10 +178,20 @@ def resume_from(
         raise FileNotFoundError(f"no checkpoint in {str(folder)!r}: there is no such folder")
     with lock_folder(folder):
         archive = Archive(folder)
-        checkpoint = archive.load()
-        problem, rule = build(checkpoint.settings)
-        settings = Settings(**{**checkpoint.settings, **changes, "out": folder})
-        return Training(problem, rule, settings, checkpoint, archive).run()
+        built: list[Any] = []
+
+        def check(saved: dict[str, Any]) -> None:
+            require_settings(saved)
+            built[:] = build(saved)
+
+        checkpoint = archive.load(check)
+        options = {**checkpoint.settings, **changes, "out": folder}
+        if options["engine"] != "ray":
+            options["address"] = changes.get("address")
+        elif "address" not in changes and (address := options["address"]) is not None:  # of the folder's choosing
+            raise ValueError(f"the run was on the Ray cluster at {address!r}: name it again, address={address!r}, or "
+                             "another one")  # fmt: skip
+        return Training(*built, Settings(**options), checkpoint, archive).run()
 
 
 class Training:

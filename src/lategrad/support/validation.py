@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ Scalar = float | Tensor
 """A hyper-parameter: a float, or a tensor of shape ``(*runs, 1)`` with one value for each run."""
 
 _MAX_ENTRIES = 8  # of a tensor in a message
+_LONGEST = 300  # characters of any other value
+_MAX_COUNT = 10**15  # of anything that a file may count
 
 
 def require(name: str, value: object, condition: bool | Tensor, valid: str) -> None:
@@ -30,7 +33,8 @@ def require(name: str, value: object, condition: bool | Tensor, valid: str) -> N
 def _format(value: object) -> str:
     """A value in a message: tensors as plain numbers."""
     if not isinstance(value, Tensor):
-        return repr(value)
+        text = repr(value)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     entries = [f"{entry:g}" for entry in value.detach().flatten()[:_MAX_ENTRIES].tolist()]
     more = ", ..." if value.numel() > _MAX_ENTRIES else ""
     return entries[0] if value.numel() == 1 else f"[{', '.join(entries)}{more}]"
@@ -86,6 +90,28 @@ def require_device(name: str, value: str | torch.device) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         require(name, str(value), (device.index or 0) < count, f"'cpu': torch can use {count} GPU(s) here")
     return device
+
+
+def require_form(name: str, value: Any, form: Any) -> None:
+    """Require a JSON value of some form: types, a list ``[form]``, a form for each key, or for all keys, ``{str: form}``.
+
+    >>> require_form("gate", {"0": {"applied": -1}}, {str: {"applied": int}})
+    Traceback (most recent call last):
+    ...
+    ValueError: gate.0.applied must be of type int, got -1
+    """
+    if isinstance(form, dict | list):
+        kind: type = type(form)
+        require(name, value, isinstance(value, kind), f"of type {kind.__name__}")
+        items = dict(enumerate(value)) if kind is list else {key: value.get(key) for key in {**form, **value} if key != str}
+        every = form[0] if kind is list else form.get(str)
+        for key, item in items.items():
+            if every or key in form:
+                require_form(f"{name}.{key}", item, every or form[key])
+    else:
+        kinds = form if isinstance(form, tuple) else (form,)
+        is_count = type(value) is not int or 0 <= value < _MAX_COUNT
+        require(name, value, type(value) in kinds and is_count, f"of type {' or '.join(k.__name__ for k in kinds)}")
 
 
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
