@@ -205,8 +205,10 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
             ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         ax.grid(alpha=0.3)
     if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            figure.savefig(part, dpi=150, format=path.suffix.removeprefix(".") or "png")
     return figure
 
 

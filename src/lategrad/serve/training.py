@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections import Counter
@@ -191,7 +192,10 @@ def resume_from(
         elif "address" not in changes and (address := options["address"]) is not None:  # of the folder's choosing
             raise ValueError(f"the run was on the Ray cluster at {address!r}: name it again, address={address!r}, or "
                              "another one")  # fmt: skip
-        return Training(*built, Settings(**options), checkpoint, archive).run()
+        settings = Settings(**options)
+        if settings.progress is not False:
+            print(f"resuming at update {checkpoint.version} of {settings.steps}", file=sys.stderr)
+        return Training(*built, settings, checkpoint, archive).run()
 
 
 class Training:
@@ -243,13 +247,26 @@ class Training:
 
     def run(self) -> Trace:
         """Train until all updates are made, or until stopped."""
-        with Monitors(self.settings) as monitors, handle_signals(self), closing(self.engine):
+        with handle_signals(self):
+            trace = self._run()
+            trace.config["stopped"] = self.stopping
+            if (folder := self.settings.folder) is not None:
+                try:
+                    trace.save(folder / "trace.safetensors")
+                    trace.to_csv(folder / "records.csv")
+                except (OSError, SafetensorError) as error:  # the trace in memory must not be lost with it
+                    warnings.warn(f"the trace could not be saved: {error}", stacklevel=2)
+        if self.stopping is not None:
+            warnings.warn(f"{self.stopping}: the trace ends after {len(trace.delays)} updates", stacklevel=2)
+        return trace
+
+    def _run(self) -> Trace:
+        with Monitors(self.settings) as monitors, closing(self.engine):
             watch = Watch(self.engine.records, self._stop_early, self.settings)
             if self.settings.on_record is not None or self.settings.monitor is not None:
                 self.engine.watch(watch.look)
-            self.engine.begin(self._checkpoint)
+            self.engine.begin(self._checkpoint, watch.check_name)
             self._checkpoint = None  # the server has it
-            watch.check_name()
             trace = None
             while trace is None:
                 try:
@@ -261,16 +278,7 @@ class Training:
                     self.engine.save()
                 trace = self.engine.finish(at_once=self.stopping is not None)
             self._show(monitors)
-        trace.config["stopped"] = self.stopping
-        if (folder := self.settings.folder) is not None:
-            try:
-                trace.save(folder / "trace.safetensors")
-                trace.to_csv(folder / "records.csv")
-            except (OSError, SafetensorError) as error:  # the trace in memory must not be lost with it
-                warnings.warn(f"the trace could not be saved: {error}", stacklevel=2)
-        if self.stopping is not None:
-            warnings.warn(f"{self.stopping}: the trace ends after {len(trace.delays)} updates", stacklevel=2)
-        return trace
+            return trace
 
     def _stop_early(self, reason: str) -> None:
         if self.stopping is None and self.engine.version < self.settings.steps:

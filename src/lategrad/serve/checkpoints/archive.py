@@ -17,6 +17,12 @@ import numpy as np
 from lategrad.serve.checkpoints.checkpoint import Checkpoint, DamagedError, checkpoint_paths, read_checkpoint
 from lategrad.serve.observe.update_log import LogFile, LogMark, Rows, UpdateLog
 from lategrad.serve.settings import Settings
+from lategrad.support.files import require_plain
+
+
+_WRITTEN = ("updates.bin", "log.csv", "log.jsonl", "records.csv", "trace.safetensors", "training.png",
+            "best.safetensors", "wandb-id")  # fmt: skip
+"""Files of a run besides its checkpoints, of which one that is no plain file is skipped as damaged."""
 
 
 def require_settings(saved: dict[str, Any]) -> None:
@@ -44,6 +50,8 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)  # the folder itself: a lock file in it could be removed
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, however it ends
+        for name in _WRITTEN:
+            require_plain(folder / name)
         yield
     except BlockingIOError:
         remedy = "wait until it ends, or choose another folder"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
-from lategrad.support.files import read_regular, replacing
+from lategrad.support.files import read_plain, replacing
 from lategrad.support.validation import require_form
 
 FORMAT = "lategrad-checkpoint-4"
@@ -117,7 +117,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and description of one checkpoint; raises :class:`DamagedError` with what is wrong."""
     try:
-        sealed = json.loads(read_regular(path))
+        sealed = json.loads(read_plain(path))
         text: str = sealed["checkpoint"]
         if hashlib.sha256(text.encode()).hexdigest() != sealed["checksum"]:
             raise ValueError("its checksum does not match")
@@ -130,7 +130,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         workers, series = {**description["next_sequence"], **description["gate"]}, description["records"]
         if not all(map(str.isdecimal, workers)) or len({len(values) for values in series.values()}) > 1:
             raise ValueError("its workers have no numbers, or its records differ in length")
-        contents = read_regular(path.with_suffix(".safetensors"))
+        contents = read_plain(path.with_suffix(".safetensors"))
         if hashlib.sha256(contents).hexdigest() != description["tensors"]:
             raise ValueError("the checksum of its tensors does not match")
         tensors = safetensors.torch.load(contents)

@@ -46,6 +46,7 @@ from lategrad.serve.worker import Oracle, work
 from lategrad.support.timeouts import limited
 
 fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone
+SERVER_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # sent to all processes, and meant for one
 _LARGEST = 16_384  # bytes of a message; longer texts are cut
 START_TIMEOUT = 120.0  # seconds for the fork server to fork; it has to import torch first
 _EXIT_TIMEOUT = 1.0  # seconds that a worker whose socket is closed has to end by itself; the server waits for it
@@ -149,6 +150,8 @@ class Processes:
         )
 
         def fork() -> None:
+            # A fork server that still imports torch would die of Ctrl-C; it unblocks what it ignores by then.
+            signal.pthread_sigmask(signal.SIG_BLOCK, SERVER_SIGNALS)
             with theirs:
                 process.start()
 
@@ -250,7 +253,7 @@ class ProcessLink:
 
 def _run(worker: int, channel: socket.socket, segment: Segment, problem: SharedPickle, *parts: Any) -> None:
     """What a worker process runs; the other parts are those of its :class:`~lategrad.serve.worker.Oracle`."""
-    for ours in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    for ours in SERVER_SIGNALS:
         signal.signal(ours, signal.SIG_IGN)  # Ctrl-C is the server's: it ends its workers itself
     _die_with_parent()
     torch.set_num_threads(1)  # the workers are the parallelism

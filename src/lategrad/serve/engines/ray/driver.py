@@ -19,6 +19,7 @@ import math
 import secrets
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +114,7 @@ class RayEngine:
 
     # ---- The server
 
-    def begin(self, checkpoint: Checkpoint | None) -> None:
+    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> None:
         """Connect, create the server's actor and start the server, unless the run is asked to stop meanwhile."""
         _, most = self._settings.worker_range()
         if checkpoint is not None:
@@ -126,6 +127,8 @@ class RayEngine:
             if not self._stopping:
                 raise
         self._wait_for_server()
+        if self.records.steps:  # none if the run is asked to stop before it begins
+            check()
         if self._archive is not None and self.mirror.is_filled and not self._write():
             raise self._archive.unusable()
 
