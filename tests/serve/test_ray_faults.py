@@ -86,11 +86,13 @@ def test_what_belongs_to_a_folder_ends_with_whoever_holds_its_pipe(tmp_path):
     (folder / "logs").mkdir(parents=True)
     sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
     ours, other = (subprocess.Popen(sleep, env=os.environ | {reaper.MARK: f"{folder}{end}"}) for end in ("", "x"))
+    with open(folder / "logs" / "agent.log", "w") as log:  # a title that it sets is written over its environment
+        untold = subprocess.Popen(sleep, stdout=log)
     cleaner = subprocess.Popen([sys.executable, "-I", "-S", reaper.__file__, folder], stdin=subprocess.PIPE)
     try:
         assert ours.poll() is None
         cleaner.stdin.close()
-        assert ours.wait(PATIENCE) == -signal.SIGKILL
+        assert ours.wait(PATIENCE) == untold.wait(PATIENCE) == -signal.SIGKILL
         assert cleaner.wait(PATIENCE) == 0
         assert not folder.exists()
         assert other.poll() is None

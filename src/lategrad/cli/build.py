@@ -84,9 +84,8 @@ def rules_from(texts: Sequence[str], lrs: Sequence[float]) -> dict[str, RuleSpec
             elif options["lr"].required:
                 spec = spec.with_option("lr", _DEFAULT_LR)
         elif "lr" not in options and lrs and number not in spec.values:
-            value = as_text(lrs[0])
-            raise ValueError(f"--lr is not an option of rule {spec.name!r}: its number is {number}, "
-                             f"write --rule {spec.name}:{number}={value}")  # fmt: skip
+            hint = f": its number is {number}, write --rule {spec.name}:{number}={as_text(lrs[0])}" if number else ""
+            raise ValueError(f"--lr is not an option of rule {spec.name!r}{hint}")
         rules[label if label not in rules else text] = spec
     if lrs and not used:
         raise ValueError(f"--lr {as_text(lrs[0])} is of no use: every rule sets its own")

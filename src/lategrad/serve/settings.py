@@ -22,6 +22,7 @@ from lategrad.support.validation import require, require_choice, require_device,
 ENGINES = ("processes", "threads", "ray")
 MAX_WORKERS = 1000  # a larger number is almost certainly a typo
 _MAX_PREFETCH = 100
+_MAX_THREADS = 1024
 _NOT_SAVED = ("out", "progress", "on_record")  # options of a call, not of the run
 FUNCTION = "function "
 """Marks a saved schedule that is a function, of which only the name can be saved."""
@@ -72,6 +73,7 @@ class Settings:
         object.__setattr__(self, "server_device", str(self.server_device))
         for name in ("steps", "keep", "threads"):
             self._require_count(name, low=1)
+        require("threads", self.threads, self.threads <= _MAX_THREADS, f"<= {_MAX_THREADS}")
         for name in ("record_every", "checkpoint_every", "max_refusals", "patience", "data_shards"):
             self._require_count(name, low=1, optional=True)
         self._require_count("max_delay", low=0, optional=True)

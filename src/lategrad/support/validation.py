@@ -85,7 +85,8 @@ def require_device(name: str, value: str | torch.device) -> torch.device:
     try:
         device = torch.device(value)
     except RuntimeError:
-        raise ValueError(f"{name} must be 'cpu' or 'cuda', got {value!r}") from None
+        device = torch.device("meta")
+    require(name, str(value), device.type in ("cpu", "cuda"), "'cpu' or 'cuda'")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         require(name, str(value), (device.index or 0) < count, f"'cpu': torch can use {count} GPU(s) here")

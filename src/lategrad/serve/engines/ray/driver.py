@@ -91,7 +91,7 @@ class RayEngine:
         self._version = 0
         self._telemetry: Telemetry | None = None
         self._delays: list[Tensor] = []
-        self._cpus, self._polled_capacity, self._warned_no_cpu = 0, -math.inf, False
+        self._cpus, self._room, self._polled_capacity, self._warned_no_cpu = 0, 0, -math.inf, False
         self._replaced: dict[str, int] = {}
         self.records = Records(problem, settings.record_every or settings.steps)
         self._look: Look | None = None
@@ -348,11 +348,13 @@ class RayEngine:
         if now - self._polled_capacity > _CAPACITY_POLL:
             self._polled_capacity = now
             try:
+                before = self._cpus
                 self._cpus = int(self._calls.limited(ray.cluster_resources, _RPC_TIMEOUT).get("CPU", 0))
+                self._room = max(before, self._cpus)  # of a lost machine, its workers are to be reported first
                 self._warn_of_no_cpu(now)
             except OutOfTimeError:  # as many as before
                 self._polled_capacity = now + _CAPACITY_RETRY
-        return self._cpus
+        return self._room
 
     def _warn_of_no_cpu(self, now: float) -> None:
         joined = () if self._status is None else self._status.report.activities
