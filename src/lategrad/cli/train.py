@@ -134,15 +134,12 @@ def absolute(text: str) -> str:
     return f"{Path(module).resolve()}{colon}{rest}" if module.endswith(".py") else text
 
 
-def _is_own(option: str, text: str) -> bool:
-    return is_own_problem(text) if option == "problem" else text.partition(":")[0].strip() not in RULES
-
-
 def confirm_own_code(command: dict[str, Any], **names: str | None) -> None:
     """Execute the user's own code that a run's folder names only if the user names it again."""
     for option, name in names.items():
         saved = command[option]
-        if _is_own(option, saved) and absolute(name or "") != saved:
+        is_own = is_own_problem(saved) if option == "problem" else saved.partition(":")[0].strip() not in RULES
+        if is_own and absolute(name or "") != saved:
             raise ValueError(f"the run used code of your own: name it again, --{option} {saved}")
 
 
@@ -168,18 +165,9 @@ def _print_summary(trace: Trace, out: Path | None) -> None:
         typer.echo(f"written to {out}: trace.safetensors, records.csv, training.png, checkpoints")
     if not trace.complete:
         if out is not None:
-            again = "".join(f" --{option} {shlex.quote(text)}" for option, text in _named_again(trace).items())
-            typer.echo(f"to continue: lategrad resume {shlex.quote(str(out))}{again}", err=True)
+            typer.echo(f"to continue: lategrad resume {shlex.quote(str(out))}", err=True)
         terminated = trace.config.get("stopped") in (STOP_REASONS[SIGTERM], STOP_REASONS[SIGHUP])
         raise typer.Exit(_TEMPORARY_FAILURE if terminated and out is not None else 130)
-
-
-def _named_again(trace: Trace) -> dict[str, str]:
-    """What a command that resumes a run has to name: code of the user's own, and a cluster."""
-    settings = trace.config["settings"]
-    command = settings["notes"]["command"]
-    own = {option: command[option] for option in ("problem", "rule") if _is_own(option, command[option])}
-    return own | ({} if settings["address"] is None else {"address": settings["address"]})
 
 
 def final_result(trace: Trace) -> str:

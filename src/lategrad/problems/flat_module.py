@@ -43,10 +43,6 @@ class FlatModule:
     def dim(self) -> int:
         return sum(self._sizes)
 
-    @property
-    def device(self) -> torch.device:
-        return self._own[0].device
-
     def vector(self) -> Tensor:
         """The module's own parameters, in float32 or wider."""
         flat = torch.cat([p.detach().flatten() for p in self._own])

@@ -20,7 +20,7 @@ from lategrad.problems.problem import Measures, require_free_names
 from lategrad.problems.sources import Batches, Columns, Inputs, Source, map_inputs
 from lategrad.problems.splits import split_data
 from lategrad.rules.blocks import Blocks
-from lategrad.support.seeds import Stream, derived_seed, global_generators, seeded
+from lategrad.support.seeds import Stream, derived_seed, seeded
 from lategrad.support.validation import require
 
 _EVALUATION_ROWS = 4096  # taken at once, for each run
@@ -144,14 +144,11 @@ class ModuleProblem:
     @cached_property
     def is_random(self) -> bool:
         """Whether a gradient draws from torch's global generators, as dropout does."""
-        size = min(self.minibatches.batch, self.micro_batch or self.minibatches.batch)
-        inputs, targets, _ = next(self._chunks(self.splits.loss_rows, None, size))
-        device = self.training.device
-        with seeded(0, device), torch.no_grad():
-            before = [generator.get_state() for generator in global_generators(device)]
+        inputs, targets, _ = next(self._chunks(self.splits.loss_rows, None, self.micro_batch or self.minibatches.batch))
+        with seeded(0) as generators, torch.no_grad():
+            before = [generator.get_state() for generator in generators]
             self.loss_of_batch(self.training.output(inputs), targets)
-            after = [generator.get_state() for generator in global_generators(device)]
-        return not all(map(torch.equal, before, after))
+            return not all(map(torch.equal, before, (generator.get_state() for generator in generators)))
 
     def samples(self, seed: int, first: int, count: int) -> Tensor:
         """Row numbers, ``(count, batch)``; of a stream of batches its seed and the batch's number, ``(count, 2)``.
@@ -160,9 +157,8 @@ class ModuleProblem:
         """
         if isinstance(self.splits.train, Batches):
             numbers = torch.stack([torch.full((count,), seed), torch.arange(first, first + count)], dim=-1)
-        else:
-            numbers = self.minibatches.draw(seed, first, count)
-        return self._with_seeds(numbers, seed, first)
+            return self._with_seeds(numbers, seed, first)
+        return self._with_seeds(self.minibatches.draw(seed, first, count), seed, first)
 
     def _with_seeds(self, numbers: Tensor, seed: int, first: int) -> Tensor:
         if not self.is_random:
@@ -209,8 +205,11 @@ class ModuleProblem:
         def one_by_one() -> Tensor:
             samples = sample.reshape(-1, sample.shape[-1])
             points = stacked.reshape(len(samples), -1, self.dim)
-            drawn = map(self._draw, samples)
-            return torch.stack([self._gradient_on(x, *of) for xs, of in zip(points, drawn, strict=True) for x in xs])
+            if self.is_random:
+                pairs = zip(points, samples, strict=True)
+                return torch.stack([self.gradient_of_one(x, of) for xs, of in pairs for x in xs])
+            rows = map(self.splits.train.rows, samples)
+            return torch.stack([self._gradient_on(x, of) for xs, of in zip(points, rows, strict=True) for x in xs])
 
         if self.is_random:  # torch.func would draw other numbers than a single run does
             return one_by_one().reshape(x.shape)
@@ -220,18 +219,12 @@ class ModuleProblem:
 
     def gradient_of_one(self, x: Tensor, sample: Tensor, out: Tensor | None = None) -> Tensor:
         """The gradient at one vector ``(dim,)``, as a worker computes it; written into ``out`` if given."""
-        return self._gradient_on(x, *self._draw(sample), out)
-
-    def _draw(self, sample: Tensor) -> tuple[Rows, int | None]:
-        """The rows of a sample, and the seed of random layers."""
         if not self.is_random:
-            return self.splits.train.rows(sample), None
-        return self.splits.train.rows(sample[:-1]), int(sample[-1])
+            return self._gradient_on(x, self.splits.train.rows(sample), out)
+        with seeded(int(sample[-1])):
+            return self._gradient_on(x, self.splits.train.rows(sample[:-1]), out)
 
-    def _gradient_on(self, x: Tensor, rows: Rows, seed: int | None, out: Tensor | None = None) -> Tensor:
-        if seed is not None:
-            with seeded(seed, self.training.device):
-                return self._gradient_on(x, rows, None, out)
+    def _gradient_on(self, x: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
         if self.micro_batch is None or len(rows[1]) <= self.micro_batch:
             return self.training.gradient(x, *rows, self.loss_of_batch, out)
         whole = self._over_pieces(rows, 0, lambda part, of: self.training.gradient(x, part, of, self.loss_of_batch))
@@ -316,7 +309,7 @@ class ModuleProblem:
             return {name: torch.stack([means[name] for means in by_run]) for name in by_run[0]}
 
         # Some modules draw in evaluation mode too: also then a loss is a function of the vector.
-        with seeded(0, self.evaluated.device) if self.is_random else nullcontext():
+        with seeded(0) if self.is_random else nullcontext():
             means = one_by_one() if self._tracking else self._over_runs(len(vectors), at_once, one_by_one)
         return {name: value.reshape(*x.shape[:-1], 1) for name, value in means.items()}
 

@@ -90,10 +90,10 @@ class Measures(NamedTuple):
 
 RESERVED_NAMES = ("loss", "test_loss", "accuracy", "step", "steps", "excess_loss", "seed", "delay", "record", "seconds",
                   "workers")  # fmt: skip
-"""Names in traces and logs, which no metric may have."""
 
 
 def require_free_names(metrics: Iterable[object]) -> None:
+    """Refuse metrics whose names are columns of traces and logs."""
     for name in metrics:
         free = isinstance(name, str) and name not in RESERVED_NAMES
         require("the name of a metric", name, free, f"a text other than {', '.join(RESERVED_NAMES)}")

@@ -151,16 +151,9 @@ class Server:
         return self._next_job(self.jobs.join(member, member if worker is None else worker, location), out)
 
     def deliver(
-        self,
-        member: int,
-        version: int,
-        sequence: int,
-        grad: Tensor,
-        out: Tensor | None = None,
-        *,
-        checked: bool = False,
-        info: JobInfo = STATELESS,
-    ) -> Job | None:
+        self, member: int, version: int, sequence: int, grad: Tensor, out: Tensor | None = None, *,
+        checked: bool = False, info: JobInfo = STATELESS,
+    ) -> Job | None:  # fmt: skip
         """Apply, refuse or drop the gradient of a job, and issue the sender's next one as :meth:`join` does.
 
         A message that answers no job of its sender raises ``lategrad.serve.jobs.ForeignMessageError``.

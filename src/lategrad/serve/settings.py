@@ -7,6 +7,7 @@ import json
 import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from lategrad.delays import Distribution
@@ -78,12 +79,10 @@ class Settings:
             self._require_count(name, low=1, optional=True)
         self._require_count("max_delay", low=0, optional=True)
         self._require_count("seed", low=0)
-        for name in ("address", "monitor", "log"):
+        for name, kind in (("address", str), ("monitor", str), ("log", str), ("compile", bool), ("progress", bool)):
             value = getattr(self, name)
-            require(name, value, value is None or isinstance(value, str), "a text, or None")
-        for name in ("compile", "progress"):
-            require(name, getattr(self, name), getattr(self, name) in (None, True, False), "True, False or None")
-        is_schedule = self.schedule is None or isinstance(self.schedule, str) or callable(self.schedule)
+            require(name, value, value is None or isinstance(value, kind), f"of type {kind.__name__}, or None")
+        is_schedule = isinstance(self.schedule, str | NoneType) or callable(self.schedule)
         require("schedule", self.schedule, is_schedule, "a text, a function or None")
         require_choice("engine", self.engine, ENGINES)
         require_choice("compression", self.compression, COMPRESSIONS)

@@ -18,7 +18,7 @@ from lategrad.problems.problem import Problem, as_problem
 from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.rules.scheduled import Share, with_schedule
-from lategrad.serve.checkpoints.archive import Archive, lock_folder, require_settings
+from lategrad.serve.checkpoints.archive import Archive, lock_folder
 from lategrad.serve.checkpoints.checkpoint import Checkpoint, checkpoint_paths
 from lategrad.serve.engines.engine import Engine, TrainingError
 from lategrad.serve.engines.local import LocalEngine
@@ -179,13 +179,8 @@ def resume_from(
         raise FileNotFoundError(f"no checkpoint in {str(folder)!r}: there is no such folder")
     with lock_folder(folder):
         archive = Archive(folder)
-        built: list[Any] = []
-
-        def check(saved: dict[str, Any]) -> None:
-            require_settings(saved)
-            built[:] = build(saved)
-
-        checkpoint = archive.load(check)
+        built: list[tuple[Problem, AnyRule[Any]]] = []
+        checkpoint = archive.load(lambda saved: built.append(build(saved)))
         options = {**checkpoint.settings, **changes, "out": folder}
         if options["engine"] != "ray":
             options["address"] = changes.get("address")
@@ -195,7 +190,7 @@ def resume_from(
         settings = Settings(**options)
         if settings.progress is not False:
             print(f"resuming at update {checkpoint.version} of {settings.steps}", file=sys.stderr)
-        return Training(*built, settings, checkpoint, archive).run()
+        return Training(*built[-1], settings, checkpoint, archive).run()
 
 
 class Training:

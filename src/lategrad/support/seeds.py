@@ -53,31 +53,19 @@ def derived_seed(*key: int) -> int:
     return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
-def global_generators(device: torch.device) -> list[torch.Generator]:
-    """The generators that random layers on a device draw from: that of the CPU, and that of a GPU."""
-    on_gpu = device.type == "cuda"
-    return [torch.default_generator, *([torch.cuda.default_generators[device.index or 0]] if on_gpu else [])]
-
-
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random layers draw from this seed; afterwards the global generators continue as if nothing had been drawn.
+def seeded(seed: int) -> Iterator[list[torch.Generator]]:
+    """Torch's global generators draw from this seed, and continue afterwards as if nothing had been drawn.
 
-    One thread at a time: a process has one generator for each device.
-
-    >>> with seeded(7, torch.device("cpu")):
-    ...     first = torch.rand(3)
-    >>> with seeded(7, torch.device("cpu")):
-    ...     torch.equal(first, torch.rand(3))
-    True
+    One thread at a time: they belong to the process.
     """
-    generators = global_generators(device)
+    generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
     with _GLOBAL_GENERATORS:
         before = [generator.get_state() for generator in generators]
         try:
             for generator in generators:
                 generator.manual_seed(seed)
-            yield
+            yield generators
         finally:
             for generator, state in zip(generators, before, strict=True):
                 generator.set_state(state)

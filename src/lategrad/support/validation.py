@@ -94,25 +94,21 @@ def require_device(name: str, value: str | torch.device) -> torch.device:
 
 
 def require_form(name: str, value: Any, form: Any) -> None:
-    """Require a JSON value of some form: types, a list ``[form]``, a form for each key, or for all keys, ``{str: form}``.
+    """Require a JSON value of types, of a form for each item, ``[form]``, or for some or all keys, ``{str: form}``.
 
     >>> require_form("gate", {"0": {"applied": -1}}, {str: {"applied": int}})
     Traceback (most recent call last):
     ...
     ValueError: gate.0.applied must be of type int, got -1
     """
-    if isinstance(form, dict | list):
-        kind: type = type(form)
-        require(name, value, isinstance(value, kind), f"of type {kind.__name__}")
-        items = dict(enumerate(value)) if kind is list else {key: value.get(key) for key in {**form, **value} if key != str}
-        every = form[0] if kind is list else form.get(str)
-        for key, item in items.items():
-            if every or key in form:
-                require_form(f"{name}.{key}", item, every or form[key])
-    else:
-        kinds = form if isinstance(form, tuple) else (form,)
-        is_count = type(value) is not int or 0 <= value < _MAX_COUNT
-        require(name, value, type(value) in kinds and is_count, f"of type {' or '.join(k.__name__ for k in kinds)}")
+    kinds = form if isinstance(form, tuple) else (form if isinstance(form, type) else type(form),)
+    is_valid = type(value) in kinds and (type(value) is not int or 0 <= value < _MAX_COUNT)
+    require(name, value, is_valid, f"of type {' or '.join(kind.__name__ for kind in kinds)}")
+    if isinstance(form, list):
+        value, form = dict(enumerate(value)), {str: form[0]}
+    for key in (*value, *form) if isinstance(form, dict) else ():
+        if key is not str and (key in form or str in form):
+            require_form(f"{name}.{key}", value.get(key), form.get(key, form.get(str)))
 
 
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -19,13 +19,11 @@ from lategrad.serve.observe.update_log import LogFile, LogMark, Rows, UpdateLog
 from lategrad.serve.settings import Settings
 from lategrad.support.files import require_plain
 
-
 _WRITTEN = ("updates.bin", "log.csv", "log.jsonl", "records.csv", "trace.safetensors", "training.png",
             "best.safetensors", "wandb-id")  # fmt: skip
-"""Files of a run besides its checkpoints, of which one that is no plain file is skipped as damaged."""
 
 
-def require_settings(saved: dict[str, Any]) -> None:
+def _require_settings(saved: dict[str, Any]) -> None:
     """Raise a :class:`DamagedError` unless these are the settings of a run of this version, on any machine."""
     if unknown := sorted(saved.keys() - {field.name for field in dataclasses.fields(Settings)}):
         raise DamagedError(f"the checkpoint is from a newer version of lategrad: it has the setting {unknown[0]!r}")
@@ -168,7 +166,7 @@ class Archive:
             self._log.mark = LogMark(0, 0)
             return UpdateLog.unknown(version).rows()
 
-    def load(self, check: Callable[[dict[str, Any]], object] = require_settings) -> Checkpoint:
+    def load(self, check: Callable[[dict[str, Any]], object] | None = None) -> Checkpoint:
         """The newest intact checkpoint, with the log up to it; damaged ones are skipped with a warning.
 
         ``check`` is called with its settings, and may find them damaged, too.
@@ -181,7 +179,9 @@ class Archive:
                 tensors, description = read_checkpoint(path)
                 version, mark = description["version"], LogMark(**description["log"])
                 found = Checkpoint(version, tensors, description, self._history(version, mark))
-                check(found.settings)
+                _require_settings(found.settings)
+                if check is not None:
+                    check(found.settings)
             except (DamagedError, MemoryError) as error:
                 last = error
                 warnings.warn(f"{error}; trying the one before it", stacklevel=2)
