@@ -81,7 +81,7 @@ def test_simulate_prints_a_table_and_writes_everything(capsys, tmp_path):
         (["--steps", "99999999999999999999"], "--steps must be below 2^63, got 99999999999999999999"),
         (["--device", "meta"], "--device must be 'cpu' or 'cuda', got 'meta'"),
         (["--rule", "fed-buff:size=99999999999999999999"], "--rule must be below 2^63, got 99999999999999999999"),
-        (["--rule", "fed-buff:99999999999999999999"], "size of rule 'fed-buff' must be an integer below 2^63"),
+        (["--rule", "fed-buff:1,99999999999999999999"], "size of rule 'fed-buff' must be an integer, got '9999"),
         (["--problem", "quadratic:dim=99999999999999"], "problem 'quadratic': RuntimeError: [enforce fail"),
         (["--problem", "digits:P"], "'digits', 'fashion-mnist'"),
     ],

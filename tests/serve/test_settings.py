@@ -98,7 +98,6 @@ def test_an_unknown_option_is_refused_by_name():
         ({"out": ""}, "out must be None or a folder: '.' is the current one, got ''"),
         ({"monitor": 3}, "monitor must be of type str, or None, got 3"),
         ({"compile": "yes"}, "compile must be of type bool, or None, got 'yes'"),
-        ({"schedule": 3}, "schedule must be a text, a function or None, got 3"),
         ({"server_device": "tpu9"}, "server_device must be 'cpu' or 'cuda'"),
         ({"device": "abacus"}, "device must be 'cpu' or 'cuda'"),
         ({"deadline": 0.0}, "deadline must be a finite number > 0"),

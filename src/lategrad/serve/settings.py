@@ -7,7 +7,6 @@ import json
 import warnings
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from lategrad.delays import Distribution
@@ -82,8 +81,6 @@ class Settings:
         for name, kind in (("address", str), ("monitor", str), ("log", str), ("compile", bool), ("progress", bool)):
             value = getattr(self, name)
             require(name, value, value is None or isinstance(value, kind), f"of type {kind.__name__}, or None")
-        is_schedule = isinstance(self.schedule, str | NoneType) or callable(self.schedule)
-        require("schedule", self.schedule, is_schedule, "a text, a function or None")
         require_choice("engine", self.engine, ENGINES)
         require_choice("compression", self.compression, COMPRESSIONS)
         low, high = self.worker_range()
