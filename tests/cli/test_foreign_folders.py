@@ -102,7 +102,7 @@ def test_a_cluster_that_the_folder_names_is_not_dialled(run):
     change("config.settings.address", '"ray://203.0.113.9:10001"', all_of_them=True)
     code, err = run("resume", "--steps", "25")
     assert code == 2
-    assert "the run was on the Ray cluster at 'ray://203.0.113.9:10001': name it again" in err
+    assert "--address must be given again: only the run's folder names the Ray cluster at 'ray://203" in err
     code, err = run("resume", "--steps", "25", "--engine", "threads")
     assert code == 0, err
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,13 @@ _DEFAULT_LR = 0.1  # of rules that have an lr, and no default for it
 _DATA_DEFAULTS = ("softmax", None, 64, "iid", 0.0)
 
 
+def is_own_code(text: str, known: Collection[str]) -> bool:
+    """Whether a text names code of the user's own; a known name with a suffix does not."""
+    return text.partition(":")[0].strip() not in known and own_target(text) is not None
+
+
 def is_own_problem(name: str) -> bool:
-    """Whether --problem names code of the user's own; a known name with a suffix does not."""
-    known = name.partition(":")[0].strip() in PROBLEMS
-    return not known and not Path(name).is_file() and own_target(name) is not None
+    return not Path(name).is_file() and is_own_code(name, PROBLEMS)
 
 
 def problem_from(name: str, model: str, preprocess: str | None, batch: int, sampling: str, l2: float) -> Problem:

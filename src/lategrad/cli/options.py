@@ -53,8 +53,8 @@ def spread_values(arguments: Sequence[str], lists: Collection[str]) -> list[str]
     seen: set[str] = set()
     option, count = "", 0
     for argument in arguments:
-        if (value := argument.rpartition("=")[2]).isdecimal() and int(value) >= 2**63:
-            raise ValueError(f"{option or 'an argument'} must be below 2^63, got {value}")
+        if any(int(number) >= 2**63 for number in re.findall(r"\b\d{19,}\b", argument)):
+            raise ValueError(f"{option or 'an argument'} must have numbers below 2^63, got {argument}")
         if re.match(r"-(?![.\d])", argument):  # an option, and not a negative number
             option, equals, value = argument.partition("=")
             count = len(equals)

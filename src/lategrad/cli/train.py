@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from lategrad.cli import options
-from lategrad.cli.build import is_own_problem, problem_from, rules_from, set_from, with_local_steps
+from lategrad.cli.build import is_own_code, is_own_problem, problem_from, rules_from, set_from, with_local_steps
 from lategrad.cli.train_options import RESUME_OPTIONS, TRAIN_OPTIONS, with_options
 from lategrad.problems import Problem
 from lategrad.registry import RULES
@@ -138,7 +138,7 @@ def confirm_own_code(command: dict[str, Any], **names: str | None) -> None:
     """Execute the user's own code that a run's folder names only if the user names it again."""
     for option, name in names.items():
         saved = command[option]
-        is_own = is_own_problem(saved) if option == "problem" else saved.partition(":")[0].strip() not in RULES
+        is_own = is_own_problem(saved) if option == "problem" else is_own_code(saved, RULES)
         if is_own and absolute(name or "") != saved:
             raise ValueError(f"the run used code of your own: name it again, --{option} {saved}")
 

@@ -185,8 +185,7 @@ def resume_from(
         if options["engine"] != "ray":
             options["address"] = changes.get("address")
         elif "address" not in changes and (address := options["address"]) is not None:  # of the folder's choosing
-            raise ValueError(f"the run was on the Ray cluster at {address!r}: name it again, address={address!r}, or "
-                             "another one")  # fmt: skip
+            raise ValueError(f"address must be given again: only the run's folder names the Ray cluster at {address!r}")
         settings = Settings(**options)
         if settings.progress is not False:
             print(f"resuming at update {checkpoint.version} of {settings.steps}", file=sys.stderr)

@@ -94,18 +94,12 @@ class Option:
         if self.choices:
             readers.append(("one of " + ", ".join(self.choices), {c: c for c in self.choices}.__getitem__))
         if int in self.types or type(self.default) is int or not self.types:
-            readers.append(("an integer", _integer))
+            readers.append(("an integer", int))
         if float in self.types or not self.types:
             readers.append(("a number", float))
         if (str in self.types and not self.choices) or not self.types:
             readers.append(("a text", str))
         return readers
-
-
-def _integer(text: str) -> int:
-    if not -(2**63) <= (value := int(text)) < 2**63:
-        raise ValueError(f"{text} does not fit into a tensor")
-    return value
 
 
 def as_text(value: Any) -> str:

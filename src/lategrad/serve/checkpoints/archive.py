@@ -27,9 +27,7 @@ def _require_settings(saved: dict[str, Any]) -> None:
     """Raise a :class:`DamagedError` unless these are the settings of a run of this version, on any machine."""
     if unknown := sorted(saved.keys() - {field.name for field in dataclasses.fields(Settings)}):
         raise DamagedError(f"the checkpoint is from a newer version of lategrad: it has the setting {unknown[0]!r}")
-    anywhere = {"device": "cpu", "server_device": "cpu"}
-    if isinstance(saved.get("schedule"), str):
-        anywhere["schedule"] = "constant"  # it may have been a function, which is asked for elsewhere
+    anywhere = {"device": "cpu", "server_device": "cpu", "schedule": None}  # a schedule may have been a function
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
