@@ -120,3 +120,12 @@ def test_a_module_that_draws_nothing_has_samples_of_rows_alone(module):
     assert not problem.is_random
     assert problem.samples(0, 0, 3).shape == (3, 8)
     assert problem.on_device
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_a_simulation_repeats_itself_and_a_run_replays():
+    problem = problem_of(Encoder())
+    first, second = (lg.simulate(problem, RULE, 2, 20, device="cuda").output for _ in range(2))
+    assert torch.equal(first, second)
+    trace = lg.train(problem, RULE, steps=20, workers=2, engine="threads", device="cuda", progress=False)
+    torch.testing.assert_close(lg.replay(trace, problem, RULE, device="cuda").output, trace.output)
