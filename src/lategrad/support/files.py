@@ -18,7 +18,6 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.unlink(missing_ok=True)
         yield part
         _sync(part)
         os.replace(part, path)
