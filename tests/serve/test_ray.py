@@ -477,7 +477,7 @@ def test_workers_come_and_go_with_their_machines(cluster):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:worker", "ignore:stopped")
+@pytest.mark.filterwarnings("ignore:worker", "ignore:stopped", "ignore:.* wait for a CPU")
 def test_workers_of_other_machines_stay_when_one_is_lost(cluster):
     home, *others = (cluster.add_node(num_cpus=cpus) for cpus in (0, 2, 2))
     with Run(home, steps=10**6, workers="1:4", slow="constant:10") as run:

@@ -29,6 +29,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,7 @@ class Processes:
 
         def fork() -> None:
             # A fork server that still imports torch would die of Ctrl-C; it unblocks what it ignores by then.
+            resource_tracker.ensure_running()  # which, where it does start one, unblocks them here
             signal.pthread_sigmask(signal.SIG_BLOCK, SERVER_SIGNALS)
             with theirs:
                 process.start()
