@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import NoneType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,10 +25,13 @@ from lategrad.serve.worker import Streams
 from lategrad.simulator import simulate
 from lategrad.support.runs import map_tensors
 from lategrad.support.threads import torch_threads
-from lategrad.support.validation import require
+from lategrad.support.validation import require, require_form
 from lategrad.trace import Trace
 
 _NEIGHBOURS = 256  # as many as the simulator asks for at once
+_FORM = {"problem": str, "contents": str, "compiled": bool,
+         "settings": {"seed": int, "data_shards": (int, NoneType), "compression": (str, NoneType),
+                      "schedule": (str, NoneType), "clip": (int, float, NoneType)}}  # fmt: skip
 
 
 class RecordedSamples:
@@ -154,6 +158,7 @@ def replay(
     lost = int((cast(Tensor, trace.worker) < 0).sum())
     require("trace", f"one that has lost {lost} updates' rows", lost == 0, "whole: its log of updates was damaged")
     problem = as_problem(problem)
+    require_form("the trace", trace.config, _FORM)
     require_same(problem, trace.config, "that was trained on", same_start=True)
     settings = trace.config["settings"]
     rule = _scheduled(fill_in(as_rule(rule), getattr(problem, "blocks", None)), settings.get("schedule"))

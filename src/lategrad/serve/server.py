@@ -18,7 +18,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ from lategrad.trace import Trace, describe
 
 _PENDING_RECORD = "record."  # and the version: a tensor of a checkpoint, an output that is not evaluated yet
 _UNKNOWN = Location(None, "unknown")
+_LONGEST = 60  # characters of a value in a message
 
 
 class Server:
@@ -153,16 +154,9 @@ class Server:
         return self._next_job(self.jobs.join(member, member if worker is None else worker, location), out)
 
     def deliver(
-        self,
-        member: int,
-        version: int,
-        sequence: int,
-        grad: Tensor,
-        out: Tensor | None = None,
-        *,
-        checked: bool = False,
-        info: JobInfo = STATELESS,
-    ) -> Job | None:
+        self, member: int, version: int, sequence: int, grad: Tensor, out: Tensor | None = None, *,
+        checked: bool = False, info: JobInfo = STATELESS,
+    ) -> Job | None:  # fmt: skip
         """Apply, refuse or drop the gradient of a job, and issue the sender's next one as :meth:`join` does.
 
         A message that answers no job of its sender raises ``lategrad.serve.jobs.ForeignMessageError``.
@@ -369,8 +363,8 @@ class Server:
         saved = checkpoint.description
         config = saved["config"]
         require_same(self.problem, config, "of the checkpoint", same_start=False)
-        ours, theirs = self.config["rule"], config["rule"]
-        require("rule", ours, ours == theirs, f"that of the checkpoint, {theirs!r}")
+        if differences := ", ".join(_differences(self.config["rule"], config["rule"], "it")):
+            raise ValueError(f"rule must be that of the checkpoint: {differences}")
         done = checkpoint.version
         require("steps", self.steps, self.steps >= done, f">= {done}, the updates made already")
         self._load(checkpoint)
@@ -395,6 +389,17 @@ class Server:
         if self.gate is not None:
             for worker, counts in checkpoint.description["gate"].items():
                 self.gate.applied[int(worker)], self.gate.dropped[int(worker)] = counts["applied"], counts["dropped"]
+
+
+def _differences(now: Any, before: Any, name: str) -> Iterator[str]:
+    """``lr is 0.01, was 0.03``, for all that differs in the descriptions of two rules."""
+    if isinstance(now, dict) and isinstance(before, dict) and now.get("type") == before.get("type"):
+        for key in {**now, **before}:
+            yield from _differences(now.get(key), before.get(key), key)
+    elif now != before:
+        texts = (str(part["type"] if isinstance(part, dict) and "type" in part else part) for part in (now, before))
+        is_now, was = (text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for text in texts)
+        yield f"{name} is {is_now}, was {was}"
 
 
 def _numbered(prefix: str, names: Iterable[str]) -> dict[int, str]:

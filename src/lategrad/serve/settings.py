@@ -22,6 +22,7 @@ from lategrad.support.validation import require, require_choice, require_device,
 ENGINES = ("processes", "threads", "ray")
 MAX_WORKERS = 1000  # a larger number is almost certainly a typo
 _MAX_PREFETCH = 100
+_MAX_THREADS = 1024
 _NOT_SAVED = ("out", "progress", "on_record")  # options of a call, not of the run
 FUNCTION = "function "
 """Marks a saved schedule that is a function, of which only the name can be saved."""
@@ -75,8 +76,12 @@ class Settings:
             self._require_count(name, low=1)
         for name in ("record_every", "checkpoint_every", "max_refusals", "patience", "data_shards", "threads"):
             self._require_count(name, low=1, optional=True)
+        require("threads", self.threads, (self.threads or 1) <= _MAX_THREADS, f"<= {_MAX_THREADS}")
         self._require_count("max_delay", low=0, optional=True)
         self._require_count("seed", low=0)
+        for name, kind in (("address", str), ("monitor", str), ("log", str), ("compile", bool), ("progress", bool)):
+            value = getattr(self, name)
+            require(name, value, value is None or isinstance(value, kind), f"of type {kind.__name__}, or None")
         require_choice("engine", self.engine, ENGINES)
         require_choice("compression", self.compression, COMPRESSIONS)
         low, high = self.worker_range()
@@ -101,6 +106,7 @@ class Settings:
                 "given with patience: the recorded value to improve")  # fmt: skip
         require("on_record", self.on_record, self.on_record is None or callable(self.on_record),
                 "a function of telemetry and output")  # fmt: skip
+        require("out", self.out, self.out != "", "None or a folder: '.' is the current one")
         require_number("deadline", self.deadline, low=0, strict=True)
         require_norm_options(self.clip, self.max_norm_ratio)
         if self.stall is not None:
@@ -114,7 +120,7 @@ class Settings:
             require_choice("log", log, tuple(LOGS))
         try:
             json.dumps(self.notes)
-        except TypeError as error:
+        except (TypeError, RecursionError) as error:
             raise ValueError(f"notes must be plain JSON values: {error}") from None
         self.slowness()
         unused = [worker for worker in self.slow if int(worker) >= high] if isinstance(self.slow, dict) else []
@@ -166,7 +172,7 @@ def _is_count(value: object, low: int) -> bool:
 
 
 def _distribution(spec: str) -> Distribution:
-    model = parse(spec)
+    model = parse(spec) if isinstance(spec, str) else None
     if not isinstance(model, Distribution):
         raise ValueError(f"slow must be a distribution such as constant:100 or lognormal:3,1, got {spec!r}")
     return model

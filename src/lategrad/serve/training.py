@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections import Counter
@@ -184,10 +185,17 @@ def resume_from(
         raise FileNotFoundError(f"no checkpoint in {str(folder)!r}: there is no such folder")
     with lock_folder(folder):
         archive = Archive(folder)
-        checkpoint = archive.load()
-        problem, rule = build(checkpoint.settings)
-        settings = Settings(**{**checkpoint.settings, **changes, "out": folder})
-        return Training(problem, rule, settings, checkpoint, archive).run()
+        built: list[tuple[Problem, AnyRule[Any]]] = []
+        checkpoint = archive.load(lambda saved: built.append(build(saved)))
+        options = {**checkpoint.settings, **changes, "out": folder}
+        if options["engine"] != "ray":
+            options["address"] = changes.get("address")
+        elif "address" not in changes and (address := options["address"]) is not None:  # of the folder's choosing
+            raise ValueError(f"address must be given again: only the run's folder names the Ray cluster at {address!r}")
+        settings = Settings(**options)
+        if settings.progress is not False:
+            print(f"resuming at update {checkpoint.version} of {settings.steps}", file=sys.stderr)
+        return Training(*built[-1], settings, checkpoint, archive).run()
 
 
 class Training:
@@ -239,13 +247,26 @@ class Training:
 
     def run(self) -> Trace:
         """Train until all updates are made, or until stopped."""
-        with Monitors(self.settings) as monitors, handle_signals(self), closing(self.engine):
+        with handle_signals(self):
+            trace = self._run()
+            trace.config["stopped"] = self.stopping
+            if (folder := self.settings.folder) is not None:
+                try:
+                    trace.save(folder / "trace.safetensors")
+                    trace.to_csv(folder / "records.csv")
+                except (OSError, SafetensorError) as error:  # the trace in memory must not be lost with it
+                    warnings.warn(f"the trace could not be saved: {error}", stacklevel=2)
+        if self.stopping is not None:
+            warnings.warn(f"{self.stopping}: the trace ends after {len(trace.delays)} updates", stacklevel=2)
+        return trace
+
+    def _run(self) -> Trace:
+        with Monitors(self.settings) as monitors, closing(self.engine):
             watch = Watch(self.engine.records, self._stop_early, self.settings)
             if self.settings.on_record is not None or self.settings.monitor is not None:
                 self.engine.watch(watch.look)
-            self.engine.begin(self._checkpoint)
+            self.engine.begin(self._checkpoint, watch.check_name)
             self._checkpoint = None  # the server has it
-            watch.check_name()
             trace = None
             while trace is None:
                 try:
@@ -257,16 +278,7 @@ class Training:
                     self.engine.save()
                 trace = self.engine.finish(at_once=self.stopping is not None)
             self._show(monitors)
-        trace.config["stopped"] = self.stopping
-        if (folder := self.settings.folder) is not None:
-            try:
-                trace.save(folder / "trace.safetensors")
-                trace.to_csv(folder / "records.csv")
-            except (OSError, SafetensorError) as error:  # the trace in memory must not be lost with it
-                warnings.warn(f"the trace could not be saved: {error}", stacklevel=2)
-        if self.stopping is not None:
-            warnings.warn(f"{self.stopping}: the trace ends after {len(trace.delays)} updates", stacklevel=2)
-        return trace
+            return trace
 
     def _stop_early(self, reason: str) -> None:
         if self.stopping is None and self.engine.version < self.settings.steps:

@@ -102,7 +102,10 @@ class Simulation:
         if compile is True or (compile is None and pays(backend="loops")):
             with suppress(UnsupportedError):
                 self._loops = RunLoops(self)
-        compile = False if self._loops is not None else pays() if compile is None else compile
+        if compile is None:
+            compile = getattr(problem, "on_device", True) and pays()
+        if self._loops is not None:
+            compile = False
         self.step = in_place(rule, self.state, backend=None if compile == "rule" else "eager")
         self._update = Backend(
             {"compile": lambda: compiled(Simulation.update, device), "eager": lambda: Simulation.update},

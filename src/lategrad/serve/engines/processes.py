@@ -31,6 +31,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from lategrad.support.timeouts import limited
 from lategrad.support.validation import require_device
 
 fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone
+SERVER_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # sent to all processes, and meant for one
 _LARGEST = 16_384  # bytes of a message; longer texts are cut
 START_TIMEOUT = 120.0  # seconds for the fork server to fork; it has to import torch first
 _EXIT_TIMEOUT = 1.0  # seconds that a worker whose socket is closed has to end by itself; the server waits for it
@@ -154,6 +156,9 @@ class Processes:
         name = f"lategrad-worker-{worker}"
 
         def fork() -> tuple[Any, socket.socket]:
+            # A fork server that still imports torch would die of Ctrl-C; it unblocks what it ignores by then.
+            resource_tracker.ensure_running()  # which, where it does start one, unblocks them here
+            signal.pthread_sigmask(signal.SIG_BLOCK, SERVER_SIGNALS)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs, contextlib.ExitStack() as undo:
                 undo.callback(ours.close)
@@ -262,7 +267,7 @@ def _run(
     worker: int, channel: socket.socket, segment: Segment | GpuSegment, problem: SharedPickle, *parts: Any
 ) -> None:
     """What a worker process runs; the other parts are those of its :class:`~lategrad.serve.worker.Oracle`."""
-    for ours in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    for ours in SERVER_SIGNALS:
         signal.signal(ours, signal.SIG_IGN)  # Ctrl-C is the server's: it ends its workers itself
     _die_with_parent()
     torch.set_num_threads(1)  # the workers are the parallelism

@@ -121,13 +121,9 @@ class ServerActor:
         """Whether the trace was fetched: later updates would be in the records, and not in the trace."""
 
     def begin(
-        self,
-        problem: Problem,
-        rule: AnyRule[Any],
-        settings: Settings,
-        checkpoint: Checkpoint | None,
+        self, problem: Problem, rule: AnyRule[Any], settings: Settings, checkpoint: Checkpoint | None,
         watched: bool = False,
-    ) -> Checkpoint:
+    ) -> Checkpoint:  # fmt: skip
         """Start, from a checkpoint if there is one; returns a first checkpoint of its own."""
         server = Server(problem, rule, settings, query_in_place=True)
         torch.set_num_threads(server.threads)

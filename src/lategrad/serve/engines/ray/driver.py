@@ -19,6 +19,7 @@ import math
 import secrets
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +94,7 @@ class RayEngine:
         needs = {"CPU": 1.0, "GPU": settings.gpus_per_worker}
         self._needs = {name: need for name, need in needs.items() if need}
         self._cluster: dict[str, float] = {}
-        self._polled_capacity, self._warned_of_waiting = -math.inf, False
+        self._room, self._polled_capacity, self._warned_of_waiting = 0, -math.inf, False
         self._replaced: dict[str, int] = {}
         self.records = Records(problem, settings.record_every or settings.steps)
         self._look: Look | None = None
@@ -116,7 +117,7 @@ class RayEngine:
 
     # ---- The server
 
-    def begin(self, checkpoint: Checkpoint | None) -> None:
+    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> None:
         """Connect, create the server's actor and start the server, unless the run is asked to stop meanwhile."""
         _, most = self._settings.worker_range()
         if checkpoint is not None:
@@ -129,6 +130,8 @@ class RayEngine:
             if not self._stopping:
                 raise
         self._wait_for_server()
+        if self.records.steps:  # none if the run is asked to stop before it begins
+            check()
         if self._archive is not None and self.mirror.is_filled and not self._write():
             raise self._archive.unusable()
 
@@ -348,10 +351,16 @@ class RayEngine:
         if now - self._polled_capacity > _CAPACITY_POLL:
             self._polled_capacity = now
             try:
+                before = self._capacity
                 self._cluster = self._calls.limited(ray.cluster_resources, _RPC_TIMEOUT)
+                self._room = max(before, self._capacity)  # of a lost machine, its workers are to be reported first
                 self._warn_of_waiting(now)
             except OutOfTimeError:  # as many as before
                 self._polled_capacity = now + _CAPACITY_RETRY
+        return self._room
+
+    @property
+    def _capacity(self) -> int:
         return min(int(self._cluster.get(name, 0) / need) for name, need in self._needs.items())
 
     def _warn_of_waiting(self, now: float) -> None:
