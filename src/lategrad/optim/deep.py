@@ -13,7 +13,6 @@ from lategrad.rules import SteadyAdam as SteadyAdamRule
 from lategrad.rules import SteadyMuon as SteadyMuonRule
 from lategrad.rules.blocks import Blocks, Kinds
 from lategrad.rules.rule import AnyRule
-from lategrad.support.validation import require
 
 
 class SteadyAdam(RuleOptimizer):
@@ -96,12 +95,21 @@ class SteadyMuon(RuleOptimizer):
         maximize: bool = False, compile: bool | None = None,
     ) -> None:  # fmt: skip
         if isinstance(params, nn.Module):
-            require("kinds", kinds, kinds is None or isinstance(kinds, Mapping), "a mapping where params is a module")
+            if not isinstance(kinds, Mapping | None):
+                raise ValueError(f"kinds must be a mapping where params is a module, got {kinds!r}")
             named = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
             params = [{"params": named, "kinds": Blocks.of_module(params, kinds).require_decided().labels}]
             kinds = None
         super().__init__(params, lr=lr, weight_decay=weight_decay, kinds=kinds, maximize=maximize, per_parameter=False,
                          compile=compile)  # fmt: skip
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its parameters get names if only the others have them, as torch requires of all or none."""
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        if any("param_names" in group for group in self.param_groups) and params and isinstance(params[0], Tensor):
+            params = [(f"group {len(self.param_groups)}: {i}", p) for i, p in enumerate(params)]
+        super().add_param_group({**param_group, "params": params})
 
     def parameter_table(self) -> str:
         """How every parameter is taken, as text with a line for each.

@@ -22,6 +22,7 @@ UNDECIDED = "undecided"
 _VALID = ", ".join(map(repr, KINDS)) + " or, for several in one tensor, 'n matrices' such as '12 matrices'"
 
 AnyRule = TypeVar("AnyRule")
+Value = TypeVar("Value")
 Kinds = str | Sequence[str] | Mapping[Any, str] | None
 """One kind for all tensors, one for each, or some of them by pattern of name or by module."""
 
@@ -37,43 +38,37 @@ class Block:
     Args:
         name: of the parameter.
         shape: of the tensor.
-        kind: "matrix", "embedding" or "other"; "undecided" until the host is told.
-        count: of matrices that lie one after another in the tensor, such as attention heads in the rows of a projection
-            or experts in the first dimension; None for a tensor that is one matrix.
+        label: its kind, "matrix", "embedding" or "other"; or "n matrices" that lie one after another in it, such as
+            attention heads in the rows of a projection or experts in the first dimension.
 
-    >>> Block.of("attention.query", (12, 8), "3 matrices").matrix_shape  # three heads
+    >>> Block("query.weight", (12, 8), "3 matrices").matrix_shape  # three heads
     (3, 4, 8)
-    >>> Block.of("experts", (5, 4, 8), "5 matrices").matrix_shape
+    >>> Block("experts", (5, 4, 8), "5 matrices").matrix_shape
     (5, 4, 8)
-    >>> Block.of("convolution", (6, 4, 3, 3), "matrix").matrix_shape
+    >>> Block("convolution.weight", (6, 4, 3, 3), "matrix").matrix_shape
     (6, 36)
     """
 
     name: str
     shape: tuple[int, ...]
-    kind: str
-    count: int | None = None
+    label: str
 
     def __post_init__(self) -> None:
-        require(f"kind of {self.name!r}", self.kind, self.kind in (*KINDS, UNDECIDED), _VALID)
-        fits = self.kind != "matrix" or len(self.shape) >= 2
-        require(f"kind of {self.name!r}", self.kind, fits,
-                f"'embedding' or 'other' for a tensor of shape {self.shape}")  # fmt: skip
-        if self.count is not None and math.prod(self.shape):
-            splits = self.kind == "matrix" and self.count >= 1 and math.prod(self.matrix_shape) == self.size
-            require(f"number of matrices in {self.name!r}", self.count, splits,
-                    f"a divisor of the first dimension, or a multiple of it, of shape {self.shape}")  # fmt: skip
-
-    @classmethod
-    def of(cls, name: str, shape: Sequence[int], label: str) -> Block:
-        """A block from the text of its kind, "12 matrices" included."""
-        stacked = re.fullmatch(r"(\d+) matrices", label) if isinstance(label, str) else None
-        return cls(name, tuple(shape), "matrix" if stacked else label, int(stacked[1]) if stacked else None)
+        require(f"kind of {self.name!r}", self.label, self.kind in (*KINDS, UNDECIDED), _VALID)
+        if self.kind == "matrix" and self.size:
+            fits = len(self.shape) >= 2 and self.count != 0 and math.prod(self.matrix_shape) == self.size
+            require(f"kind of {self.name!r}", self.label, fits, f"one that its shape {self.shape} allows: a matrix has "
+                    f"two dimensions, n matrices divide the first dimension or make up several")  # fmt: skip
 
     @property
-    def label(self) -> str:
-        """The kind as a text that :meth:`of` reads."""
-        return self.kind if self.count is None else f"{self.count} matrices"
+    def count(self) -> int | None:
+        """The number of matrices, if it is not one that fills the tensor."""
+        stacked = re.fullmatch(r"(\d+) matrices", str(self.label))
+        return int(stacked[1]) if stacked else None
+
+    @property
+    def kind(self) -> str:
+        return self.label if self.count is None else "matrix"
 
     @property
     def size(self) -> int:
@@ -135,9 +130,9 @@ class Blocks:
                 names.setdefault(p, []).append(name)
                 found.setdefault(p, []).append(_kind_in(part, name.rpartition(".")[2], p))
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        told = _told(kinds or {}, [(p, names[p]) for _, p in trained])
+        told = first_matches("kinds", kinds or {}, [(p, names[p]) for _, p in trained])
         labels = ["embedding" if "embedding" in found[p] else found[p][0] for _, p in trained]
-        return cls(tuple(Block.of(name, p.shape, said or label)
+        return cls(tuple(Block(name, tuple(p.shape), said or label)
                          for (name, p), said, label in zip(trained, told, labels, strict=True)))  # fmt: skip
 
     @classmethod
@@ -150,14 +145,14 @@ class Blocks:
         tensors = list(tensors)
         told: Sequence[str | None] = [None] * len(tensors)
         if isinstance(kinds, Mapping):
-            require("kinds", kinds, names is not None, "one kind, or a list, for parameters without names: pass the "
-                                                       "module or its named_parameters() for kinds by name")  # fmt: skip
-            told = _told(kinds, [(p, [name]) for p, name in zip(tensors, names or (), strict=True)])
+            remedy = "one kind, or a list, for parameters without names: pass the module, or its named_parameters()"
+            require("kinds", kinds, names is not None, remedy)
+            told = first_matches("kinds", kinds, [(p, [name]) for p, name in zip(tensors, names or (), strict=True)])
         elif kinds is not None:
             told = [kinds] * len(tensors) if isinstance(kinds, str) else kinds
             require("kinds", kinds, len(told) == len(tensors), f"one kind, or {len(tensors)}, one for each parameter")
         names = names or [str(i) for i in range(len(tensors))]
-        return cls(tuple(Block.of(name, p.shape, said or kind_of(p))
+        return cls(tuple(Block(name, tuple(p.shape), said or kind_of(p))
                          for name, p, said in zip(names, tensors, told, strict=True)))  # fmt: skip
 
     @property
@@ -226,19 +221,27 @@ def _kind_in(module: nn.Module, name: str, p: Tensor) -> str:
     return "matrix" if isinstance(module, _WITH_MATRICES) else kind_of(p)
 
 
-def _told(kinds: Mapping[Any, str], named: Sequence[tuple[Tensor, Sequence[str]]]) -> list[str | None]:
-    """What the keys of ``kinds`` say of each parameter, which may have several names; None where none matches."""
-    told: list[str | None] = [None] * len(named)
-    every = ", ".join(name for _, names in named for name in names)
-    for key, label in kinds.items():
-        require("a key of kinds", key, isinstance(key, str | nn.Module), "a pattern of names or a module")
-        own = set(key.parameters()) if isinstance(key, nn.Module) else set()
-        matching = [i for i, (p, names) in enumerate(named)
-                    if p in own or (isinstance(key, str) and any(fnmatchcase(name, key) for name in names))]  # fmt: skip
-        require("each key of kinds", key, len(matching) > 0, f"one that matches a trained parameter: {every}")
+def first_matches(
+    what: str, patterns: Mapping[Any, Value], named: Sequence[tuple[Tensor | None, Sequence[str]]]
+) -> list[Value | None]:
+    """The value of the first pattern that matches each parameter; None where none does.
+
+    Args:
+        what: the argument that messages are about.
+        patterns: values by pattern of names, or by module; each must match.
+        named: the parameters, each with all its names.
+    """
+    values: list[Value | None] = [None] * len(named)
+    for pattern, value in patterns.items():
+        require(f"each pattern of {what}", pattern, isinstance(pattern, str | nn.Module), "a text or a module")
+        own = set(pattern.parameters()) if isinstance(pattern, nn.Module) else set()
+        matching = [i for i, (p, names) in enumerate(named) if p in own or (isinstance(pattern, str) and any(
+                    fnmatchcase(name, pattern) for name in names))]  # fmt: skip
+        require(f"each pattern of {what}", pattern, len(matching) > 0,
+                f"one that matches a parameter: {', '.join(name for _, names in named for name in names)}")  # fmt: skip
         for i in matching:
-            told[i] = told[i] or label
-    return told
+            values[i] = value if values[i] is None else values[i]
+    return values
 
 
 def fill_in(rule: AnyRule, blocks: Blocks | None) -> AnyRule:
