@@ -135,7 +135,7 @@ def test_an_optimizer_that_raises_is_reported_not_hidden():
             raise KeyError("momentum")
 
     found = failures(partial(Raises, fault=""), skip=SLOW)
-    assert found["resumed"].endswith("becomes another run (KeyError 'momentum')")
+    assert found["resumed"].endswith("becomes another run (KeyError: 'momentum')")
 
 
 def test_bad_arguments():
