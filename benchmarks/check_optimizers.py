@@ -41,7 +41,8 @@ def main():
         print(f"\n{name}", flush=True)
         try:
             results = check_optimizer(OPTIMIZERS[name], skip=arguments.skip, device=arguments.device)
-            print("\n".join(f"  {check}: {result}" for check, result in results.items() if result != "passed"))
+            remarks = [f"  {check}: {result}" for check, result in results.items() if result != "passed"]
+            print("\n".join(remarks or ["  passed"]))
         except AssertionError as error:
             print("  FAILS " + str(error).replace("\n", "\n  FAILS "))
 

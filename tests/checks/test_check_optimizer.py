@@ -160,6 +160,13 @@ def test_sharded_training_with_sgd_equals_one_process(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in OURS if name != "Delayed"])
+def test_sharded_training_with_ours_equals_one_process(name):
+    pytest.importorskip("lategrad.execution.dtensors", reason="optimizers that take DTensors")
+    assert failures(OURS[name], skip=[*QUICK, "compiled"]) == {}
+
+
+@pytest.mark.slow
 def test_muon_of_torch_differs_by_the_rounding_of_bfloat16_alone():
     """It orthogonalises in bfloat16, in another order when it is sharded or compiled."""
     assert set(failures(OTHERS["Muon"], skip=QUICK)) <= {"compiled", "sharded"}

@@ -84,7 +84,7 @@ def check_optimizer(
             failures.append(f"{name}: {lost} ({of_rank[-1] if of_rank else text[:200].splitlines()[0]})")
     if failures:
         raise AssertionError("\n".join(failures))
-    return results
+    return {name: results[name] for name in _CHECKS}
 
 
 @dataclass(frozen=True)
