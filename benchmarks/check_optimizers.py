@@ -1,6 +1,6 @@
 """What ``check_optimizer`` finds in our optimizers, torch's and schedulefree's; takes minutes.
 
-    python benchmarks/check_optimizers.py [NAME ...] [--skip compiled sharded] [--device cuda]
+python benchmarks/check_optimizers.py [NAME ...] [--skip compiled sharded] [--device cuda]
 """
 
 import argparse
