@@ -67,6 +67,12 @@ def test_users_say_it_by_name_or_module_and_the_first_that_matches_counts():
     assert told["score.weight"] == "matrix"
 
 
+def test_a_layer_in_two_places_can_be_named_by_either():
+    model = nn.ModuleDict({"first": nn.Linear(3, 3, bias=False)})
+    model["again"] = model["first"]
+    assert labels(model, {"again.weight": "3 matrices"}) == {"first.weight": "3 matrices"}
+
+
 REFUSED = {
     "a pattern that matches nothing": (
         {"heed.*": "other"},
@@ -80,6 +86,8 @@ REFUSED = {
     ),
     "a vector": ({"norm.*": "other", "grouped.*": "matrix"}, "kind of 'grouped.bias' must be one that its shape"),
     "not divisible": ({"embed.*": "4 matrices"}, r"'embed.weight' must be one that its shape \(9, 4\) .*'4 matrices'"),
+    "empty": ({"experts": ""}, "kind of 'experts' must be 'matrix', .* got ''"),
+    "nothing": ({"experts": None}, r"kinds\['experts'\] must be given, got None"),
     "none": ({"experts": "0 matrices"}, "'experts' must be one that its shape"),
 }
 

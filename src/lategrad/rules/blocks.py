@@ -125,14 +125,14 @@ class Blocks:
         """
         names: dict[Tensor, list[str]] = {}
         found: dict[Tensor, list[str]] = {}
-        for path, part in module.named_modules():
+        for path, part in module.named_modules(remove_duplicate=False):
             for name, p in part.named_parameters(path, recurse=False):
                 names.setdefault(p, []).append(name)
                 found.setdefault(p, []).append(_kind_in(part, name.rpartition(".")[2], p))
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         told = first_matches("kinds", kinds or {}, [(p, names[p]) for _, p in trained])
         labels = ["embedding" if "embedding" in found[p] else found[p][0] for _, p in trained]
-        return cls(tuple(Block(name, tuple(p.shape), said or label)
+        return cls(tuple(Block(name, tuple(p.shape), label if said is None else said)
                          for (name, p), said, label in zip(trained, told, labels, strict=True)))  # fmt: skip
 
     @classmethod
@@ -152,7 +152,7 @@ class Blocks:
             told = [kinds] * len(tensors) if isinstance(kinds, str) else kinds
             require("kinds", kinds, len(told) == len(tensors), f"one kind, or {len(tensors)}, one for each parameter")
         names = names or [str(i) for i in range(len(tensors))]
-        return cls(tuple(Block(name, tuple(p.shape), said or kind_of(p))
+        return cls(tuple(Block(name, tuple(p.shape), kind_of(p) if said is None else said)
                          for name, p, said in zip(names, tensors, told, strict=True)))  # fmt: skip
 
     @property
@@ -167,8 +167,8 @@ class Blocks:
             listed = ", ".join(f"{block.name!r} {block.shape}" for block in open_)
             raise ValueError(
                 f"is it a matrix? Neither a known module nor the shape tells for the parameters {listed}. Say it with "
-                f"kinds=, such as {{{open_[0].name!r}: 'other'}}: {_VALID}, stacked in the first dimension. If they "
-                f"are weights of linear layers or convolutions, pass the module instead of its parameters."
+                f"kinds=, such as {{{open_[0].name!r}: 'other'}} (a list with one for each where they have no names): "
+                f"{_VALID}, stacked in the first dimension. If they are weights of layers of torch, pass the module instead."
             )
         return self
 
@@ -234,6 +234,7 @@ def first_matches(
     values: list[Value | None] = [None] * len(named)
     for pattern, value in patterns.items():
         require(f"each pattern of {what}", pattern, isinstance(pattern, str | nn.Module), "a text or a module")
+        require(f"{what}[{pattern!r}]", value, value is not None, "given")
         own = set(pattern.parameters()) if isinstance(pattern, nn.Module) else set()
         matching = [i for i, (p, names) in enumerate(named) if p in own or (isinstance(pattern, str) and any(
                     fnmatchcase(name, pattern) for name in names))]  # fmt: skip
