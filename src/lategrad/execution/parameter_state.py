@@ -7,12 +7,16 @@ dtype, the tensor is the only copy.
 - As loops, everything is read and written where it is, in the tensors' own memory layouts.
 - Otherwise the update runs on whole vectors: gradients and query are gathered before it, and the query is scattered
   after it. Rules that look at shapes (:mod:`lategrad.rules.blocks`), sort or slice run this way.
+
+Tensors that are sharded over ranks (:mod:`lategrad.execution.dtensors`) have the same state, of which every rank stores
+its part. The update runs eagerly, on a :class:`~lategrad.support.sharded_vector.ShardedVector`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +24,11 @@ from torch import Tensor
 
 from lategrad.execution.backend import Backend, Run, UnsupportedError, compiled, eager_run
 from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
+from lategrad.execution.dtensors import like_dtensor, local_part, same_form, shards_of
 from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
 from lategrad.support.runs import leaf_names, map_tensors, require_state
 from lategrad.support.runs import tensors as leaves_of
+from lategrad.support.sharded_vector import ShardedVector, Shards
 from lategrad.support.torch_private import gather, scatter
 
 
@@ -30,9 +36,13 @@ class ParameterState(NamedTuple):
     """A rule's state, apart from the query that the parameters hold."""
 
     vectors: list[dict[str, Tensor]]
-    """For each parameter, the parts of the state that have its shape, by name."""
+    """For each parameter, the parts of the state that have its shape, by name; DTensors for a DTensor."""
     scalars: dict[str, Tensor]
     """The parts that do not grow with the parameters, by name."""
+
+
+Ticket = Tensor | list[Tensor]
+"""A ticket; one that is as long as sharded parameters is a list with a DTensor for each of them."""
 
 
 def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -45,11 +55,38 @@ def state_template(rule: AnyRule[Any], tensors: Sequence[Tensor]) -> tuple[Any, 
 
     Raises a ValueError for a state that is not made of tensors.
     """
-    meta_rule = map_tensors(lambda t: t.to("meta"), rule)
-    entries = sum(t.numel() for t in tensors)
-    state = meta_rule.init(torch.empty(entries, dtype=common_dtype(tensors), device="meta"))
+    entries, shards = sum(t.numel() for t in tensors), shards_of(tensors)
+    if shards is None and getattr(rule, "blocks", None) is not None:
+        shards = Shards([[(0, entries)]], rank=0)  # follows parts of the vector: some are of some tensors only
+    local = entries if shards is None else shards.count([(0, entries)])
+    start = torch.empty(local, dtype=common_dtype(tensors), device="meta")
+    meta_rule = in_shards(map_tensors(lambda t: t.to("meta"), rule), shards)
+    state = meta_rule.init(start if shards is None else shards.vector(start))
     require_state(state, type(rule).__name__)
     return meta_rule, state
+
+
+def in_shards(rule: Any, shards: Shards | None) -> Any:
+    """The rule, with this rank's entries of the vectors that it has, such as the centre of a ball."""
+    if shards is None:
+        return rule
+
+    def scatter_if_whole(t: Tensor) -> Tensor:
+        is_whole = t.shape == (shards.size,) and shards.size > 1 and not isinstance(t, ShardedVector)
+        return shards.scatter(t) if is_whole else t
+
+    return map_tensors(scatter_if_whole, rule)
+
+
+def gather_vector(tensors: Sequence[Tensor], shards: Shards | None, dtype: torch.dtype | None = None) -> Tensor:
+    """Tensors, or this rank's parts of them, as one vector; a single contiguous tensor is not copied."""
+    vector = gather(tensors, dtype)
+    return vector if shards is None else shards.vector(vector)
+
+
+def scatter_vector(vector: Tensor, targets: Sequence[Tensor]) -> None:
+    """Copy a vector into the tensors that :func:`gather_vector` would make it from."""
+    scatter(vector.local if isinstance(vector, ShardedVector) else vector, targets)
 
 
 class ParameterStep:
@@ -57,7 +94,7 @@ class ParameterStep:
 
     Args:
         rule: for one run, on the device of the tensors.
-        tensors: floating-point, on one device.
+        tensors: floating-point, on one device; plain ones, or DTensors of one mesh and placement.
         state: what to continue from; None starts from the tensors, which are moved to the first query. One that was
             saved, or made for another dtype or memory layout, is converted; one of another rule is refused.
         backend: as for :func:`lategrad.execution.in_place`.
@@ -69,21 +106,25 @@ class ParameterStep:
         self, rule: AnyRule[Any], tensors: Sequence[Tensor], state: ParameterState | None, backend: str | None,
         maximize: bool = False,
     ) -> None:  # fmt: skip
-        self.rule, self.tensors, self.device = rule, list(tensors), tensors[0].device
-        self.sizes, self.dtype = [t.numel() for t in self.tensors], common_dtype(self.tensors)
-        meta_rule, self._template = state_template(rule, self.tensors)
-        self._leaves = dict(zip(leaf_names(self._template), leaves_of(self._template), strict=True))
-        self._vector_names = [name for name, leaf in self._leaves.items() if leaf.shape == (sum(self.sizes),)]
-        query = meta_rule.query(self._template)
+        self.tensors, self.device, self._shards = list(tensors), tensors[0].device, shards_of(tensors)
+        self.rule = rule = in_shards(rule, self._shards)
+        parts = self._parts()
+        self.sizes, self.dtype = [t.numel() for t in parts], common_dtype(self.tensors)
+        meta_rule, template = state_template(rule, self.tensors)
+        self._leaves: dict[str, Tensor] = dict(zip(leaf_names(template), leaves_of(template), strict=True))
+        self._places = {name: places for name, leaf in self._leaves.items() if (places := self._places_of(name, leaf))}
+        """The tensors that each vector of the state has a piece for."""
+        query = meta_rule.query(template)
         self._query_name = next((name for name, leaf in self._leaves.items() if leaf is query), None)
-        self.output_is_query = meta_rule.output(self._template) is query
-        self._ticket_form = meta_rule.ticket(self._template) if needs_ticket(meta_rule) else None
+        self.output_is_query = meta_rule.output(template) is query
+        self._ticket_form = meta_rule.ticket(template) if needs_ticket(meta_rule) else None
+        self._template = map_tensors(lambda t: t.local if isinstance(t, ShardedVector) else t, template)
         self._query_is_copied = any(not self._holds_query(t) for t in self.tensors)
         # empty_like: the strides of a copy, which has no gaps in its memory.
-        self._strides = [torch.empty_like(t, device="meta").stride() for t in self.tensors]
+        self._strides = [torch.empty_like(t, device="meta").stride() for t in parts]
         self._row_major = all(torch.empty(t.shape, device="meta").stride() == strides
-                              for t, strides in zip(self.tensors, self._strides, strict=True))  # fmt: skip
-        self._forms = [t.stride() for t in self.tensors], [t.dtype for t in self.tensors]
+                              for t, strides in zip(parts, self._strides, strict=True))  # fmt: skip
+        self._forms = [t.stride() for t in parts], [t.dtype for t in parts]
         self._delay = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._pieces: dict[str, list[Tensor]] = {}
         self._addresses: dict[str, list[int]] = {}
@@ -97,6 +138,10 @@ class ParameterStep:
             "eager": lambda: eager_run(rule, maximize),
         }
         self._starts = state is None
+        if self._shards is not None:
+            if backend in ("loops", "compile"):
+                raise UnsupportedError(f"{backend}: sharded parameters run eagerly")
+            backend = "eager"
         self._backend = Backend(builders, backend)
         self.state = self._first_state() if state is None else self._adopt(state)
 
@@ -107,44 +152,62 @@ class ParameterStep:
 
     # ---- The state
 
+    def _parts(self) -> list[Tensor]:
+        """This rank's parts of the tensors; the owner of a DTensor may replace them between two steps."""
+        return [local_part(t) for t in self.tensors]
+
+    def _places_of(self, name: str, leaf: Tensor) -> list[int]:
+        """The tensors that a part of the state consists of, none for one that does not grow with them."""
+        sizes = [t.numel() for t in self.tensors]
+        if not isinstance(leaf, ShardedVector):
+            return list(range(len(sizes))) if leaf.shape == (sum(sizes),) and self._shards is None else []
+        ends = list(accumulate(sizes))
+        places = [i for i, end in enumerate(ends)
+                  if any(start <= end - sizes[i] and end <= stop for start, stop in leaf.segments)]  # fmt: skip
+        if sum(sizes[i] for i in places) == leaf.numel():
+            return places
+        if self._shards is None:
+            return []
+        raise ValueError(f"the state {name!r} of {type(self.rule).__name__} is of parts of parameters, which cannot be "
+                         f"saved when they are sharded")  # fmt: skip
+
     def _holds_query(self, tensor: Tensor) -> bool:
         """Whether a tensor is the only copy of its part of the query."""
         return self._query_name is not None and tensor.dtype == self.dtype
 
-    def _stored_names(self, tensor: Tensor) -> list[str]:
-        """The vectors of the state that are stored beside a tensor."""
-        return [n for n in self._vector_names if n != self._query_name or not self._holds_query(tensor)]
+    def _is_stored(self, name: str, i: int) -> bool:
+        """Whether a vector of the state is stored beside tensor i."""
+        return i in self._places[name] and not (name == self._query_name and self._holds_query(self.tensors[i]))
 
     @torch.no_grad()
     def _allocate(self, name: str, state: ParameterState) -> None:
         """Memory for one vector of the state, filled with the values that ``state`` has."""
-        positions = [i for i, t in enumerate(self.tensors) if name in self._stored_names(t)]
-        sizes = [self.sizes[i] for i in positions]
+        positions = [i for i in self._places[name] if self._is_stored(name, i)]
+        sizes, parts = [self.sizes[i] for i in positions], self._parts()
         vector = torch.empty(sum(sizes), dtype=self._leaves[name].dtype, device=self.device)
-        if self._row_major and len(positions) == len(self.tensors):
+        if self._row_major and positions == self._places[name]:
             self._whole[name] = vector
         for i, part in zip(positions, vector.split(sizes), strict=True):
-            piece = part.as_strided(self.tensors[i].shape, self._strides[i])
+            piece = part.as_strided(parts[i].shape, self._strides[i])
             if name in state.vectors[i]:
-                piece.copy_(state.vectors[i][name])
-            state.vectors[i][name] = piece
+                piece.copy_(same_form(state.vectors[i][name], self.tensors[i]))
+            state.vectors[i][name] = like_dtensor(piece, self.tensors[i])
         self._pieces[name] = self._pieces_in(state, name)
         self._addresses[name] = addresses_of(self._pieces[name])
 
     def _pieces_in(self, state: ParameterState, name: str) -> list[Tensor]:
-        if name != self._query_name:
-            return [values[name] for values in state.vectors]
-        if not self._query_is_copied:
-            return self.tensors
-        pairs = zip(self.tensors, state.vectors, strict=True)
-        return [t if self._holds_query(t) else values[name] for t, values in pairs]
+        if name == self._query_name and not self._query_is_copied:
+            return self._parts()
+        return [local_part(state.vectors[i][name] if self._is_stored(name, i) else self.tensors[i])
+                for i in self._places[name]]  # fmt: skip
 
     def _current_pieces(self, name: str) -> list[Tensor]:
         """The pieces of a vector; where a user has replaced one, its values are copied, or it raises."""
         pieces = self._pieces_in(self.state, name)
         if addresses_of(pieces) != self._addresses[name]:
-            for tensor, own, piece in zip(self.tensors, self._pieces[name], pieces, strict=True):
+            for i, own, piece in zip(self._places[name], self._pieces[name], pieces, strict=True):
                 if (piece.shape, piece.dtype, piece.device) != (own.shape, own.dtype, own.device):
+                    tensor = self.tensors[i]
                     raise ValueError(
                         f"state {name!r} of a parameter of shape {tuple(tensor.shape)} on {tensor.device} should be "
                         f"{own.dtype} like it, got {piece.dtype} of shape {tuple(piece.shape)} on {piece.device}"
@@ -155,21 +218,22 @@ class ParameterStep:
     def _first_state(self) -> ParameterState:
         state = ParameterState([{} for _ in self.tensors], {})
         for name, leaf in self._leaves.items():
-            if name in self._vector_names:
+            if name in self._places:
                 self._allocate(name, state)
             else:
-                state.scalars[name] = torch.empty_like(leaf, device=self.device)
+                state.scalars[name] = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device)
         if self.backend == "loops":
-            parts = [self._pieces[n] if n in self._vector_names else state.scalars[n] for n in self._leaves]
+            parts = [self._pieces[n] if n in self._places else state.scalars[n] for n in self._leaves]
             rule_tensors = [leaf.split(self.sizes) if leaf.shape == (sum(self.sizes),) else leaf
                             for leaf in leaves_of(self.rule)]  # fmt: skip
-            self._init([*rule_tensors, self.tensors, *parts])
-            torch.autograd.graph.increment_version(self.tensors)
+            self._init([*rule_tensors, self._parts(), *parts])
+            torch.autograd.graph.increment_version(self._parts())
             return state
-        first = self.rule.init(gather(self.tensors, self.dtype).clone())  # one tensor may be gathered as itself
+        start = gather_vector(self._parts(), self._shards, self.dtype)
+        first = self.rule.init(start.clone())  # one tensor may be gathered as itself
         for name, leaf in zip(self._leaves, leaves_of(first), strict=True):
-            scatter(leaf, self._pieces[name] if name in self._vector_names else [state.scalars[name]])
-        scatter(self.rule.query(first), self.tensors)
+            scatter_vector(leaf, self._pieces[name] if name in self._places else [state.scalars[name]])
+        scatter_vector(self.rule.query(first), self._parts())
         return state
 
     def _init_loops(self) -> Loops:
@@ -188,21 +252,21 @@ class ParameterStep:
 
     def _adopt(self, state: ParameterState) -> ParameterState:
         """Continue from a state that was saved, or made for another form of the tensors."""
-        _require_names(state.scalars, [n for n in self._leaves if n not in self._vector_names])
-        for tensor, values in zip(self.tensors, state.vectors, strict=True):
-            names = self._stored_names(tensor)
+        _require_names(state.scalars, [n for n in self._leaves if n not in self._places])
+        for i, (tensor, values) in enumerate(zip(self.tensors, state.vectors, strict=True)):
+            names = [name for name in self._places if self._is_stored(name, i)]
             if self._query_name is not None and self._query_name in names:
                 values.setdefault(self._query_name, tensor.detach())  # the tensor was the only copy
             elif self._query_name in values:
                 tensor.copy_(values.pop(self._query_name))
             _require_names(values, names)
-        for name in self._vector_names:
+        for name in self._places:
             self._allocate(name, state)
         return ParameterState(state.vectors, {n: v.to(self.device) for n, v in state.scalars.items()})
 
     # ---- The step
 
-    def __call__(self, grads: Sequence[Tensor | None], delay: int | Tensor, ticket: Tensor | None = None) -> None:
+    def __call__(self, grads: Sequence[Tensor | None], delay: int | Tensor, ticket: Ticket | None = None) -> None:
         """Consume one gradient: a tensor for each of the tensors, None for zeros.
 
         Without a ticket it is that of the present query.
@@ -212,7 +276,7 @@ class ParameterStep:
         if self.backend == "loops":
             loops, table = self._loops_and_table(aligned, ticket)
             loops.run(table)
-            torch.autograd.graph.increment_version(self.tensors)
+            torch.autograd.graph.increment_version(self._parts())
             return
         with torch.no_grad():
             state, copies = self._whole_state()
@@ -220,19 +284,22 @@ class ParameterStep:
                 ticket = self._delay[:0]
             elif ticket is None:
                 ticket = issue_ticket(self.rule, state).clone()
-            self._backend.run(state, gather(aligned, self.dtype), self._delay, ticket, None)
+            elif isinstance(ticket, list):
+                ticket = gather_vector(list(map(same_form, ticket, self.tensors)), self._shards)
+            self._backend.run(state, gather_vector(aligned, self._shards, self.dtype), self._delay, ticket, None)
             for vector, pieces in copies:
                 scatter(vector, pieces)
             if self._query_is_copied:
-                scatter(self.rule.query(state), self.tensors)
+                scatter_vector(self.rule.query(state), self._parts())
 
     def _align(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients in the memory layout of their tensors; a missing one is zero."""
+        grads = [None if grad is None else same_form(grad, t) for grad, t in zip(grads, self.tensors, strict=True)]
         present = [grad for grad in grads if grad is not None]
         if len(present) == len(grads) and self._forms == ([g.stride() for g in present], [g.dtype for g in present]):
             return present
         aligned = []
-        for tensor, grad in zip(self.tensors, grads, strict=True):
+        for tensor, grad in zip(self._parts(), grads, strict=True):
             if grad is None:
                 grad = torch.zeros_like(tensor)
             elif grad.stride() != tensor.stride() or grad.dtype != tensor.dtype:
@@ -243,11 +310,15 @@ class ParameterStep:
     def _whole_state(self) -> tuple[Any, list[tuple[Tensor, list[Tensor]]]]:
         """The state with whole vectors, and those of them that are copies, with the pieces to write back to."""
         leaves, copies = dict(self.state.scalars), []
-        for name in self._vector_names:
+        for name in self._places:
             pieces = self._current_pieces(name)
             leaves[name] = self._whole[name] if name in self._whole else gather(pieces)
             if name not in self._whole and leaves[name].data_ptr() != pieces[0].data_ptr():
                 copies.append((leaves[name], pieces))
+        if self._shards is not None:
+            for name, leaf in self._leaves.items():
+                if isinstance(leaf, ShardedVector):
+                    leaves[name] = ShardedVector(leaves[name], self._shards, leaf.segments)
         names = iter(self._leaves)
         return map_tensors(lambda _: leaves[next(names)], self._template), copies
 
@@ -281,27 +352,33 @@ class ParameterStep:
             self._ticket = check_form("ticket", ticket, self._ticket_form, self.device)  # a copy must outlive the run
             addresses.append(loops.address(self._ticket))
         for name in self._leaves:
-            if name in self._vector_names:
+            if name in self._places:
                 self._current_pieces(name)
                 addresses.append(self._addresses[name])
             else:
                 addresses.append(self.state.scalars[name].data_ptr())
         addresses.append(addresses_of(grads))
         if self._query_is_copied:
-            addresses.append(addresses_of(self.tensors))
+            addresses.append(addresses_of(self._parts()))
         return loops, loops.table(addresses)
 
     # ---- What else a host asks for
 
     @torch.no_grad()
-    def ticket(self) -> Tensor | None:
+    def ticket(self) -> Ticket | None:
         """The ticket of the present query, for a rule that needs one."""
-        return self.rule.ticket(self._whole_state()[0]).clone() if needs_ticket(self.rule) else None
+        if not needs_ticket(self.rule):
+            return None
+        ticket = self.rule.ticket(self._whole_state()[0]).clone()
+        if not isinstance(ticket, ShardedVector):
+            return ticket
+        parts = zip(ticket.local.split(self.sizes), self._parts(), self.tensors, strict=True)
+        return [like_dtensor(piece.view(part.shape), tensor) for piece, part, tensor in parts]
 
     @torch.no_grad()
     def write_output(self) -> None:
         """Write the rule's output into the tensors, in place of the query."""
-        scatter(self.rule.output(self._whole_state()[0]), self.tensors)
+        scatter_vector(self.rule.output(self._whole_state()[0]), self._parts())
 
     def __repr__(self) -> str:
         return f"<{self.backend} step of {type(self.rule).__name__} on {len(self.tensors)} tensors>"

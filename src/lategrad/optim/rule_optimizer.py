@@ -15,7 +15,8 @@ from torch.optim.optimizer import ParamsT
 
 from lategrad.execution import ParameterState, ParameterStep, in_place
 from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
-from lategrad.execution.parameter_state import state_template
+from lategrad.execution.dtensors import check_sharding, is_dtensor, local_part, require_agreement, shards_of
+from lategrad.execution.parameter_state import Ticket, gather_vector, in_shards, scatter_vector, state_template
 from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
 from lategrad.optim.output_mode import OutputMode, Values, write_values
 from lategrad.registry import parse_set
@@ -23,10 +24,12 @@ from lategrad.rules.blocks import Blocks, fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
-from lategrad.support.torch_private import gather, scatter
 from lategrad.support.validation import Scalar
 
-Tickets = list[list[Tensor] | None]
+ALWAYS_CHECKED = 8
+"""Steps in which ranks always compare their delays; later in step 16, 32, 64, ... only."""
+
+Tickets = list[list[Ticket] | None]
 """The tickets of the queries of all groups, for rules that need them."""
 
 
@@ -116,10 +119,12 @@ class RuleOptimizer(OutputMode):
         all_grads = [[p.grad for p in group["params"]] for group in self.param_groups]
         if {grad.layout for grads in all_grads for grad in grads if grad is not None} - {torch.strided}:
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
-        for i, grads in enumerate(all_grads):
-            if all(grad is None for grad in grads):
-                continue
-            steps = self._steps_with_current_lr(i)
+        present = [i for i, grads in enumerate(all_grads) if any(grad is not None for grad in grads)]
+        steps_of = {i: self._steps_with_current_lr(i) for i in present}
+        for i in present:
+            self._cache[i].require_agreement(delay)
+        for i, steps in steps_of.items():
+            grads = all_grads[i]
             if self._cache[i].skips_some:
                 pairs = zip(self.param_groups[i]["params"], grads, strict=True)
                 grads = [grad for p, grad in pairs if p.numel() and p.requires_grad]
@@ -217,7 +222,8 @@ class RuleOptimizer(OutputMode):
         for rule, params in self._vectors(group, torch.ones(1, dtype=torch.float64, device=device)):
             state_template(rule, params)  # raises for a state that cannot be saved
             if not isinstance(rule.domain, WholeSpace):
-                scatter(rule.domain.project(gather(params)), params)
+                shards, parts = shards_of(params), [local_part(p) for p in params]
+                scatter_vector(in_shards(rule, shards).domain.project(gather_vector(parts, shards)), parts)
 
     def in_place_steps(self, i: int) -> list[ParameterStep]:
         """The step of each vector of group i; ``backend`` says what runs it.
@@ -241,6 +247,9 @@ class RuleOptimizer(OutputMode):
         lr = torch.ones(1, dtype=torch.float64, device=params[0].device if params else None)
         vectors = self._vectors(group, lr)
         compile = group["compile"]
+        if any(shards_of(members) is not None for _, members in vectors):
+            invalid("compile value", "True: the step of sharded parameters cannot be compiled", compile is True)
+            compile = False
         if compile is None:
             total = sum(p.numel() for p in params)
             shaped = any(getattr(rule, "blocks", None) is not None for rule, _ in vectors)  # slow to compile
@@ -287,12 +296,24 @@ class _CachedSteps:
     trained: list[bool]
     """Whether each parameter requires a gradient."""
     last_lr: float = 1.0
+    calls: int = 0
+
+    def require_agreement(self, delay: int | Tensor) -> None:
+        """Raise if ranks that share a parameter disagree about the delay or the learning rate.
+
+        That takes a collective operation, so it is checked in the first steps, and then ever more rarely.
+        """
+        self.calls += 1
+        often = self.calls <= ALWAYS_CHECKED or self.calls & (self.calls - 1) == 0
+        if self.steps and is_dtensor(self.params[0]) and often:
+            require_agreement(self.params[0], delay=float(delay), lr=self.lr.item())
 
 
 def _check_params(name: str, params: list[Tensor]) -> None:
     devices = {p.device for p in params}
     if len(devices) > 1:
         raise ValueError(f"{name} needs the parameters of a group on one device, got {sorted(map(str, devices))}")
+    check_sharding(name, params)
     for p in params:
         if not p.is_floating_point():
             raise ValueError(f"{name} needs floating-point parameters, got {p.dtype}")

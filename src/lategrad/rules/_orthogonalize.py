@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lategrad.rules._owners import at_owners
 from lategrad.rules.blocks import Blocks
+from lategrad.support.sharded_vector import ShardedVector
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
@@ -56,6 +58,8 @@ def matrix_steps(blocks: Blocks, parts: Sequence[Tensor]) -> list[Tensor]:
         blocks: says which tensors are matrices.
         parts: what ``blocks.split`` gives, each ``(*runs, *shape)``.
     """
+    if any(isinstance(part, ShardedVector) and part.shards.group is not None for part in parts):
+        return at_owners(matrix_steps, blocks, parts)
     steps = list(parts)
     by_shape: dict[tuple[int, int], list[int]] = {}
     for i, block in enumerate(blocks.parts):
