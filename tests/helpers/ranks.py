@@ -4,24 +4,25 @@ import multiprocessing
 import os
 import traceback
 
+WORLD = 4
+
 
 class Ranks:
-    """Four ranks with gloo, and meshes over some of them: ``MESHES[n]`` of n ranks, ``MESHES["2x2"]`` of all."""
+    """Four ranks with gloo, and meshes over the first of them: of 1, 2 and 3 ranks, and "2x2" of all."""
 
     def __init__(self, folder):
-        context = multiprocessing.get_context("forkserver")
-        self.pipes, self.processes = [], []
-        for rank in range(4):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, f"file://{folder}/rendezvous"), daemon=True)
-            process.start()
-            theirs.close()
-            self.pipes.append(ours)
-            self.processes.append(process)
+        context = multiprocessing.get_context("spawn")
+        pairs = [context.Pipe() for _ in range(WORLD)]
+        self.pipes = [ours for ours, _ in pairs]
+        theirs = [pipe for _, pipe in pairs]
+        self.launcher = context.Process(target=_launch, args=(theirs, f"file://{folder}/rendezvous"))
+        self.launcher.start()
+        for pipe in theirs:
+            pipe.close()
 
     def run(self, mesh, function, *args, timeout=120):
         """What ``function(mesh, *args)`` returns on each rank of a mesh; an exception there is raised here."""
-        count = 4 if mesh == "2x2" else mesh
+        count = WORLD if mesh == "2x2" else mesh
         for pipe in self.pipes[:count]:
             pipe.send((mesh, function, args))
         answers = []
@@ -34,12 +35,24 @@ class Ranks:
 
     def close(self):
         for pipe in self.pipes:
+            pipe.send(None)
             pipe.close()
-        for process in self.processes:
-            process.join(10)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        self.launcher.join(20)
+        if self.launcher.is_alive():
+            self.launcher.kill()
+            self.launcher.join()
+
+
+def _launch(pipes, rendezvous):
+    """Import once, then fork: torch alone takes seconds to import."""
+    import helpers.sharded  # noqa: F401
+
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_serve, args=(pipe, i, rendezvous), daemon=True) for i, pipe in enumerate(pipes)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
 
 
 def _serve(pipe, rank, rendezvous):
@@ -49,17 +62,15 @@ def _serve(pipe, rank, rendezvous):
     from torch.distributed.device_mesh import DeviceMesh
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=4)
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=WORLD)
     meshes = {n: DeviceMesh("cpu", list(range(n))) for n in (1, 2, 3)}
     meshes["2x2"] = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
-    while True:
-        try:
-            mesh, function, args = pipe.recv()
-        except EOFError:
-            break
+    while (task := pipe.recv()) is not None:
+        mesh, function, args = task
         try:
             torch.manual_seed(0)
-            pipe.send((None, function(meshes[mesh], *args)))
+            answer = None, function(meshes[mesh], *args)
         except Exception:
-            pipe.send((traceback.format_exc(), None))
+            answer = traceback.format_exc(), None
+        pipe.send(answer)
     dist.destroy_process_group()

@@ -37,18 +37,21 @@ def like_dtensor(local: Tensor, tensor: Tensor) -> Tensor:
                               stride=tensor.stride())  # fmt: skip
 
 
-def same_form(value: Tensor, tensor: Tensor) -> Tensor:
-    """This rank's part of a value of a tensor: of a saved state, or of a gradient.
+def part_of(value: Tensor, tensor: Any) -> Tensor:
+    """This rank's part of a gradient or saved state of a tensor; for a DTensor, a value may also be a whole tensor.
 
-    Raises a ValueError unless it is a DTensor of the same mesh and placements, or plain like the tensor.
+    Raises a ValueError for a DTensor of another mesh or other placements.
     """
-    if is_dtensor(tensor) != is_dtensor(value):
-        kind, other = ("DTensor", "plain tensor") if is_dtensor(tensor) else ("plain tensor", "DTensor")
-        raise ValueError(f"a parameter that is a {kind} of shape {tuple(tensor.shape)} got a {other} for its gradient or "
-                         f"state: save and load sharded states with torch.distributed.checkpoint")  # fmt: skip
-    if is_dtensor(tensor) and (value.device_mesh, value.placements) != (tensor.device_mesh, tensor.placements):
+    if not is_dtensor(value):
+        if not is_dtensor(tensor) or value.shape != tensor.shape:
+            return value
+        from torch.distributed.tensor import distribute_tensor
+
+        value = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    form = (tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else ("no mesh", "a plain parameter")
+    if (value.device_mesh, value.placements) != form:
         raise ValueError(f"a gradient or state has placements {value.placements} on {value.device_mesh}, its parameter "
-                         f"{tensor.placements} on {tensor.device_mesh}")  # fmt: skip
+                         f"{form[1]} on {form[0]}")  # fmt: skip
     return local_part(value)
 
 
@@ -62,7 +65,7 @@ def check_sharding(name: str, params: Sequence[Tensor]) -> None:
         return
     if len(sharded) < len(params):
         raise ValueError(f"{name} got {len(sharded)} DTensors and {len(params) - len(sharded)} plain parameters in one "
-                         f"group: give the plain ones, which fully_shard has not sharded, a group of their own")  # fmt: skip
+                         f"group: give those that fully_shard did not shard a group of their own")  # fmt: skip
     first: Any = sharded[0]
     for p in sharded:
         if p.device_mesh != first.device_mesh:

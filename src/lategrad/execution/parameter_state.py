@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from lategrad.execution.backend import Backend, Run, UnsupportedError, compiled, eager_run
 from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
-from lategrad.execution.dtensors import like_dtensor, local_part, same_form, shards_of
+from lategrad.execution.dtensors import like_dtensor, local_part, part_of, shards_of
 from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
 from lategrad.support.runs import leaf_names, map_tensors, require_state
 from lategrad.support.runs import tensors as leaves_of
@@ -190,7 +190,7 @@ class ParameterStep:
         for i, part in zip(positions, vector.split(sizes), strict=True):
             piece = part.as_strided(parts[i].shape, self._strides[i])
             if name in state.vectors[i]:
-                piece.copy_(same_form(state.vectors[i][name], self.tensors[i]))
+                piece.copy_(part_of(state.vectors[i][name], self.tensors[i]))
             state.vectors[i][name] = like_dtensor(piece, self.tensors[i])
         self._pieces[name] = self._pieces_in(state, name)
         self._addresses[name] = addresses_of(self._pieces[name])
@@ -274,7 +274,7 @@ class ParameterStep:
         self._delay.copy_(delay) if isinstance(delay, Tensor) else self._delay.fill_(delay)
         aligned = self._align(grads)
         if self.backend == "loops":
-            loops, table = self._loops_and_table(aligned, ticket)
+            loops, table = self._loops_and_table(aligned, cast("Tensor | None", ticket))
             loops.run(table)
             torch.autograd.graph.increment_version(self._parts())
             return
@@ -285,7 +285,7 @@ class ParameterStep:
             elif ticket is None:
                 ticket = issue_ticket(self.rule, state).clone()
             elif isinstance(ticket, list):
-                ticket = gather_vector(list(map(same_form, ticket, self.tensors)), self._shards)
+                ticket = gather_vector(list(map(part_of, ticket, self.tensors)), self._shards)
             self._backend.run(state, gather_vector(aligned, self._shards, self.dtype), self._delay, ticket, None)
             for vector, pieces in copies:
                 scatter(vector, pieces)
@@ -294,7 +294,7 @@ class ParameterStep:
 
     def _align(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients in the memory layout of their tensors; a missing one is zero."""
-        grads = [None if grad is None else same_form(grad, t) for grad, t in zip(grads, self.tensors, strict=True)]
+        grads = [None if grad is None else part_of(grad, t) for grad, t in zip(grads, self.tensors, strict=True)]
         present = [grad for grad in grads if grad is not None]
         if len(present) == len(grads) and self._forms == ([g.stride() for g in present], [g.dtype for g in present]):
             return present

@@ -19,6 +19,7 @@ from lategrad.optim.output_mode import output_of, shipped_state
 from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
 from lategrad.optim.stage_versions import StageVersions
 from lategrad.rules.rule import needs_ticket
+from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require
 
 _FIRST_DRAW = 1024
@@ -287,7 +288,7 @@ class Delayed(Optimizer):
             grads = [None if g is None else g.to(device, copy=True)
                      for g, device in zip(saved["grads"], devices, strict=False)]  # fmt: skip
             tickets = saved["tickets"] and [
-                of_group and [ticket.to(device, copy=True) for ticket in of_group]
+                of_group and map_tensors(lambda t, device=device: t.to(device, copy=True), of_group)  # type: ignore[misc]
                 for of_group, device in zip(saved["tickets"], group_devices, strict=False)
             ]
             self._pending[t] = PendingGradient(grads, tickets)

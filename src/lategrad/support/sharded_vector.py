@@ -114,38 +114,25 @@ class ShardedVector(WrapperTensor):
         return ShardedVector(local, self.shards, self.segments, self.shape if shape is None else shape)
 
     def whole(self) -> Tensor:
-        """All entries, flat, on every rank."""
-        shards, ranks = self.shards, range(len(self.shards.intervals))
-        if shards.group is None:
+        """All entries, flat, on every rank, in the order of the ranks."""
+        if self.shards.group is None:
             return self.local
-        counts = [shards.count(self.segments, rank) for rank in ranks]
-        whole = self.local.new_empty(sum(counts))
-        if whole.is_meta:
-            return whole
-        import torch.distributed as dist
+        counts = [self.shards.count(self.segments, rank) for rank in range(len(self.shards.intervals))]
+        gathered = self.local.new_zeros(len(counts), max(counts))  # gloo gathers equal sizes only
+        if not gathered.is_meta:
+            import torch.distributed as dist
 
-        padded = self.local.new_zeros(max(counts))  # gloo gathers equal sizes only
-        padded[: self.local.numel()] = self.local
-        gathered = self.local.new_empty(len(counts) * max(counts))
-        dist.all_gather_into_tensor(gathered, padded, group=shards.group)
-        for rank, entries in zip(ranks, gathered.split(max(counts)), strict=True):
-            done, read = 0, 0
-            for start, stop in self.segments:
-                for low, high in shards.intervals[rank]:
-                    low, high = max(low, start), min(high, stop)
-                    if low < high:
-                        place = done + low - start
-                        whole[place : place + high - low] = entries[read : read + high - low]
-                        read += high - low
-                done += stop - start
-        return whole
+            padded = torch.nn.functional.pad(self.local, (0, max(counts) - self.local.numel()))
+            dist.all_gather_into_tensor(gathered.view(-1), padded, group=self.shards.group)
+        return torch.cat([entries[:count] for entries, count in zip(gathered, counts, strict=True)])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
-        define = _OPERATIONS.get(func.overloadpacket)
-        if define is not None:
-            return define(func, *args, **kwargs)
+        if func.overloadpacket in _OPERATIONS:
+            return _OPERATIONS[func.overloadpacket](func, *args, **kwargs)
         if torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags:
             return _on_entries(func, *args, **kwargs)
         return _not_sharded(func, args, kwargs)
@@ -238,66 +225,55 @@ def _cat(func: Any, parts: Sequence[Any], dim: int = 0) -> Any:
 
 
 def _sort(func: Any, x: ShardedVector, *args: Any, **kwargs: Any) -> Any:
-    """Sorted as a whole, on every rank: a plain vector."""
-    return func(x.whole(), *args, **kwargs) if x.dim() == 1 else _not_sharded(func, (x, *args), kwargs)
+    """The sorted values as a plain vector on every rank; without indices, which would be those of another order."""
+    if x.dim() != 1:
+        return _not_sharded(func, (x, *args), kwargs)
+    values, indices = func(x.whole(), *args, **kwargs)
+    return values, indices[:0]
 
 
-# ---- Reductions
+# ---- Reductions over the whole vector, each to one number that is the same on every rank
 
 
-def _reduction(
-    of_entries: Callable[..., Tensor], op: str, finish: Callable[[Tensor, int], Tensor] | None = None
-) -> Callable[..., Any]:
-    """A reduction over the vector: of each rank's entries, then over the ranks, then to the result's form."""
-
-    def reduce(func: Any, x: ShardedVector, *args: Any, **kwargs: Any) -> Any:
-        if func.overloadpacket is torch.ops.aten.linalg_vector_norm:
-            order, *args_left = args or (2,)
-            if order != 2:
-                return _not_sharded(func, (x, *args), kwargs, ": only the Euclidean norm is")
-        else:
-            args_left = list(args)
-        dim, keepdim = [*args_left, *[None, False][len(args_left) :]]
-        if not _is_flat(x, dim):
-            return _not_sharded(func, (x, *args), kwargs)
-        value = x.shards.reduce(of_entries(x.local, kwargs.get("dtype")), op)
-        value = value if finish is None else finish(value, x.numel())
-        return value.reshape(1 if keepdim else ())
-
-    return reduce
+def _norm(x: ShardedVector, dtype: torch.dtype | None) -> Tensor:
+    own = torch.linalg.vector_norm(x.local, dtype=dtype)
+    return x.shards.reduce(own.double() ** 2, "SUM").sqrt().to(own.dtype)
 
 
-def _extreme(largest: bool) -> Callable[[Tensor, torch.dtype | None], Tensor]:
-    def extreme(local: Tensor, _: torch.dtype | None) -> Tensor:
-        padded = torch.cat([local, local.new_full((1,), -math.inf if largest else math.inf)])
-        return padded.amax() if largest else padded.amin()
-
-    return extreme
-
-
-def _sum(local: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return local.sum(dtype=dtype)
-
-
-def _squares(local: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return torch.linalg.vector_norm(local, dtype=dtype) ** 2
+def _extreme(x: ShardedVector, sign: int) -> Tensor:
+    """The largest entry, or the smallest for sign -1; a rank without entries has none."""
+    entries = torch.cat([sign * x.local, x.local.new_full((1,), -math.inf)])
+    return sign * x.shards.reduce(entries.amax(), "MAX")
 
 
 _aten = torch.ops.aten
+_REDUCTIONS: dict[Any, Callable[[ShardedVector, Any], Tensor]] = {
+    _aten.sum: lambda x, dtype: x.shards.reduce(x.local.sum(dtype=dtype), "SUM"),
+    _aten.mean: lambda x, dtype: x.shards.reduce(x.local.sum(dtype=dtype), "SUM") / x.numel(),
+    _aten.linalg_vector_norm: _norm,
+    _aten.amax: lambda x, _: _extreme(x, 1),
+    _aten.amin: lambda x, _: _extreme(x, -1),
+    _aten.all: lambda x, _: x.shards.reduce(x.local.all().int(), "MIN").bool(),
+    _aten.any: lambda x, _: x.shards.reduce(x.local.any().int(), "MAX").bool(),
+}
+
+
+def _reduce(func: Any, x: ShardedVector, *args: Any, **kwargs: Any) -> Any:
+    is_norm = func.overloadpacket is _aten.linalg_vector_norm
+    dim, keepdim = (*args[is_norm:], None, None)[:2]
+    if not _is_flat(x, dim) or (is_norm and args[:1] not in ((), (2,))):
+        return _not_sharded(func, (x, *args), kwargs)
+    return _REDUCTIONS[func.overloadpacket](x, kwargs.get("dtype")).reshape(1 if keepdim else ())
+
+
 _OPERATIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys([_aten.copy_, _aten.zero_, _aten.fill_, _aten._to_copy, _aten.detach, _aten.alias, _aten.zeros_like,
                      _aten.ones_like, _aten.empty_like, _aten.full_like], _on_entries),
     **dict.fromkeys([_aten.view, _aten._unsafe_view, _aten.squeeze, _aten.unsqueeze, _aten.expand], _with_shape),
+    **dict.fromkeys(_REDUCTIONS, _reduce),
     _aten.split_with_sizes: _split,
     _aten.slice: _slice,
     _aten.cat: _cat,
     _aten.sort: _sort,
-    _aten.sum: _reduction(_sum, "SUM"),
-    _aten.mean: _reduction(_sum, "SUM", lambda total, size: total / size),
-    _aten.linalg_vector_norm: _reduction(_squares, "SUM", lambda total, _: total.sqrt()),
-    _aten.amax: _reduction(_extreme(True), "MAX"),
-    _aten.amin: _reduction(_extreme(False), "MIN"),
-    _aten.all: _reduction(lambda local, _: local.all().to(torch.uint8), "MIN", lambda value, _: value.bool()),
-    _aten.any: _reduction(lambda local, _: local.any().to(torch.uint8), "MAX", lambda value, _: value.bool()),
 }  # fmt: skip
-"""What the operations do that are not on entries."""
+"""The operations that torch does not mark as pointwise."""

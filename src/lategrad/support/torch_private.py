@@ -95,7 +95,7 @@ def gradients(value: Tensor, parameters: tuple[Tensor, ...]) -> list[Tensor]:
 class WrapperTensor(Tensor):
     """A tensor without memory of its own; subclasses define its operations in ``__torch_dispatch__``."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
     def allocate(cls, shape: Sequence[int], like: Tensor) -> Any:
