@@ -8,7 +8,7 @@ WORLD = 4
 
 
 class Ranks:
-    """Four ranks with gloo, and meshes over the first of them: of 1, 2 and 3 ranks, and "2x2" of all."""
+    """Four ranks with gloo, and meshes over the first of them: of 1, 2 and 3 ranks, "1x2", and "2x2" of all."""
 
     def __init__(self, folder):
         context = multiprocessing.get_context("spawn")
@@ -21,8 +21,11 @@ class Ranks:
             pipe.close()
 
     def run(self, mesh, function, *args, timeout=120):
-        """What ``function(mesh, *args)`` returns on each rank of a mesh; an exception there is raised here."""
-        count = WORLD if mesh == "2x2" else mesh
+        """What ``function(mesh, *args)`` returns on each rank of a mesh; an exception there is raised here.
+
+        With "all" the function runs on all ranks and gets a dict of all meshes.
+        """
+        count = WORLD if mesh in ("2x2", "all") else mesh
         for pipe in self.pipes[:count]:
             pipe.send((mesh, function, args))
         answers = []
@@ -64,12 +67,13 @@ def _serve(pipe, rank, rendezvous):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=WORLD)
     meshes = {n: DeviceMesh("cpu", list(range(n))) for n in (1, 2, 3)}
+    meshes["1x2"] = DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("replicate", "shard"))
     meshes["2x2"] = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicate", "shard"))
     while (task := pipe.recv()) is not None:
         mesh, function, args = task
         try:
             torch.manual_seed(0)
-            answer = None, function(meshes[mesh], *args)
+            answer = None, function(meshes if mesh == "all" else meshes[mesh], *args)
         except Exception:
             answer = traceback.format_exc(), None
         pipe.send(answer)

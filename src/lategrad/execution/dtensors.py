@@ -112,15 +112,14 @@ def shards_of(tensors: Sequence[Tensor]) -> Shards | None:
     return Shards(intervals, first.device_mesh.get_local_rank(dim), first.device_mesh.get_group(dim))
 
 
-def require_agreement(tensor: Any, **values: float) -> None:
-    """Raise on every rank of a DTensor's mesh if the ranks have different values."""
+def largest_over_ranks(tensor: Any, numbers: Sequence[float]) -> list[float]:
+    """The largest of each number over the ranks that share a DTensor; for a plain tensor, the numbers themselves."""
+    if not is_dtensor(tensor):
+        return list(numbers)
     import torch.distributed as dist
 
-    numbers = torch.tensor(list(values.values()), dtype=torch.float64, device=tensor.device)
-    extremes = torch.cat([numbers, -numbers])
+    largest = torch.tensor(numbers, dtype=torch.float64, device=tensor.device)
     for group in tensor.device_mesh.get_all_groups():
-        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=group)
-    for (name, _), high, low in zip(values.items(), *extremes.view(2, -1).tolist(), strict=True):
-        if high != -low:
-            raise ValueError(f"the ranks disagree about {name}: it is between {-low:g} and {high:g}, but every rank "
-                             f"must pass the same")  # fmt: skip
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    result: list[float] = largest.tolist()
+    return result

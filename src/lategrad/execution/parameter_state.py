@@ -25,7 +25,7 @@ from torch import Tensor
 from lategrad.execution.backend import Backend, Run, UnsupportedError, compiled, eager_run
 from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
 from lategrad.execution.dtensors import like_dtensor, local_part, part_of, shards_of
-from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
+from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
 from lategrad.support.runs import leaf_names, map_tensors, require_state
 from lategrad.support.runs import tensors as leaves_of
 from lategrad.support.sharded_vector import ShardedVector, Shards
@@ -53,7 +53,8 @@ def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
 def state_template(rule: AnyRule[Any], tensors: Sequence[Tensor]) -> tuple[Any, Any]:
     """A rule and its first state for some tensors, without memory (rules do not look at values).
 
-    Raises a ValueError for a state that is not made of tensors.
+    Raises a ValueError for a state that is not made of tensors, and for sharded tensors a
+    :class:`~lategrad.support.sharded_vector.NotShardedError` for a rule that cannot run on them.
     """
     entries, shards = sum(t.numel() for t in tensors), shards_of(tensors)
     if shards is None and getattr(rule, "blocks", None) is not None:
@@ -63,6 +64,9 @@ def state_template(rule: AnyRule[Any], tensors: Sequence[Tensor]) -> tuple[Any, 
     meta_rule = in_shards(map_tensors(lambda t: t.to("meta"), rule), shards)
     state = meta_rule.init(start if shards is None else shards.vector(start))
     require_state(state, type(rule).__name__)
+    if shards is not None and shards.group is not None:
+        delay = torch.zeros(1, dtype=torch.int64, device="meta")
+        apply_update(meta_rule, state, meta_rule.query(state), delay, issue_ticket(meta_rule, state))
     return meta_rule, state
 
 

@@ -277,6 +277,8 @@ class Delayed(Optimizer):
                                  f"not {getattr(self, name)}")  # fmt: skip
         if ("versions" in own) != (self._versions is not None):
             raise ValueError("the state is of other delays: one of the two is by stage")
+        if "state" in inner:
+            inner["state"] = _with_numbers(inner["state"])
         self.optimizer.load_state_dict(inner)
         if self._versions is not None:
             self._versions.load(own["versions"])
@@ -284,7 +286,7 @@ class Delayed(Optimizer):
         self._reset_draws()
         devices = [p.device for p in self._params()]
         group_devices = [group["params"][0].device if group["params"] else None for group in self.param_groups]
-        for t, saved in own["pending"].items():
+        for t, saved in _with_numbers(own["pending"]).items():
             grads = [None if g is None else g.to(device, copy=True)
                      for g, device in zip(saved["grads"], devices, strict=False)]  # fmt: skip
             tickets = saved["tickets"] and [
@@ -305,3 +307,8 @@ class Delayed(Optimizer):
 
     def __repr__(self) -> str:
         return f"Delayed({self.optimizer!r}, {self.delays!r}, delay_cap={self.delay_cap})"
+
+
+def _with_numbers(saved: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Numbers as keys, of which ``torch.distributed.checkpoint`` makes texts."""
+    return {int(key) if isinstance(key, str) and key.isdigit() else key: value for key, value in saved.items()}

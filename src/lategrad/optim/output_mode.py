@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from lategrad.execution.dtensors import largest_over_ranks, local_part, part_of
+
 Values = dict[Tensor, Tensor]
 """A value for some parameters."""
 
@@ -167,7 +169,8 @@ class OutputMode(Optimizer):
     def _check_loaded(self) -> None:
         """Before the first step after loading: raise if the model, with its output, was loaded over the queries."""
         loaded, self._loaded = self._loaded, {}
-        if any(not torch.equal(p, query.to(p.device, p.dtype)) for p, query in loaded.items()):
+        differ = [not torch.equal(local_part(p), part_of(q, p).to(p.device, p.dtype)) for p, q in loaded.items()]
+        if loaded and largest_over_ranks(next(iter(loaded)), [any(differ)])[0]:
             raise RuntimeError(
                 "the parameters have changed since load_state_dict() put the query there: the state was saved in eval "
                 "mode, so load the model before the optimizer"

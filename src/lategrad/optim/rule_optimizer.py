@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from lategrad.execution import ParameterState, ParameterStep, in_place
 from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
-from lategrad.execution.dtensors import check_sharding, is_dtensor, local_part, require_agreement, shards_of
+from lategrad.execution.dtensors import check_sharding, is_dtensor, largest_over_ranks, local_part, shards_of
 from lategrad.execution.parameter_state import Ticket, gather_vector, in_shards, scatter_vector, state_template
 from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
 from lategrad.optim.output_mode import OutputMode, Values, write_values
@@ -24,7 +24,7 @@ from lategrad.rules.blocks import Blocks, fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
-from lategrad.support.validation import Scalar
+from lategrad.support.validation import Scalar, require
 
 ALWAYS_CHECKED = 8
 """Steps in which ranks always compare their delays; later in step 16, 32, 64, ... only."""
@@ -306,7 +306,10 @@ class _CachedSteps:
         self.calls += 1
         often = self.calls <= ALWAYS_CHECKED or self.calls & (self.calls - 1) == 0
         if self.steps and is_dtensor(self.params[0]) and often:
-            require_agreement(self.params[0], delay=float(delay), lr=self.lr.item())
+            lr, late = self.lr.item(), float(delay)
+            low_lr, low_delay, lr, late = largest_over_ranks(self.params[0], [-lr, -late, lr, late])
+            for name, low, high in (("lr", -low_lr, lr), ("delay", -low_delay, late)):
+                require(name, f"values from {low:g} to {high:g}", low == high, "the same on every rank")
 
 
 def _check_params(name: str, params: list[Tensor]) -> None:

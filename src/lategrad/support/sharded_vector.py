@@ -24,7 +24,7 @@ Interval = tuple[int, int]
 """Start and stop of consecutive entries."""
 
 
-class NotShardedError(TypeError):
+class NotShardedError(RuntimeError):
     """An operation that is not defined on sharded vectors."""
 
 
