@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lategrad.execution.backend import Backend, Run, UnsupportedError, compiled, eager_run
 from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
-from lategrad.execution.dtensors import like_dtensor, local_part, part_of, shards_of
+from lategrad.execution.dtensors import is_dtensor, like_dtensor, local_part_of, local_parts, shards_of
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
 from lategrad.support.runs import leaf_names, map_tensors, require_state
 from lategrad.support.runs import tensors as leaves_of
@@ -60,9 +60,8 @@ def state_template(rule: AnyRule[Any], tensors: Sequence[Tensor]) -> tuple[Any, 
     if shards is None and getattr(rule, "blocks", None) is not None:
         shards = Shards([[(0, entries)]], rank=0)  # follows parts of the vector: some are of some tensors only
     local = entries if shards is None else shards.count([(0, entries)])
-    start = torch.empty(local, dtype=common_dtype(tensors), device="meta")
     meta_rule = in_shards(map_tensors(lambda t: t.to("meta"), rule), shards)
-    state = meta_rule.init(start if shards is None else shards.vector(start))
+    state = meta_rule.init(sharded(torch.empty(local, dtype=common_dtype(tensors), device="meta"), shards))
     require_state(state, type(rule).__name__)
     if shards is not None and shards.group is not None:
         delay = torch.zeros(1, dtype=torch.int64, device="meta")
@@ -72,25 +71,20 @@ def state_template(rule: AnyRule[Any], tensors: Sequence[Tensor]) -> tuple[Any, 
 
 def in_shards(rule: Any, shards: Shards | None) -> Any:
     """The rule, with this rank's entries of the vectors that it has, such as the centre of a ball."""
-    if shards is None:
+    if shards is None or shards.size == 1:
         return rule
-
-    def scatter_if_whole(t: Tensor) -> Tensor:
-        is_whole = t.shape == (shards.size,) and shards.size > 1 and not isinstance(t, ShardedVector)
-        return shards.scatter(t) if is_whole else t
-
-    return map_tensors(scatter_if_whole, rule)
+    has_all = (shards.size,)
+    return map_tensors(lambda t: shards.scatter(t) if t.shape == has_all and local_of(t) is t else t, rule)
 
 
-def gather_vector(tensors: Sequence[Tensor], shards: Shards | None, dtype: torch.dtype | None = None) -> Tensor:
-    """Tensors, or this rank's parts of them, as one vector; a single contiguous tensor is not copied."""
-    vector = gather(tensors, dtype)
-    return vector if shards is None else shards.vector(vector)
+def sharded(local: Tensor, shards: Shards | None) -> Tensor:
+    """The vector of which this rank has the entries ``local``: all of it, or a shard."""
+    return local if shards is None else shards.vector(local)
 
 
-def scatter_vector(vector: Tensor, targets: Sequence[Tensor]) -> None:
-    """Copy a vector into the tensors that :func:`gather_vector` would make it from."""
-    scatter(vector.local if isinstance(vector, ShardedVector) else vector, targets)
+def local_of(vector: Tensor) -> Tensor:
+    """This rank's entries of a vector."""
+    return vector.local if isinstance(vector, ShardedVector) else vector
 
 
 class ParameterStep:
@@ -112,17 +106,16 @@ class ParameterStep:
     ) -> None:  # fmt: skip
         self.tensors, self.device, self._shards = list(tensors), tensors[0].device, shards_of(tensors)
         self.rule = rule = in_shards(rule, self._shards)
-        parts = self._parts()
+        parts = local_parts(self.tensors)
         self.sizes, self.dtype = [t.numel() for t in parts], common_dtype(self.tensors)
         meta_rule, template = state_template(rule, self.tensors)
         self._leaves: dict[str, Tensor] = dict(zip(leaf_names(template), leaves_of(template), strict=True))
         self._places = {name: places for name, leaf in self._leaves.items() if (places := self._places_of(name, leaf))}
-        """The tensors that each vector of the state has a piece for."""
         query = meta_rule.query(template)
         self._query_name = next((name for name, leaf in self._leaves.items() if leaf is query), None)
         self.output_is_query = meta_rule.output(template) is query
         self._ticket_form = meta_rule.ticket(template) if needs_ticket(meta_rule) else None
-        self._template = map_tensors(lambda t: t.local if isinstance(t, ShardedVector) else t, template)
+        self._template = map_tensors(local_of, template)
         self._query_is_copied = any(not self._holds_query(t) for t in self.tensors)
         # empty_like: the strides of a copy, which has no gaps in its memory.
         self._strides = [torch.empty_like(t, device="meta").stride() for t in parts]
@@ -143,7 +136,7 @@ class ParameterStep:
         }
         self._starts = state is None
         if self._shards is not None:
-            if backend in ("loops", "compile"):
+            if backend not in (None, "eager"):
                 raise UnsupportedError(f"{backend}: sharded parameters run eagerly")
             backend = "eager"
         self._backend = Backend(builders, backend)
@@ -156,54 +149,52 @@ class ParameterStep:
 
     # ---- The state
 
-    def _parts(self) -> list[Tensor]:
-        """This rank's parts of the tensors; the owner of a DTensor may replace them between two steps."""
-        return [local_part(t) for t in self.tensors]
-
     def _places_of(self, name: str, leaf: Tensor) -> list[int]:
-        """The tensors that a part of the state consists of, none for one that does not grow with them."""
+        """The tensors that a vector of the state has a piece for; none for a part that does not grow with them."""
         sizes = [t.numel() for t in self.tensors]
         if not isinstance(leaf, ShardedVector):
             return list(range(len(sizes))) if leaf.shape == (sum(sizes),) and self._shards is None else []
-        ends = list(accumulate(sizes))
-        places = [i for i, end in enumerate(ends)
+        places = [i for i, end in enumerate(accumulate(sizes))
                   if any(start <= end - sizes[i] and end <= stop for start, stop in leaf.segments)]  # fmt: skip
-        if sum(sizes[i] for i in places) == leaf.numel():
-            return places
-        if self._shards is None:
-            return []
-        raise ValueError(f"the state {name!r} of {type(self.rule).__name__} is of parts of parameters, which cannot be "
-                         f"saved when they are sharded")  # fmt: skip
+        complete = sum(sizes[i] for i in places) == leaf.numel()
+        if not complete and self._shards is not None:
+            raise ValueError(f"state {name!r} of {type(self.rule).__name__} has parts of sharded parameters: it cannot "
+                             f"be saved")  # fmt: skip
+        return places if complete else []
 
     def _holds_query(self, tensor: Tensor) -> bool:
         """Whether a tensor is the only copy of its part of the query."""
         return self._query_name is not None and tensor.dtype == self.dtype
 
-    def _is_stored(self, name: str, i: int) -> bool:
-        """Whether a vector of the state is stored beside tensor i."""
-        return i in self._places[name] and not (name == self._query_name and self._holds_query(self.tensors[i]))
+    def _stored_at(self, name: str) -> list[int]:
+        """The tensors beside which a vector of the state is stored."""
+        return [i for i in self._places[name] if name != self._query_name or not self._holds_query(self.tensors[i])]
 
     @torch.no_grad()
     def _allocate(self, name: str, state: ParameterState) -> None:
         """Memory for one vector of the state, filled with the values that ``state`` has."""
-        positions = [i for i in self._places[name] if self._is_stored(name, i)]
-        sizes, parts = [self.sizes[i] for i in positions], self._parts()
+        positions, parts = self._stored_at(name), local_parts(self.tensors)
+        sizes = [self.sizes[i] for i in positions]
         vector = torch.empty(sum(sizes), dtype=self._leaves[name].dtype, device=self.device)
         if self._row_major and positions == self._places[name]:
             self._whole[name] = vector
         for i, part in zip(positions, vector.split(sizes), strict=True):
             piece = part.as_strided(parts[i].shape, self._strides[i])
             if name in state.vectors[i]:
-                piece.copy_(part_of(state.vectors[i][name], self.tensors[i]))
+                piece.copy_(local_part_of(state.vectors[i][name], self.tensors[i]))
             state.vectors[i][name] = like_dtensor(piece, self.tensors[i])
         self._pieces[name] = self._pieces_in(state, name)
         self._addresses[name] = addresses_of(self._pieces[name])
 
     def _pieces_in(self, state: ParameterState, name: str) -> list[Tensor]:
-        if name == self._query_name and not self._query_is_copied:
-            return self._parts()
-        return [local_part(state.vectors[i][name] if self._is_stored(name, i) else self.tensors[i])
-                for i in self._places[name]]  # fmt: skip
+        if name != self._query_name:
+            at_all = len(self._places[name]) == len(self.tensors)
+            vectors = state.vectors if at_all else [state.vectors[i] for i in self._places[name]]
+            return local_parts([values[name] for values in vectors])
+        if not self._query_is_copied:
+            return local_parts(self.tensors)
+        pairs = zip(self.tensors, state.vectors, strict=True)
+        return local_parts([t if self._holds_query(t) else values[name] for t, values in pairs])
 
     def _current_pieces(self, name: str) -> list[Tensor]:
         """The pieces of a vector; where a user has replaced one, its values are copied, or it raises."""
@@ -230,14 +221,14 @@ class ParameterStep:
             parts = [self._pieces[n] if n in self._places else state.scalars[n] for n in self._leaves]
             rule_tensors = [leaf.split(self.sizes) if leaf.shape == (sum(self.sizes),) else leaf
                             for leaf in leaves_of(self.rule)]  # fmt: skip
-            self._init([*rule_tensors, self._parts(), *parts])
-            torch.autograd.graph.increment_version(self._parts())
+            self._init([*rule_tensors, local_parts(self.tensors), *parts])
+            torch.autograd.graph.increment_version(self.tensors)
             return state
-        start = gather_vector(self._parts(), self._shards, self.dtype)
-        first = self.rule.init(start.clone())  # one tensor may be gathered as itself
+        start = gather(local_parts(self.tensors), self.dtype).clone()  # one tensor may be gathered as itself
+        first = self.rule.init(sharded(start, self._shards))
         for name, leaf in zip(self._leaves, leaves_of(first), strict=True):
-            scatter_vector(leaf, self._pieces[name] if name in self._places else [state.scalars[name]])
-        scatter_vector(self.rule.query(first), self._parts())
+            scatter(local_of(leaf), self._pieces[name] if name in self._places else [state.scalars[name]])
+        scatter(local_of(self.rule.query(first)), local_parts(self.tensors))
         return state
 
     def _init_loops(self) -> Loops:
@@ -258,7 +249,7 @@ class ParameterStep:
         """Continue from a state that was saved, or made for another form of the tensors."""
         _require_names(state.scalars, [n for n in self._leaves if n not in self._places])
         for i, (tensor, values) in enumerate(zip(self.tensors, state.vectors, strict=True)):
-            names = [name for name in self._places if self._is_stored(name, i)]
+            names = [name for name in self._places if i in self._stored_at(name)]
             if self._query_name is not None and self._query_name in names:
                 values.setdefault(self._query_name, tensor.detach())  # the tensor was the only copy
             elif self._query_name in values:
@@ -280,7 +271,7 @@ class ParameterStep:
         if self.backend == "loops":
             loops, table = self._loops_and_table(aligned, cast("Tensor | None", ticket))
             loops.run(table)
-            torch.autograd.graph.increment_version(self._parts())
+            torch.autograd.graph.increment_version(self.tensors)
             return
         with torch.no_grad():
             state, copies = self._whole_state()
@@ -289,21 +280,23 @@ class ParameterStep:
             elif ticket is None:
                 ticket = issue_ticket(self.rule, state).clone()
             elif isinstance(ticket, list):
-                ticket = gather_vector(list(map(part_of, ticket, self.tensors)), self._shards)
-            self._backend.run(state, gather_vector(aligned, self._shards, self.dtype), self._delay, ticket, None)
+                ticket = sharded(gather(list(map(local_part_of, ticket, self.tensors))), self._shards)
+            self._backend.run(state, sharded(gather(aligned, self.dtype), self._shards), self._delay, ticket, None)
             for vector, pieces in copies:
                 scatter(vector, pieces)
             if self._query_is_copied:
-                scatter_vector(self.rule.query(state), self._parts())
+                scatter(local_of(self.rule.query(state)), local_parts(self.tensors))
 
     def _align(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients in the memory layout of their tensors; a missing one is zero."""
-        grads = [None if grad is None else part_of(grad, t) for grad, t in zip(grads, self.tensors, strict=True)]
+        if is_dtensor(self.tensors[0]):
+            pairs = zip(grads, self.tensors, strict=True)
+            grads = [None if grad is None else local_part_of(grad, t) for grad, t in pairs]
         present = [grad for grad in grads if grad is not None]
         if len(present) == len(grads) and self._forms == ([g.stride() for g in present], [g.dtype for g in present]):
             return present
         aligned = []
-        for tensor, grad in zip(self._parts(), grads, strict=True):
+        for tensor, grad in zip(local_parts(self.tensors), grads, strict=True):
             if grad is None:
                 grad = torch.zeros_like(tensor)
             elif grad.stride() != tensor.stride() or grad.dtype != tensor.dtype:
@@ -363,7 +356,7 @@ class ParameterStep:
                 addresses.append(self.state.scalars[name].data_ptr())
         addresses.append(addresses_of(grads))
         if self._query_is_copied:
-            addresses.append(addresses_of(self._parts()))
+            addresses.append(addresses_of(local_parts(self.tensors)))
         return loops, loops.table(addresses)
 
     # ---- What else a host asks for
@@ -376,13 +369,13 @@ class ParameterStep:
         ticket = self.rule.ticket(self._whole_state()[0]).clone()
         if not isinstance(ticket, ShardedVector):
             return ticket
-        parts = zip(ticket.local.split(self.sizes), self._parts(), self.tensors, strict=True)
+        parts = zip(ticket.local.split(self.sizes), local_parts(self.tensors), self.tensors, strict=True)
         return [like_dtensor(piece.view(part.shape), tensor) for piece, part, tensor in parts]
 
     @torch.no_grad()
     def write_output(self) -> None:
         """Write the rule's output into the tensors, in place of the query."""
-        scatter_vector(self.rule.output(self._whole_state()[0]), self._parts())
+        scatter(local_of(self.rule.output(self._whole_state()[0])), local_parts(self.tensors))
 
     def __repr__(self) -> str:
         return f"<{self.backend} step of {type(self.rule).__name__} on {len(self.tensors)} tensors>"

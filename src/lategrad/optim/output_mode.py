@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from lategrad.execution.dtensors import largest_over_ranks, local_part, part_of
+from lategrad.execution.dtensors import largest_over_ranks, local_part_of, local_parts
 
 Values = dict[Tensor, Tensor]
 """A value for some parameters."""
@@ -169,8 +169,9 @@ class OutputMode(Optimizer):
     def _check_loaded(self) -> None:
         """Before the first step after loading: raise if the model, with its output, was loaded over the queries."""
         loaded, self._loaded = self._loaded, {}
-        differ = [not torch.equal(local_part(p), part_of(q, p).to(p.device, p.dtype)) for p, q in loaded.items()]
-        if loaded and largest_over_ranks(next(iter(loaded)), [any(differ)])[0]:
+        queries = [local_part_of(query, p).to(p.device, p.dtype) for p, query in loaded.items()]
+        equal = all(map(torch.equal, local_parts(list(loaded)), queries))
+        if loaded and largest_over_ranks(next(iter(loaded)), [not equal])[0]:
             raise RuntimeError(
                 "the parameters have changed since load_state_dict() put the query there: the state was saved in eval "
                 "mode, so load the model before the optimizer"

@@ -15,8 +15,8 @@ from torch.optim.optimizer import ParamsT
 
 from lategrad.execution import ParameterState, ParameterStep, in_place
 from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
-from lategrad.execution.dtensors import check_sharding, is_dtensor, largest_over_ranks, local_part, shards_of
-from lategrad.execution.parameter_state import Ticket, gather_vector, in_shards, scatter_vector, state_template
+from lategrad.execution.dtensors import check_sharding, is_dtensor, largest_over_ranks, local_parts, shards_of
+from lategrad.execution.parameter_state import Ticket, in_shards, local_of, sharded, state_template
 from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
 from lategrad.optim.output_mode import OutputMode, Values, write_values
 from lategrad.registry import parse_set
@@ -24,6 +24,7 @@ from lategrad.rules.blocks import Blocks, fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
+from lategrad.support.torch_private import gather, scatter
 from lategrad.support.validation import Scalar, require
 
 ALWAYS_CHECKED = 8
@@ -222,8 +223,8 @@ class RuleOptimizer(OutputMode):
         for rule, params in self._vectors(group, torch.ones(1, dtype=torch.float64, device=device)):
             state_template(rule, params)  # raises for a state that cannot be saved
             if not isinstance(rule.domain, WholeSpace):
-                shards, parts = shards_of(params), [local_part(p) for p in params]
-                scatter_vector(in_shards(rule, shards).domain.project(gather_vector(parts, shards)), parts)
+                shards, parts = shards_of(params), local_parts(params)
+                scatter(local_of(in_shards(rule, shards).domain.project(sharded(gather(parts), shards))), parts)
 
     def in_place_steps(self, i: int) -> list[ParameterStep]:
         """The step of each vector of group i; ``backend`` says what runs it.

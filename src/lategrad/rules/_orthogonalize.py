@@ -58,7 +58,7 @@ def matrix_steps(blocks: Blocks, parts: Sequence[Tensor]) -> list[Tensor]:
         blocks: says which tensors are matrices.
         parts: what ``blocks.split`` gives, each ``(*runs, *shape)``.
     """
-    if any(isinstance(part, ShardedVector) and part.shards.group is not None for part in parts):
+    if parts and isinstance(parts[0], ShardedVector):
         return at_owners(matrix_steps, blocks, parts)
     steps = list(parts)
     by_shape: dict[tuple[int, int], list[int]] = {}

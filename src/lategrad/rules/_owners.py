@@ -3,66 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lategrad.rules.blocks import Blocks
-from lategrad.support.sharded_vector import ShardedVector
 
 
-def choose_owners(blocks: Blocks, ranks: int) -> list[int | None]:
-    """The owner of each matrix, None for other tensors: the largest first, each to the rank with the least work.
+def choose_owners(blocks: Blocks, ranks: int) -> list[list[int]]:
+    """The matrices that each rank owns: the largest first, each to the rank with the least work.
 
     >>> tensors = [torch.zeros(8, 8), torch.zeros(5), torch.zeros(4, 4), torch.zeros(4, 4)]
     >>> choose_owners(Blocks.of_tensors(tensors), 2)
-    [0, None, 1, 1]
+    [[0], [2, 3]]
     """
-    owners: list[int | None] = [None] * len(blocks.parts)
+    owned: list[list[int]] = [[] for _ in range(ranks)]
     work = [0] * ranks
-    costs = [block.size * min(block.matrix_shape) if block.kind == "matrix" else 0 for block in blocks.parts]
-    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        if costs[i]:
-            owners[i] = work.index(min(work))
-            work[owners[i]] += costs[i]  # type: ignore[index]
-    return owners
+    costs = {i: b.size * min(b.matrix_shape) for i, b in enumerate(blocks.parts) if b.kind == "matrix"}
+    for i in sorted(costs, key=lambda i: -costs[i]):
+        owner = work.index(min(work))
+        owned[owner].append(i)
+        work[owner] += costs[i]
+    return owned
 
 
 def at_owners(
-    function: Callable[[Blocks, Sequence[Tensor]], list[Tensor]], blocks: Blocks, parts: Sequence[Tensor]
+    function: Callable[[Blocks, Sequence[Tensor]], list[Tensor]], blocks: Blocks, parts: Sequence[Any]
 ) -> list[Tensor]:
-    """``function(blocks, parts)`` for one that replaces each matrix by another and leaves other tensors as they are.
+    """``function(blocks, parts)``, which replaces matrices by matrices, for sharded parts.
 
     Every rank sends its rows of each matrix to the owner, which calls ``function`` on all that it owns and sends the
     rows of the results back.
     """
+    shards, like = parts[0].shards, parts[0].local
+    if like.is_meta:
+        return list(parts)
     import torch.distributed as dist
 
-    shards = [part for part in parts if isinstance(part, ShardedVector)]
-    if len(shards) < len(parts):
-        raise TypeError("some parts of the vector are sharded, others are not")
-    if not parts or shards[0].local.is_meta:
-        return list(parts)
-    of, ranks = shards[0].shards, range(len(shards[0].shards.intervals))
-    owners = choose_owners(blocks, len(ranks))
-    owned_by = [[i for i, owner in enumerate(owners) if owner == rank] for rank in ranks]
-    mine = owned_by[of.rank]
-    rows = [[of.count(shards[i].segments, rank) for i in mine] for rank in ranks]
-    send = [shards[i].local for places in owned_by for i in places]
-    send_sizes = [sum(shards[i].local.numel() for i in places) for places in owned_by]
-    receive_sizes = [sum(sizes) for sizes in rows]
+    owned = choose_owners(blocks, len(shards.intervals))
+    mine, order = owned[shards.rank], [i for own in owned for i in own]
+    sizes = [[shards.count(parts[i].segments, rank) for i in mine] for rank in range(len(owned))]
+    counts = [sum(parts[i].local.numel() for i in own) for own in owned], [sum(own) for own in sizes]
 
-    def exchange(entries: Sequence[Tensor], receive: Sequence[int], sent: Sequence[int]) -> Tensor:
-        received = shards[0].local.new_empty(sum(receive))
-        dist.all_to_all_single(received, torch.cat(list(entries)), list(receive), list(sent), group=of.group)
-        return received
+    def exchange(entries: Sequence[Tensor], sent: list[int], received: list[int]) -> Tensor:
+        result: Tensor = like.new_empty(sum(received))
+        dist.all_to_all_single(result, torch.cat([like[:0], *entries]), received, sent, group=shards.group)
+        return result
 
-    received = exchange([shards[0].local[:0], *send], receive_sizes, send_sizes).split([n for r in rows for n in r])
-    whole = [torch.cat(received[k :: len(mine)]).view(shards[i].shape) for k, i in enumerate(mine)]
-    results = function(Blocks(tuple(blocks.parts[i] for i in mine)), whole)
-    pieces = [result.reshape(-1).split([sizes[k] for sizes in rows]) for k, result in enumerate(results)]
-    back = [piece[rank] for rank in ranks for piece in pieces]
-    returned = exchange([shards[0].local[:0], *back], send_sizes, receive_sizes)
-    places = [i for places in owned_by for i in places]
-    steps = dict(zip(places, returned.split([shards[i].local.numel() for i in places]), strict=True))
-    return [shards[i].like(steps[i]) if i in steps else part for i, part in enumerate(parts)]
+    rows = exchange([parts[i].local for i in order], *counts).split([size for own in sizes for size in own])
+    matrices = [torch.cat(rows[k :: len(mine)]).view(parts[i].shape) for k, i in enumerate(mine)]
+    results = function(Blocks(tuple(blocks.parts[i] for i in mine)), matrices)
+    pieces = [result.flatten().split([own[k] for own in sizes]) for k, result in enumerate(results)]
+    returned = exchange([piece[rank] for rank in range(len(owned)) for piece in pieces], *reversed(counts))
+    steps = dict(zip(order, returned.split([parts[i].local.numel() for i in order]), strict=True))
+    return [part.like(steps[i]) if i in steps else part for i, part in enumerate(parts)]

@@ -3,7 +3,7 @@
 A rule is written for one flat vector: entry by entry, with reductions over the last dimension. :class:`ShardedVector`
 is a tensor with the shape of the whole vector and the memory of this rank's entries. Operations on entries run on
 them; reductions are summed over the ranks and give a plain tensor, the same on every rank. Everything else raises
-:class:`NotShardedError`: a rule that this module does not understand fails, and never computes a local norm.
+:class:`NotShardedError`: a rule that does not fit fails, and never computes a norm of one rank's entries.
 """
 
 from __future__ import annotations
@@ -44,22 +44,19 @@ class Shards:
 
     def __init__(self, intervals: Sequence[Sequence[Interval]], rank: int, group: Any = None) -> None:
         self.intervals, self.rank, self.group = intervals, rank, group
-        self._starts = [[start for start, _ in own] for own in intervals]
         self._counts = [[0, *accumulate(stop - start for start, stop in own)] for own in intervals]
         self.size: int = sum(counts[-1] for counts in self._counts)
-
-    def _below(self, position: int, rank: int) -> int:
-        """The number of a rank's entries before a position of the vector."""
-        i = bisect_right(self._starts[rank], position) - 1
-        if i < 0:
-            return 0
-        start, stop = self.intervals[rank][i]
-        return self._counts[rank][i] + min(position, stop) - start
 
     def count(self, segments: Iterable[Interval], rank: int | None = None) -> int:
         """The number of entries that a rank, by default this one, has in some segments."""
         rank = self.rank if rank is None else rank
-        return sum(self._below(stop, rank) - self._below(start, rank) for start, stop in segments)
+
+        def below(position: int) -> int:
+            i = bisect_right(self.intervals[rank], (position, self.size)) - 1
+            start, stop = self.intervals[rank][i] if i >= 0 else (position, position)
+            return self._counts[rank][max(i, 0)] + min(position, stop) - start
+
+        return sum(below(stop) - below(start) for start, stop in segments)
 
     def vector(self, local: Tensor) -> ShardedVector:
         """The vector of which this rank's entries are ``local``."""
@@ -81,7 +78,7 @@ class Shards:
 
 
 class ShardedVector(WrapperTensor):
-    """A vector, or a part or reshaped part of one; see the module.
+    """A vector, or a part or reshaped part of one.
 
     Args:
         local: this rank's entries, flat.
@@ -113,37 +110,22 @@ class ShardedVector(WrapperTensor):
             raise NotShardedError(f"an operation on entries gave {tuple(local.shape)} of {tuple(self.local.shape)}")
         return ShardedVector(local, self.shards, self.segments, self.shape if shape is None else shape)
 
-    def whole(self) -> Tensor:
-        """All entries, flat, on every rank, in the order of the ranks."""
-        if self.shards.group is None:
-            return self.local
-        counts = [self.shards.count(self.segments, rank) for rank in range(len(self.shards.intervals))]
-        gathered = self.local.new_zeros(len(counts), max(counts))  # gloo gathers equal sizes only
-        if not gathered.is_meta:
-            import torch.distributed as dist
-
-            padded = torch.nn.functional.pad(self.local, (0, max(counts) - self.local.numel()))
-            dist.all_gather_into_tensor(gathered.view(-1), padded, group=self.shards.group)
-        return torch.cat([entries[:count] for entries, count in zip(gathered, counts, strict=True)])
-
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func.overloadpacket in _OPERATIONS:
-            return _OPERATIONS[func.overloadpacket](func, *args, **kwargs)
-        if torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags:
-            return _on_entries(func, *args, **kwargs)
-        return _not_sharded(func, args, kwargs)
+        pointwise = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags
+        run: Any = _OPERATIONS.get(func.overloadpacket, _on_entries if pointwise else _refuse)
+        return run(func, *args, **(kwargs or {}))
 
 
-def _not_sharded(func: Any, args: Any, kwargs: Any, why: str = "") -> Any:
+def _refuse(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise; where one process has the whole vector, run on plain tensors."""
     if any(arg.shards.group is not None for arg in tensors((args, kwargs)) if isinstance(arg, ShardedVector)):
         raise NotShardedError(
-            f"{func} is not defined on a vector that is sharded over ranks{why}. Rules and constraint sets may use "
-            f"operations on entries, split, cat, sort, and sum, mean, norm, amax, amin, all, any over the vector"
+            f"{func} with these arguments is not defined on a vector that is sharded over ranks. Rules and constraint "
+            f"sets may use operations on entries, with other sharded vectors and with single numbers; split, cat and "
+            f"sort; and sum, mean, Euclidean norm, amax, amin, all and any over the vector"
         )
     args, kwargs = map_tensors(lambda x: x.local.view(x.shape) if isinstance(x, ShardedVector) else x, (args, kwargs))
     return func(*args, **kwargs)
@@ -151,16 +133,13 @@ def _not_sharded(func: Any, args: Any, kwargs: Any, why: str = "") -> Any:
 
 def _on_entries(func: Any, *args: Any, **kwargs: Any) -> Any:
     """An operation on each entry, with numbers and tensors of one number, which are the same on every rank."""
-    first = next(arg for arg in tensors((args, kwargs)) if isinstance(arg, ShardedVector))
+    operands = tensors((args, kwargs))
+    first = next(arg for arg in operands if isinstance(arg, ShardedVector))
     in_place = func.overloadpacket.__name__.endswith("_")
-    if in_place and not isinstance(args[0], ShardedVector):
-        return _not_sharded(func, args, kwargs, ": it writes a sharded vector into a plain one")
-    for arg in tensors((args, kwargs)):
-        if isinstance(arg, ShardedVector):
-            if (arg.segments, arg.shape) != (first.segments, first.shape):
-                return _not_sharded(func, args, kwargs, ": it combines different entries")
-        elif arg.numel() != 1:
-            return _not_sharded(func, args, kwargs, f": it has a plain vector of shape {tuple(arg.shape)}, too")
+    for arg in operands:
+        same = isinstance(arg, ShardedVector) and (arg.segments, arg.shape) == (first.segments, first.shape)
+        if not same and (isinstance(arg, ShardedVector) or arg.numel() != 1 or (in_place and arg is args[0])):
+            return _refuse(func, *args, **kwargs)
 
     def local(arg: Tensor) -> Tensor:
         if isinstance(arg, ShardedVector):
@@ -175,14 +154,18 @@ def _on_entries(func: Any, *args: Any, **kwargs: Any) -> Any:
 def _with_shape(func: Any, x: ShardedVector, *args: Any, **kwargs: Any) -> Any:
     """The same entries in the same order, in another shape."""
     shape = func(torch.empty(x.shape, device="meta"), *args, **kwargs).shape
-    if math.prod(shape) != x.numel():
-        return _not_sharded(func, (x, *args), kwargs)
-    return x.like(x.local, shape)
+    return x.like(x.local, shape) if math.prod(shape) == x.numel() else _refuse(func, x, *args, **kwargs)
 
 
-def _cut(x: ShardedVector, sizes: Sequence[int]) -> list[ShardedVector]:
+def _is_flat(x: Any, dim: Any) -> bool:
+    return isinstance(x, ShardedVector) and x.dim() == 1 and dim in (None, 0, -1, (), [], [0], [-1])
+
+
+def _split(func: Any, x: ShardedVector, sizes: Sequence[int], dim: int = 0) -> Any:
     """Consecutive parts of a vector, as views."""
-    cuts: list[tuple[Interval, ...]] = []
+    if not _is_flat(x, dim):
+        return _refuse(func, x, sizes, dim)
+    parts: list[tuple[Interval, ...]] = []
     remaining = list(reversed(x.segments))
     for size in sizes:
         part: list[Interval] = []
@@ -193,29 +176,21 @@ def _cut(x: ShardedVector, sizes: Sequence[int]) -> list[ShardedVector]:
                 stop = start + size
             part.append((start, stop))
             size -= stop - start
-        cuts.append(tuple(part))
-    pieces = x.local.split([x.shards.count(segments) for segments in cuts])
-    return [ShardedVector(piece, x.shards, segments) for piece, segments in zip(pieces, cuts, strict=True)]
-
-
-def _is_flat(x: ShardedVector, dim: Any) -> bool:
-    return x.dim() == 1 and dim in (None, 0, -1, (), [], [0], [-1])
-
-
-def _split(func: Any, x: ShardedVector, sizes: Sequence[int], dim: int = 0) -> Any:
-    return _cut(x, sizes) if _is_flat(x, dim) else _not_sharded(func, (x, sizes, dim), {})
+        parts.append(tuple(part))
+    pieces = x.local.split([x.shards.count(segments) for segments in parts])
+    return [ShardedVector(piece, x.shards, segments) for piece, segments in zip(pieces, parts, strict=True)]
 
 
 def _slice(func: Any, x: ShardedVector, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     if not _is_flat(x, dim) or step != 1:
-        return _not_sharded(func, (x, dim, start, end, step), {})
+        return _refuse(func, x, dim, start, end, step)
     start, end, _ = slice(start, end).indices(x.numel())
-    return _cut(x, [start, max(0, end - start), x.numel() - max(start, end)])[1]
+    return _split(func, x, [start, max(0, end - start), x.numel() - max(start, end)])[1]
 
 
 def _cat(func: Any, parts: Sequence[Any], dim: int = 0) -> Any:
-    if not all(isinstance(part, ShardedVector) and _is_flat(part, dim) for part in parts):
-        return _not_sharded(func, (parts, dim), {})
+    if not all(_is_flat(part, dim) for part in parts):
+        return _refuse(func, parts, dim)
     segments: list[Interval] = []
     for start, stop in (segment for part in parts for segment in part.segments):
         if segments and segments[-1][1] == start:
@@ -226,13 +201,21 @@ def _cat(func: Any, parts: Sequence[Any], dim: int = 0) -> Any:
 
 def _sort(func: Any, x: ShardedVector, *args: Any, **kwargs: Any) -> Any:
     """The sorted values as a plain vector on every rank; without indices, which would be those of another order."""
-    if x.dim() != 1:
-        return _not_sharded(func, (x, *args), kwargs)
-    values, indices = func(x.whole(), *args, **kwargs)
+    if x.dim() != 1 or x.shards.group is None:
+        return _refuse(func, x, *args, **kwargs)
+    counts = [x.shards.count(x.segments, rank) for rank in range(len(x.shards.intervals))]
+    gathered = x.local.new_empty(len(counts), max(counts))  # gloo gathers equal sizes only
+    if not gathered.is_meta:
+        import torch.distributed as dist
+
+        padded = torch.nn.functional.pad(x.local, (0, max(counts) - x.local.numel()))
+        dist.all_gather_into_tensor(gathered.view(-1), padded, group=x.shards.group)
+    whole = torch.cat([entries[:count] for entries, count in zip(gathered, counts, strict=True)])
+    values, indices = func(whole, *args, **kwargs)
     return values, indices[:0]
 
 
-# ---- Reductions over the whole vector, each to one number that is the same on every rank
+# ---- Reductions over the vector, to one number that is the same on every rank
 
 
 def _norm(x: ShardedVector, dtype: torch.dtype | None) -> Tensor:
@@ -240,7 +223,7 @@ def _norm(x: ShardedVector, dtype: torch.dtype | None) -> Tensor:
     return x.shards.reduce(own.double() ** 2, "SUM").sqrt().to(own.dtype)
 
 
-def _extreme(x: ShardedVector, sign: int) -> Tensor:
+def _largest(x: ShardedVector, sign: int) -> Tensor:
     """The largest entry, or the smallest for sign -1; a rank without entries has none."""
     entries = torch.cat([sign * x.local, x.local.new_full((1,), -math.inf)])
     return sign * x.shards.reduce(entries.amax(), "MAX")
@@ -251,8 +234,8 @@ _REDUCTIONS: dict[Any, Callable[[ShardedVector, Any], Tensor]] = {
     _aten.sum: lambda x, dtype: x.shards.reduce(x.local.sum(dtype=dtype), "SUM"),
     _aten.mean: lambda x, dtype: x.shards.reduce(x.local.sum(dtype=dtype), "SUM") / x.numel(),
     _aten.linalg_vector_norm: _norm,
-    _aten.amax: lambda x, _: _extreme(x, 1),
-    _aten.amin: lambda x, _: _extreme(x, -1),
+    _aten.amax: lambda x, _: _largest(x, 1),
+    _aten.amin: lambda x, _: _largest(x, -1),
     _aten.all: lambda x, _: x.shards.reduce(x.local.all().int(), "MIN").bool(),
     _aten.any: lambda x, _: x.shards.reduce(x.local.any().int(), "MAX").bool(),
 }
@@ -262,7 +245,7 @@ def _reduce(func: Any, x: ShardedVector, *args: Any, **kwargs: Any) -> Any:
     is_norm = func.overloadpacket is _aten.linalg_vector_norm
     dim, keepdim = (*args[is_norm:], None, None)[:2]
     if not _is_flat(x, dim) or (is_norm and args[:1] not in ((), (2,))):
-        return _not_sharded(func, (x, *args), kwargs)
+        return _refuse(func, x, *args, **kwargs)
     return _REDUCTIONS[func.overloadpacket](x, kwargs.get("dtype")).reshape(1 if keepdim else ())
 
 
@@ -271,9 +254,6 @@ _OPERATIONS: dict[Any, Callable[..., Any]] = {
                      _aten.ones_like, _aten.empty_like, _aten.full_like], _on_entries),
     **dict.fromkeys([_aten.view, _aten._unsafe_view, _aten.squeeze, _aten.unsqueeze, _aten.expand], _with_shape),
     **dict.fromkeys(_REDUCTIONS, _reduce),
-    _aten.split_with_sizes: _split,
-    _aten.slice: _slice,
-    _aten.cat: _cat,
-    _aten.sort: _sort,
+    _aten.split_with_sizes: _split, _aten.slice: _slice, _aten.cat: _cat, _aten.sort: _sort,
 }  # fmt: skip
 """The operations that torch does not mark as pointwise."""
