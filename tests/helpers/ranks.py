@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import traceback
+import warnings
 
 WORLD = 4
 
@@ -64,6 +65,7 @@ def _serve(pipe, rank, rendezvous):
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
+    warnings.filterwarnings("error", module="lategrad")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=WORLD)
     meshes = {n: DeviceMesh("cpu", list(range(n))) for n in (1, 2, 3)}

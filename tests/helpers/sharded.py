@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 import lategrad as lg
+from helpers.examples import example
 from lategrad.registry import build_rule
 from lategrad.rules import _orthogonalize
 
@@ -347,3 +348,8 @@ def count_orthogonalised(mesh):
     finally:
         _orthogonalize.orthogonalise = original
     return shapes
+
+
+def run_example(mesh, *arguments):
+    module = example("fsdp_training")
+    return module.train(module.parse(list(arguments)), mesh)

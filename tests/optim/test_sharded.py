@@ -1,6 +1,10 @@
 """Parameters that are sharded over ranks (FSDP2, HSDP) or copied (DDP): the same numbers as in one process."""
 
+import math
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +14,8 @@ from helpers import sharded
 from helpers.ranks import Ranks
 from lategrad.registry import RULES
 
-torch.manual_seed(1)
-POINT = torch.randn(sharded.SIZE)
+ROOT = Path(__file__).parents[2]
+POINT = torch.randn(sharded.SIZE, generator=torch.Generator().manual_seed(1))
 SETS = {
     "whole": lg.WholeSpace(),
     "ball": lg.Ball(2.0),
@@ -184,3 +188,23 @@ def test_every_matrix_has_one_owner_and_all_ranks_work(ranks):
     by_rank = ranks.run(3, sharded.count_orthogonalised)
     assert sorted(shape for own in by_rank for shape in own) == sorted(shapes)
     assert all(by_rank)
+
+
+# ---- The example
+
+
+def test_the_example_trains_and_continues_on_another_number_of_ranks(ranks, tmp_path):
+    first = ranks.run(2, sharded.run_example, "--updates", "30", "--save", str(tmp_path))
+    then = ranks.run(3, sharded.run_example, "--updates", "30", "--resume", str(tmp_path))
+    assert len(set(first)) == len(set(then)) == 1  # all ranks ship the same
+    assert then[0] < 0.9 * first[0] < 0.9 * math.log(15)  # about what guessing one of the letters costs
+
+
+@pytest.mark.slow
+def test_the_example_runs_under_torchrun(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
+               "examples/fsdp_training.py", "--updates", "20", "--save", str(tmp_path / "saved")]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "loss of the output on 2 ranks" in done.stdout
+    assert (tmp_path / "saved" / ".metadata").exists()

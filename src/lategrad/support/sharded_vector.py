@@ -204,12 +204,12 @@ def _sort(func: Any, x: ShardedVector, *args: Any, **kwargs: Any) -> Any:
     if x.dim() != 1 or x.shards.group is None:
         return _refuse(func, x, *args, **kwargs)
     counts = [x.shards.count(x.segments, rank) for rank in range(len(x.shards.intervals))]
-    gathered = x.local.new_empty(len(counts), max(counts))  # gloo gathers equal sizes only
-    if not gathered.is_meta:
+    gathered = [x.local.new_empty(max(counts)) for _ in counts]  # gloo gathers equal sizes only
+    if not x.local.is_meta:
         import torch.distributed as dist
 
         padded = torch.nn.functional.pad(x.local, (0, max(counts) - x.local.numel()))
-        dist.all_gather_into_tensor(gathered.view(-1), padded, group=x.shards.group)
+        dist.all_gather(gathered, padded, group=x.shards.group)
     whole = torch.cat([entries[:count] for entries, count in zip(gathered, counts, strict=True)])
     values, indices = func(whole, *args, **kwargs)
     return values, indices[:0]
