@@ -38,7 +38,8 @@ def holder(mesh, shapes=SHAPES):
 
 
 def like(value, p):
-    return distribute_tensor(value, p.device_mesh, p.placements) if isinstance(p, DTensor) else value
+    """A value that every rank has, in the form of a parameter."""
+    return distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None) if isinstance(p, DTensor) else value
 
 
 def set_gradients(params, t):
@@ -82,7 +83,7 @@ def steps(optimizer, params, first, last):
         optimizer.step() if isinstance(optimizer, lg.optim.Delayed) else optimizer.step(delay=min(t, 3))
 
 
-def train(mesh, name, domain, count=50, options=None, delays=None):
+def train(mesh, name, domain, count, options=None, delays=None):
     """Parameters and output after some steps; late by ``delays`` if given."""
     params = list(holder(mesh).parameters())
     optimizer = optimizers(name, params, domain, **(options or {}))
@@ -114,7 +115,7 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.hidden(self.frozen(self.embedding(tokens)))))
 
 
-def train_tied(mesh, name, wrapper, count=20):
+def train_tied(mesh, name, wrapper, count=6):
     """Training with the gradients that FSDP2 or DDP computes, each rank from its share of the batch."""
     torch.manual_seed(3)
     model = Tied()

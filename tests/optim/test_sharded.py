@@ -41,23 +41,28 @@ def distance(results, expected):
     return max(float((result - expected).norm() / expected.norm()) for result in results)
 
 
+STEPS = pytest.mark.parametrize("count", [6, pytest.param(50, marks=pytest.mark.slow)])
+
+
+@STEPS
 @pytest.mark.parametrize("name", SETS)
-def test_every_set_gives_the_same_numbers_on_two_ranks(ranks, name):
-    args = "AnytimeSGD-0.5", SETS[name]
+def test_every_set_gives_the_same_numbers_on_two_ranks(ranks, name, count):
+    args = "AnytimeSGD-0.5", SETS[name], count
     expected = sharded.train(None, *args)
     assert distance(ranks.run(2, sharded.train, *args), expected) < 1e-5
     if name != "whole":
-        free = sharded.train(None, "AnytimeSGD-0.5", lg.WholeSpace())
+        free = sharded.train(None, "AnytimeSGD-0.5", lg.WholeSpace(), count)
         assert distance([free], expected) > 0.1  # the set matters here
 
 
+@STEPS
 @pytest.mark.parametrize("name", sharded.DROP_INS)
-def test_every_optimizer_gives_the_same_numbers_on_two_ranks(ranks, name):
-    args = name, lg.Ball(2.0)
+def test_every_optimizer_gives_the_same_numbers_on_two_ranks(ranks, name, count):
+    args = name, lg.Ball(2.0), count
     assert distance(ranks.run(2, sharded.train, *args), sharded.train(None, *args)) < 1e-5
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.slow)])
+@STEPS
 def test_every_rule_gives_the_same_numbers_on_two_ranks(ranks, count):
     results = ranks.run(2, sharded.train_all, list(RULES), lg.Ball(2.0), count)
     for name, expected in sharded.train_all(None, list(RULES), lg.Ball(2.0), count).items():
@@ -77,7 +82,7 @@ def test_every_rule_gives_the_same_numbers_on_two_ranks(ranks, count):
     ],
 )
 def test_three_ranks_and_replicated_shards_give_the_same_numbers(ranks, mesh, name, domain, options):
-    args = name, SETS[domain], 30, options
+    args = name, SETS[domain], 6, options
     assert distance(ranks.run(mesh, sharded.train, *args), sharded.train(None, *args)) < 1e-5
 
 
