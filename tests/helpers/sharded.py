@@ -25,34 +25,36 @@ CPU = torch.device("cpu")
 class Holder(nn.Module):
     """Parameters with random values, and one that is frozen."""
 
-    def __init__(self, shapes=SHAPES):
+    def __init__(self):
         super().__init__()
         generator = torch.Generator().manual_seed(7)
-        self.weights = nn.ParameterList([torch.randn(shape, generator=generator) for shape in shapes])
+        self.weights = nn.ParameterList([torch.randn(shape, generator=generator) for shape in SHAPES])
         self.weights.append(nn.Parameter(torch.ones(3), requires_grad=False))
 
 
-def holder(mesh, shapes=SHAPES):
-    model = Holder(shapes)
+def holder(mesh, dtype=torch.float32):
+    model = Holder().to(dtype)
     return model if mesh is None else fully_shard(model, mesh=mesh)
 
 
 def like(value, p):
     """A value that every rank has, in the form of a parameter."""
-    return distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None) if isinstance(p, DTensor) else value
+    return (
+        distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None) if isinstance(p, DTensor) else value
+    )
 
 
 def set_gradients(params, t):
     """The gradient of a quadratic function, plus noise that depends on t alone."""
     generator = torch.Generator().manual_seed(t)
     for p in params:
-        noise = like(torch.randn(p.shape, generator=generator), p)
+        noise = like(torch.randn(p.shape, generator=generator).to(p.dtype), p)
         p.grad = (0.5 * p.detach() + 0.3 * noise) if p.requires_grad else None
 
 
 def whole(params):
     """All entries of the parameters, on every rank."""
-    return torch.cat([(p.full_tensor() if isinstance(p, DTensor) else p).detach().flatten() for p in params])
+    return torch.cat([(p.full_tensor() if isinstance(p, DTensor) else p).detach().flatten().float() for p in params])
 
 
 def optimizers(name, params, domain, **options):
@@ -83,9 +85,13 @@ def steps(optimizer, params, first, last):
         optimizer.step() if isinstance(optimizer, lg.optim.Delayed) else optimizer.step(delay=min(t, 3))
 
 
-def train(mesh, name, domain, count, options=None, delays=None):
-    """Parameters and output after some steps; late by ``delays`` if given."""
-    params = list(holder(mesh).parameters())
+def train(mesh, name, domain, count, options=None, delays=None, form="sharded"):
+    """Parameters and output after some steps; late by ``delays`` if given. Forms: sharded, replicated, bfloat16."""
+    if form == "replicated" and mesh is not None:
+        params = [nn.Parameter(distribute_tensor(p.detach(), mesh, [Replicate()]), p.requires_grad)
+                  for p in Holder().parameters()]  # fmt: skip
+    else:
+        params = list(holder(mesh, torch.bfloat16 if form == "bfloat16" else torch.float32).parameters())
     optimizer = optimizers(name, params, domain, **(options or {}))
     if delays is not None:
         optimizer = lg.optim.Delayed(optimizer, delays)

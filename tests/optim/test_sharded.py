@@ -87,6 +87,16 @@ def test_three_ranks_and_replicated_shards_give_the_same_numbers(ranks, mesh, na
 
 
 @pytest.mark.parametrize(
+    ("name", "form", "options"),
+    [("SteadyMuon", "bfloat16", {}), ("AnytimeSGD-0.5", "bfloat16", {}), ("SteadyMuon", "replicated", {}),
+     ("AnytimeSGD-0.5", "replicated", {"compile": True})],
+)  # fmt: skip
+def test_bfloat16_shards_and_replicated_parameters_give_the_same_numbers(ranks, name, form, options):
+    args = name, lg.Ball(2.0), 6, options, None, form
+    assert distance(ranks.run(2, sharded.train, *args), sharded.train(None, *args)) < 1e-5
+
+
+@pytest.mark.parametrize(
     ("mesh", "name", "wrapper"),
     [(2, "AnytimeSGD", "ddp"), (2, "SteadyMuon", "ddp"), (2, "SteadyAdam", "fsdp"), (3, "SteadyMuon", "fsdp"),
      ("2x2", "AnytimeSGD-0.5", "fsdp")],
