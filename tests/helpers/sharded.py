@@ -7,7 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -122,9 +122,12 @@ class Tied(nn.Module):
 
 
 def train_tied(mesh, name, wrapper, count=6):
-    """Training with the gradients that FSDP2 or DDP computes, each rank from its share of the batch."""
+    """Training with the gradients that FSDP2 or DDP computes, each rank from its share of the batch.
+
+    Returns the parameters at the end and the losses on the way, of the query and of the output.
+    """
     torch.manual_seed(3)
-    model = Tied()
+    model, losses = Tied(), []
     rank, ranks = 0, 1
     if mesh is not None:
         rank, ranks = mesh.get_rank(), mesh.size()
@@ -139,7 +142,19 @@ def train_tied(mesh, name, wrapper, count=6):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(own), (own + 1) % 7).backward()
         optimizer.step(delay=min(t, 2))
-    return whole(model.parameters())
+        losses += [validation_loss(model)]
+        with optimizer.output():
+            losses += [validation_loss(model)]
+    if isinstance(model, FSDPModule):
+        model.reshard()  # the last pass has no backward pass
+    return torch.cat([whole(model.parameters()), torch.tensor(losses)])
+
+
+def validation_loss(model):
+    """A pass without a backward pass, after which FSDP does not shard the root's parameters again."""
+    tokens = torch.arange(7)
+    with torch.no_grad():
+        return nn.functional.cross_entropy(model(tokens), (tokens + 1) % 7).item()
 
 
 # ---- Checkpoints
@@ -259,6 +274,9 @@ def refused_parameters(meshes):
             model = FullyShardedDataParallel(nn.Linear(4, 4), process_group=mesh.get_group(), device_id=CPU,
                                              use_orig_params=use_orig_params)  # fmt: skip
             refused(f"FSDP1 {use_orig_params}", *model.parameters())
+        model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), mesh=mesh)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        said["by stage"] = message(lambda: lg.optim.Delayed(plain, lg.delays.by_stage(model, 2)))
         compiled = lg.optim.AnytimeSGD([placed(mesh, Shard(0))], lr=0.1, compile=True)
         set_gradients(compiled.param_groups[0]["params"], 0)
         said["compile"] = message(compiled.step)

@@ -155,6 +155,7 @@ def test_parameters_that_cannot_be_trained_are_refused_before_the_first_step(ran
         "partial": "partial sums are not",
         "FSDP1 True": "use fully_shard",
         "FSDP1 False": "use fully_shard",
+        "by stage": "plain tensors, with delays by stage",
         "compile": "the step of sharded parameters cannot be compiled",
     }
     for rank, said in enumerate(ranks.run("all", sharded.refused_parameters)):

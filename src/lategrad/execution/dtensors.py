@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from lategrad.support.sharded_vector import Interval, Shards
 
@@ -102,3 +103,27 @@ def largest_over_ranks(tensor: Any, numbers: Sequence[float]) -> list[float]:
     for group in tensor.device_mesh.get_all_groups():
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
     return [float(number) for number in largest]
+
+
+class GatherAnew:
+    """Makes every FSDP module that runs gather its shards anew, until and after :meth:`close`.
+
+    After a pass without a backward pass FSDP keeps the root's gathered parameters, and would use them in the next pass
+    although the shards have changed.
+    """
+
+    def __init__(self) -> None:
+        self._modules: list[Any] = []
+        self._hook = register_module_forward_pre_hook(self._before_forward)
+
+    def _before_forward(self, module: Any, _: Any) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        if isinstance(module, FSDPModule) and module not in self._modules:
+            module.reshard()
+            self._modules.append(module)
+
+    def close(self) -> None:
+        self._hook.remove()
+        for module in self._modules:
+            module.reshard()

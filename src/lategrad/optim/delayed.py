@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 from lategrad.delays import DelayModel, Recorded, as_delay_model
 from lategrad.delays.base import require_count
 from lategrad.delays.stages import StageDelays
+from lategrad.execution.dtensors import is_dtensor
 from lategrad.optim.arguments import require_object
 from lategrad.optim.output_mode import output_of, shipped_state
 from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
@@ -135,6 +136,8 @@ class Delayed(Optimizer):
             carrying = [g["rule"] for g in optimizer.param_groups if "rule" in g and needs_ticket(g["rule"])]
             require("optimizer", carrying, not carrying, "one whose rule carries no ticket, with delays by stage")
             params = [p for group in optimizer.param_groups for p in group["params"]]
+            sharded = sum(map(is_dtensor, params))
+            require("params", f"{sharded} DTensors", not sharded, "plain tensors, with delays by stage")
             versions = StageVersions(delays, params, delay_cap)
         values: tuple[Any, ...] = (optimizer, delays, delay_cap, seed, steps, 0, {}, versions)
         self.__setstate__(dict(zip(_STATE, values, strict=True)))
