@@ -16,7 +16,7 @@ from helpers.examples import example
 from lategrad.registry import build_rule
 from lategrad.rules import _orthogonalize
 
-SHAPES = [(5, 3), (4,), (1,), (3, 2, 2), (6, 4), (5, 3)]
+SHAPES = [(5, 3), (4,), (1,), (3, 4), (6, 4), (5, 3)]
 """Uneven over 2 and 3 ranks; one is smaller than the mesh."""
 SIZE = 71
 CPU = torch.device("cpu")

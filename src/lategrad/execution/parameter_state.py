@@ -111,6 +111,7 @@ class ParameterStep:
         meta_rule, template = state_template(rule, self.tensors)
         self._leaves: dict[str, Tensor] = dict(zip(leaf_names(template), leaves_of(template), strict=True))
         self._places = {name: places for name, leaf in self._leaves.items() if (places := self._places_of(name, leaf))}
+        self._short = [name for name, places in self._places.items() if len(places) < len(self.tensors)]
         query = meta_rule.query(template)
         self._query_name = next((name for name, leaf in self._leaves.items() if leaf is query), None)
         self.output_is_query = meta_rule.output(template) is query
@@ -188,8 +189,7 @@ class ParameterStep:
 
     def _pieces_in(self, state: ParameterState, name: str) -> list[Tensor]:
         if name != self._query_name:
-            at_all = len(self._places[name]) == len(self.tensors)
-            vectors = state.vectors if at_all else [state.vectors[i] for i in self._places[name]]
+            vectors = [state.vectors[i] for i in self._places[name]] if name in self._short else state.vectors
             return local_parts([values[name] for values in vectors])
         if not self._query_is_copied:
             return local_parts(self.tensors)
@@ -218,7 +218,8 @@ class ParameterStep:
             else:
                 state.scalars[name] = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device)
         if self.backend == "loops":
-            parts = [self._pieces[n] if n in self._places else state.scalars[n] for n in self._leaves]
+            parts = [self._whole[n] if n in self._short else self._pieces[n] if n in self._places else state.scalars[n]
+                     for n in self._leaves]  # fmt: skip
             rule_tensors = [leaf.split(self.sizes) if leaf.shape == (sum(self.sizes),) else leaf
                             for leaf in leaves_of(self.rule)]  # fmt: skip
             self._init([*rule_tensors, local_parts(self.tensors), *parts])
@@ -351,7 +352,7 @@ class ParameterStep:
         for name in self._leaves:
             if name in self._places:
                 self._current_pieces(name)
-                addresses.append(self._addresses[name])
+                addresses.append(self._whole[name].data_ptr() if name in self._short else self._addresses[name])
             else:
                 addresses.append(self.state.scalars[name].data_ptr())
         addresses.append(addresses_of(grads))

@@ -20,7 +20,7 @@ def choose_owners(blocks: Blocks, ranks: int) -> list[list[int]]:
     """
     owned: list[list[int]] = [[] for _ in range(ranks)]
     work = [0] * ranks
-    costs = {i: b.size * min(b.matrix_shape) for i, b in enumerate(blocks.parts) if b.kind == "matrix"}
+    costs = {i: b.size * min(b.matrix_shape[-2:]) for i, b in enumerate(blocks.parts) if b.kind == "matrix"}
     for i in sorted(costs, key=lambda i: -costs[i]):
         owner = work.index(min(work))
         owned[owner].append(i)
