@@ -6,7 +6,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -190,6 +195,21 @@ def resume(mesh, name, folder, first, last):
     loaded = whole(params)
     steps(optimizer, params, first, last)
     return torch.stack([loaded, whole(params)])
+
+
+def save_in_eval_mode(mesh, name, folder):
+    """Save with torch.distributed.checkpoint while the parameters hold the output; what loading it says."""
+    model = holder(mesh)
+    params = list(model.parameters())
+    optimizer = optimizers(name, params, lg.Ball(2.0))
+    steps(optimizer, params, 0, 3)
+    optimizer.eval()
+    dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=folder,
+             process_group=mesh.get_group())  # fmt: skip
+    optimizer.train()
+    state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.load(state, checkpoint_id=folder, process_group=mesh.get_group())
+    return message(lambda: set_optimizer_state_dict(model, optimizer, state["optimizer"]))
 
 
 def save_delayed(mesh, name, folder, count):

@@ -136,6 +136,11 @@ def test_pending_gradients_continue_on_another_number_of_ranks(ranks, tmp_path):
     assert distance(results, sharded.train(None, "adaptive-revision", lg.Ball(2.0), 12, {}, 3)[0]) < 1e-6
 
 
+def test_a_checkpoint_without_the_query_is_refused(ranks, tmp_path):
+    for said in ranks.run(2, sharded.save_in_eval_mode, "SteadyMuon", str(tmp_path)):
+        assert "save it in train mode" in said
+
+
 def test_a_state_that_was_saved_in_eval_mode_continues(ranks):
     for straight, resumed, error in ranks.run(2, sharded.state_in_eval_mode, "SteadyMuon"):
         assert distance([resumed], straight) == 0

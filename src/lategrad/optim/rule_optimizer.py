@@ -150,6 +150,7 @@ class RuleOptimizer(OutputMode):
         for group in saved["param_groups"]:
             for name in self.not_saved:
                 group.pop(name, None)
+            group["without_query"] = self._queries is not None  # then the model's state lacks it
         return self._with_queries(saved)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -160,12 +161,16 @@ class RuleOptimizer(OutputMode):
         self.require_query("load_state_dict()")
         needed = {*self.recompile_keys, "maximize", "per_parameter", "scalars"} - {*self.not_saved, "weight_decay"}
         require_state_of(type(self).__name__, state_dict, needed)
+        if "query" not in state_dict and any(group.get("without_query") for group in state_dict["param_groups"]):
+            raise ValueError("the state was saved in eval mode or inside output(), and the query has been dropped, as "
+                             "torch.distributed.checkpoint does: save it in train mode")  # fmt: skip
         before: dict[str, Any] = {"state": self.state, "param_groups": self.param_groups}
         super().load_state_dict(dict(state_dict))
         with ExitStack() as undo:
             undo.callback(self.__setstate__, before)
             for old, group in zip(before["param_groups"], self.param_groups, strict=True):
                 group |= {name: old[name] for name in self.not_saved if name in old}
+                group.pop("without_query", None)
                 group.setdefault("weight_decay", old["weight_decay"])  # missing in old states
             queries = self._saved_queries(state_dict)
             undo.callback(write_values, {p: p.detach().clone() for p in queries})
