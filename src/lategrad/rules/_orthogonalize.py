@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lategrad.rules._owners import at_owners
 from lategrad.rules.blocks import Blocks
+from lategrad.support.sharded_vector import ShardedVector
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
@@ -57,6 +59,8 @@ def matrix_steps(blocks: Blocks, parts: Sequence[Tensor]) -> list[Tensor]:
         parts: what ``blocks.split`` gives, each ``(*runs, *shape)``.
     """
     blocks.require_decided()
+    if parts and isinstance(parts[0], ShardedVector):
+        return at_owners(matrix_steps, blocks, parts)
     steps = list(parts)
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for i, block in enumerate(blocks.parts):
