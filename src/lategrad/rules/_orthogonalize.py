@@ -60,12 +60,14 @@ def orthogonalise(x: Tensor) -> Tensor:
 def _largest(x: Tensor) -> Tensor:
     """The largest entry, by which x is divided: the Gram matrix of tiny numbers would vanish, of huge ones overflow."""
     limit = 1e4 * torch.finfo(x.dtype).tiny  # 1 over it, times 510, is finite
-    return torch.linalg.vector_norm(x, math.inf, dim=(-2, -1), keepdim=True).clamp_min(limit)
+    largest: Tensor = torch.linalg.vector_norm(x, math.inf, dim=(-2, -1), keepdim=True)
+    return largest.clamp_min(limit)
 
 
 def _frobenius(gram: Tensor) -> Tensor:
     """The norm, at least 1 if x is not zero."""
-    return torch.linalg.vector_norm(gram, dim=(-2, -1), keepdim=True).clamp_min(0.5)
+    norm: Tensor = torch.linalg.vector_norm(gram, dim=(-2, -1), keepdim=True)
+    return norm.clamp_min(0.5)
 
 
 def _polynomial(x: Tensor) -> Tensor:

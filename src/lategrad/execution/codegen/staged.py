@@ -42,7 +42,7 @@ class StagedLoops(Loops):
     ) -> None:  # fmt: skip
         if not is_staged(rule) or needs_ticket(rule):
             raise UnsupportedError(f"{type(rule).__name__} looks at shapes")
-        blocks: Blocks = rule.blocks  # type: ignore[attr-defined]
+        blocks: Blocks = getattr(rule, "blocks")  # noqa: B009  # the contract does not have it
         self._rule, self._grad_dtype, self._device, self._maximize = rule, grad_dtype, device, maximize
         self._sizes = [block.size for block in blocks.parts]
         if list(sizes) not in (self._sizes, [sum(self._sizes)]):
@@ -71,6 +71,11 @@ class StagedLoops(Loops):
         scalars = self._build(_without_matrices(2), "scalars", dtype)
         self._programs.append(([0], scalars.resized(self._sizes[:1])))
         self._lengths = [loops.operands * (1 + len(places)) for places, loops in self._programs]
+
+    @property
+    def passes(self) -> int:
+        """How many loops over a matrix one call makes; over other tensors it is one."""
+        return 2 if self._batches else 1
 
     def _entries(self, batch: list[int]) -> int:
         return sum(self._sizes[i] for i in batch)
