@@ -57,7 +57,7 @@ class SteadyMuon(RuleOptimizer):
     """:class:`lategrad.SteadyMuon` as an optimizer: orthogonalised steps that look a delay ahead.
 
     The parameters are the query; what you ship is the average: see :meth:`output`, :meth:`output_state_dict`. Three
-    vectors of state, and one more for what is not a matrix.
+    vectors of state, and one more for what is not a matrix; compiled, a step takes about a third of a vector besides.
 
     Args:
         params: a module, whose embeddings are then not treated as matrices; or as for any optimizer: then everything
@@ -68,7 +68,7 @@ class SteadyMuon(RuleOptimizer):
             delay. LR schedulers work.
         weight_decay: decoupled.
         maximize: ascend instead of descend.
-        compile: compile the step, which takes long for this rule, or run it operation by operation (the default).
+        compile: compile the step (takes a second, once), or run it operation by operation; None decides by size.
 
     >>> import torch, lategrad as lg
     >>> model = torch.nn.Linear(3, 2)
