@@ -7,6 +7,8 @@ from lategrad.optim import AnytimeSGD, SteadyAdam, SteadyMuon
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
 
+CASES = [pytest.param(AnytimeSGD, 5e-4, marks=pytest.mark.slow), (SteadyAdam, 5e-5), (SteadyMuon, 2e-4)]
+
 
 def trained(build, dtype, device, updates=200):
     """From ones, along a constant gradient: every update is far below what bfloat16 resolves next to 1."""
@@ -21,7 +23,7 @@ def trained(build, dtype, device, updates=200):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "loops"])
-@pytest.mark.parametrize(("build", "lr"), [(AnytimeSGD, 5e-4), (SteadyAdam, 5e-5), (SteadyMuon, 2e-4)])
+@pytest.mark.parametrize(("build", "lr"), CASES)
 def test_small_steps_add_up_as_in_float32(build, lr, compile, device):
     want, got = (trained(lambda p: build(p, lr=lr, compile=compile), dtype, device)
                  for dtype in (torch.float32, torch.bfloat16))  # fmt: skip
