@@ -13,6 +13,7 @@ from lategrad.optim import FromRule, SteadyMuon
 
 SHAPES = [(9, 4), (8, 6), (5,), (6, 8), (8, 6), (3, 2, 2, 2), (7, 3), (), (8, 6)]
 KINDS = ["embedding", "matrix", "other", "matrix", "matrix", "matrix", "other", "other", "matrix"]
+SLOW_DTYPES = [pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float64, torch.bfloat16)]
 
 
 def steps(compile, dtype=torch.float32, kinds=KINDS, shapes=SHAPES, **options):
@@ -29,8 +30,7 @@ def steps(compile, dtype=torch.float32, kinds=KINDS, shapes=SHAPES, **options):
 
 
 @pytest.mark.parametrize("least", [1, 100, 2**20], ids="at least {} entries a batch".format)
-@pytest.mark.parametrize("dtype", [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow)
-                                                    for dtype in (torch.float64, torch.bfloat16))], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, *SLOW_DTYPES], ids=str)
 def test_loops_are_the_rule(dtype, least, monkeypatch):
     monkeypatch.setattr(staged, "_LEAST", least)
     got, want = (steps(compile, dtype, weight_decay=0.1) for compile in (True, False))
