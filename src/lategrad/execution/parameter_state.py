@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lategrad.execution.backend import Backend, Run, UnsupportedError, compiled, eager_run
 from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
+from lategrad.execution.codegen.staged import is_staged, staged_init
 from lategrad.execution.dtensors import is_dtensor, like_dtensor, local_part_of, local_parts, shards_of
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
 from lategrad.support.runs import leaf_names, map_tensors, require_state
@@ -129,6 +130,7 @@ class ParameterStep:
         self._whole: dict[str, Tensor] = {}
         self._rule_addresses: list[Address] = []
         self._maximize = maximize
+        self._init: Callable[[list[Any]], None]
         self._loops: dict[bool, Loops] = {}  # by whether the calls bring a ticket
         builders: dict[str, Callable[[], Run]] = {
             "loops": self._build_loops,
@@ -324,11 +326,12 @@ class ParameterStep:
         if len({t.dtype for t in self.tensors}) > 1 or self._forms[0] != self._strides:
             raise UnsupportedError("tensors of several dtypes, or with gaps in their memory")
         whole = leaves_of((self.rule, self._ticket_form))
-        if not self._row_major and any(t.shape == (sum(self.sizes),) for t in whole):
+        has_matrices = getattr(self.rule, "blocks", None) is not None
+        if not self._row_major and (has_matrices or any(t.shape == (sum(self.sizes),) for t in whole)):
             raise UnsupportedError("a vector in another memory layout")
         self._loops[False] = self._update_loops(None)
         if self._starts:
-            self._init = self._init_loops()
+            self._init = staged_init(self.rule, self.dtype) if is_staged(self.rule) else self._init_loops()
         return self._loops[False]
 
     def _update_loops(self, ticket: Tensor | None) -> Loops:

@@ -58,7 +58,7 @@ class SteadyMuon(RuleOptimizer):
     """:class:`lategrad.SteadyMuon` as an optimizer: orthogonalised steps that look a delay ahead.
 
     The parameters are the query; what you ship is the average: see :meth:`output`, :meth:`output_state_dict`. Three
-    vectors of state, and one more for what is not a matrix.
+    vectors of state, and one more for what is not a matrix; compiled, a step takes about a third of a vector besides.
 
     Args:
         params: a module, whose layers say which of their parameters are matrices; or as for any optimizer: then the
@@ -73,7 +73,7 @@ class SteadyMuon(RuleOptimizer):
             parameter of which nothing tells is refused. The last layer is a matrix here, as in all our measurements;
             most users of Muon make it "other".
         maximize: ascend instead of descend.
-        compile: compile the step, which takes long for this rule, or run it operation by operation (the default).
+        compile: compile the step (takes a second, once), or run it operation by operation; None decides by size.
 
     >>> import torch, lategrad as lg
     >>> model = torch.nn.Linear(3, 2)

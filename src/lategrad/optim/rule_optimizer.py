@@ -15,6 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from lategrad.execution import ParameterState, ParameterStep, in_place
 from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
+from lategrad.execution.codegen.staged import is_staged
 from lategrad.execution.dtensors import check_sharding, is_dtensor, largest_over_ranks, local_parts, shards_of
 from lategrad.execution.parameter_state import Ticket, in_shards, local_of, sharded, state_template
 from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
@@ -261,7 +262,7 @@ class RuleOptimizer(OutputMode):
             compile = False
         if compile is None:
             total = sum(p.numel() for p in params)
-            shaped = any(getattr(rule, "blocks", None) is not None for rule, _ in vectors)  # slow to compile
+            shaped = any(getattr(rule, "blocks", None) is not None and not is_staged(rule) for rule, _ in vectors)
             compile = not shaped and compiling_pays(EXPECTED_STEPS, total, backend="loops")
         saved = group["scalars"] or [None] * len(vectors)
         if len(saved) != len(vectors):

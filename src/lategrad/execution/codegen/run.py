@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -55,6 +56,16 @@ class Loops:
         examples = [i if isinstance(i, Tensor) else torch.empty(1, dtype=i, device=device).expand(size)
                     for i in inputs]  # fmt: skip
         self.source = emit(function, examples, size, targets, [*(example.dtype for example in examples), *beyond])
+        self._bind(sizes, device)
+
+    def resized(self, sizes: Sequence[int]) -> Loops:
+        """The same loops over vectors of other sizes; only for loops that take no sums."""
+        other = copy.copy(self)
+        other._bind(sizes, self._device)
+        return other
+
+    def _bind(self, sizes: Sequence[int], device: torch.device) -> None:
+        """Allocate what calls on vectors of these sizes need."""
         chunks = [(t, begin) for t, size in enumerate(sizes) for begin in range(0, size, CHUNK)]
         self._sizes, self._chunks, self._device = list(sizes), len(chunks), device
         self.chunk_of = torch.tensor(chunks, dtype=torch.int64, device=device)
@@ -71,9 +82,19 @@ class Loops:
             torch.tensor(sizes, dtype=torch.int64, device=device),
             len(chunks),
             torch.zeros(self.source.scalars, dtype=torch.float64, device=device),
-            torch.zeros(self.source.sums * len(chunks), dtype=torch.float64, device=device),
+            torch.zeros(max(1, self.source.sums) * len(chunks), dtype=torch.float64, device=device),
         ]
         self._call: Callable[..., None] | None = None  # compiled at the first call
+
+    @property
+    def operands(self) -> int:
+        """How many operands a call has."""
+        return self.source.operands
+
+    @property
+    def takes_sums(self) -> bool:
+        """Whether a result depends on more than one entry of each vector."""
+        return self.source.sums > 0
 
     @property
     def passes(self) -> int:
@@ -136,7 +157,9 @@ def update_loops(
     if calls bring a ticket; otherwise it is that of the present query. The next query is written if it has a dtype.
     """
     if getattr(rule, "blocks", None) is not None:
-        raise UnsupportedError(f"{type(rule).__name__} looks at shapes")
+        from lategrad.execution.codegen.staged import StagedLoops  # it is made of loops itself
+
+        return StagedLoops(rule, grad_dtype, sizes, device, query_dtype, maximize)
     meta_rule, meta_state = (map_tensors(lambda leaf: leaf.to("meta"), tree) for tree in (rule, template))
     query = meta_rule.query(meta_state)
     if query.shape != (sum(sizes),):
