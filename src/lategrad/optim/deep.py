@@ -21,7 +21,8 @@ class SteadyAdam(RuleOptimizer):
     :meth:`output`, :meth:`output_state_dict`. Two vectors of state, as AdamW has.
 
     Args:
-        params: as for any optimizer; every other argument can be set for each group.
+        params: a module, or as for any optimizer; every other argument can be set for each group. With a module a
+            warning says when it is evaluated outside :meth:`output`.
         lr: as for Adam; the best one without delay is meant to stay the best under delay. LR schedulers work.
         weight_decay: decoupled.
         maximize: ascend instead of descend.
@@ -42,12 +43,14 @@ class SteadyAdam(RuleOptimizer):
     recompile_keys = ("weight_decay",)
 
     def __init__(
-        self, params: ParamsT, lr: float | Tensor = 0.003, *, weight_decay: float = 0.0,
+        self, params: ParamsT | nn.Module, lr: float | Tensor = 0.003, *, weight_decay: float = 0.0,
         maximize: bool = False, compile: bool | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            params, lr=lr, weight_decay=weight_decay, maximize=maximize, per_parameter=False, compile=compile
-        )
+            params.parameters() if isinstance(params, nn.Module) else params, lr=lr, weight_decay=weight_decay,
+            maximize=maximize, per_parameter=False, compile=compile,
+        )  # fmt: skip
+        self._remind(params)
 
     def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
         return SteadyAdamRule(lr, weight_decay=group["weight_decay"])
@@ -60,7 +63,8 @@ class SteadyMuon(RuleOptimizer):
     vectors of state, and one more for what is not a matrix.
 
     Args:
-        params: a module, whose embeddings are then not treated as matrices; or as for any optimizer: then everything
+        params: a module, whose embeddings are then not treated as matrices, and which warns when it is evaluated
+            outside :meth:`output`; or as for any optimizer: then everything
             with two dimensions and more is a matrix, unless its group says ``kinds``: one of "matrix", "embedding" and
             "other" for all its parameters, or a list with one for each. The last layer is a matrix here, as in all our
             measurements; most users of Muon give it to Adam: ``{"params": head.parameters(), "kinds": "other"}``.
@@ -89,11 +93,13 @@ class SteadyMuon(RuleOptimizer):
         self, params: ParamsT | nn.Module, lr: float | Tensor = 0.01, *, weight_decay: float = 0.0,
         maximize: bool = False, compile: bool | None = None,
     ) -> None:  # fmt: skip
+        model = params
         if isinstance(params, nn.Module):
             trained = [p for p in params.parameters() if p.requires_grad]
             params = [{"params": trained, "kinds": [block.kind for block in Blocks.of_module(params).parts]}]
         super().__init__(params, lr=lr, weight_decay=weight_decay, kinds=None, maximize=maximize, per_parameter=False,
                          compile=compile)  # fmt: skip
+        self._remind(model)
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
