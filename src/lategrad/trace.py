@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lategrad.delays import DelaySummary, summarise
+from lategrad.problems.problem import Measures
 from lategrad.support.files import replacing
 from lategrad.support.validation import require
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = "lategrad-trace-2"
-_OPTIONAL = ("accuracy", "test_loss", "time", "worker", "sequence", "parent_job", "local_steps")
+_OPTIONAL = ("accuracy", "test_loss", "val_loss", "time", "worker", "sequence", "parent_job", "local_steps")
 _TENSORS = ("steps", "loss", "delays", "output", "query", *_OPTIONAL)
 _METRIC = "metric."  # prefix of the names of metrics in a file
 
@@ -83,16 +84,21 @@ class Trace:
     local_steps: Tensor | None = None
     """``(updates, *arrivals)``: the number of local steps of each sender, if the problem has local steps."""
     test_loss: Tensor | None = None
-    """``(records, *runs)``: the loss on held-out data at the rule's output, if the problem has one."""
+    """``(records, *runs)``: the loss on test data at the rule's output, if the problem has some."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
     """``(records, *runs)`` each: the user's own metrics at the rule's output, by name."""
+    val_loss: Tensor | None = None
+    """``(records, *runs)``: the loss on validation data at the rule's output, where some training rows are held out."""
 
     def __repr__(self) -> str:
         runs = f" of {self.loss[-1].numel()} runs" if self.axes else ""
-        held_out = {"loss": self.loss, "accuracy": self.accuracy, "test_loss": self.test_loss, **self.metrics}
-        last = [f"{name} {_range(values[-1])}" for name, values in held_out.items() if values is not None]
+        last = [f"{name} {_range(values[-1])}" for name, values in self.recorded().items()]
         delays = f", delay up to {int(self.delays.max())}" if len(self.delays) else ""
         return f"Trace({len(self.delays):,} updates{runs}, {len(self.steps)} records; {', '.join(last)}{delays})"
+
+    def recorded(self) -> dict[str, Tensor]:
+        """Loss, accuracy, test and validation loss, as far as the problem has them, and the user's metrics."""
+        return Measures(self.loss, self.accuracy, self.test_loss, self.metrics, self.val_loss).by_name()
 
     def axis(self, name: str) -> Axis:
         """The axis of that name."""
@@ -151,8 +157,7 @@ class Trace:
         Args:
             optimum: the smallest possible loss; without it the excess loss is left empty.
         """
-        measured = {"accuracy": self.accuracy, "loss": self.loss, "test_loss": self.test_loss, **self.metrics}
-        by_run = {name: values.movedim(0, -1) for name, values in measured.items() if values is not None}
+        by_run = {name: values.movedim(0, -1) for name, values in self.recorded().items()}
         for index in product(*(range(len(axis.values)) for axis in self.axes)):
             where = {axis.name: axis.values[i] for axis, i in zip(self.axes, index, strict=True)}
             columns = {name: values[index].tolist() for name, values in by_run.items()}

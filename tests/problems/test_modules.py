@@ -165,12 +165,16 @@ def test_a_validation_part_is_held_out_of_training_and_judges_it():
     x = problem.start()
     outputs = problem.module(digits.x_train[validation])
     want = nn.functional.cross_entropy(outputs, digits.y_train[validation])
-    assert problem.test_loss(x).item() == pytest.approx(want.item(), rel=1e-5)
+    measured = problem.measure(x)
+    assert measured.val_loss.item() == pytest.approx(want.item(), rel=1e-5)
+    assert measured.test_loss is None
     samples = problem.samples(0, 0, 22)
     assert torch.equal(problem.splits.train.rows(samples[0])[1], problem.labels(samples)[0])
     assert set(train[samples.flatten()].tolist()) == set(train.tolist())
     whole = ModuleProblem(problem.module, digits)
     assert torch.equal(problem.measure(x, part="test").accuracy, whole.accuracy(x))
+    assert torch.equal(problem.measure(x, part="test").test_loss, whole.test_loss(x))
+    assert torch.equal(problem.test_loss(x), whole.test_loss(x))
     with pytest.raises(ValueError, match="part must be None or among test, got 'validation'"):
         whole.measure(x, part="validation")
 

@@ -57,9 +57,7 @@ def replay(
 
 def _with_axes(trace: Trace) -> Trace:
     """Add the axes of seeds and delays that the tables expect."""
-    accuracy = None if trace.accuracy is None else trace.accuracy[:, None, None]
     axes = (Axis("seed", (0,)), Axis("delay", ("recorded",)), *trace.axes)
-    test_loss = None if trace.test_loss is None else trace.test_loss[:, None, None]
-    metrics = {name: values[:, None, None] for name, values in trace.metrics.items()}
-    return replace(trace, axes=axes, loss=trace.loss[:, None, None], accuracy=accuracy, test_loss=test_loss,
-                   metrics=metrics)  # fmt: skip
+    values = {name: value[:, None, None] for name, value in trace.recorded().items()}
+    metrics = {name: values.pop(name) for name in trace.metrics}
+    return replace(trace, axes=axes, metrics=metrics, **values)

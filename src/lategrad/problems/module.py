@@ -61,7 +61,7 @@ class ModuleProblem:
             to save memory. The loss must be a mean over rows.
         test: held-out data of the same kind, where ``data`` has no test part of its own.
         validation: the share of the training rows, chosen at random but always the same, that is held out: records
-            then show loss, accuracy and metrics on those, and the test part is left for :meth:`measure`.
+            then show ``val_loss``, accuracy and metrics on those, and the test part is left for :meth:`measure`.
         evaluate_held_out: number of held-out rows, the first ones, that are evaluated; by default all.
         metrics: from (module output, targets) to a mean over the batch, by name; recorded on the held-out data.
         columns: where rows are dicts: ``("image", "label")``, or ``(("input_ids", "attention_mask"), "labels")``
@@ -287,33 +287,33 @@ class ModuleProblem:
         parts = {"validation": self.splits.validation, "test": self.splits.test}
         names = [name for name, source in parts.items() if source is not None]
         require("part", part, part is None or part in names, f"None or among {', '.join(names) or 'none'}")
-        held_out = self.splits.held_out if part is None else parts[part]
+        part = part or next(iter(names), None)
+        held_out = None if part is None else parts[part]
         requests: list[Request] = [(self.splits.loss_rows, self.evaluate, {"loss": self.loss_of_batch})]
         if held_out is not None:
-            values: dict[str, Value] = {"test_loss": self.loss_of_batch}
+            values: dict[str, Value] = {"held-out loss": self.loss_of_batch}
             values |= {"accuracy": _accuracy} if self.splits.has_classes else {}
             values |= {f"metric {name}": value for name, value in self.metrics.items()}
             requests.append((held_out, self.evaluate_held_out, values))
         means = self._means(x, requests)
         metrics = {name: means[f"metric {name}"] for name in self.metrics if f"metric {name}" in means}
-        return Measures(means["loss"], means.get("accuracy"), means.get("test_loss"), metrics)
+        name = "val_loss" if part == "validation" else "test_loss"
+        return Measures(means["loss"], means.get("accuracy"), metrics=metrics, **{name: means.get("held-out loss")})
 
     def loss(self, x: Tensor) -> Tensor:
         """The mean training loss, over all rows or the first ``evaluate`` ones."""
         return self._means(x, [(self.splits.loss_rows, self.evaluate, {"loss": self.loss_of_batch})])["loss"]
 
     def test_loss(self, x: Tensor) -> Tensor | None:
-        """The mean loss on the held-out data, float64, ``(*runs, 1)``; None without any."""
-        return self._of_held_out(x, self.loss_of_batch)
+        """The mean loss on the test split, float64, ``(*runs, 1)``; None without any."""
+        return self._mean_over(self.splits.test, x, self.loss_of_batch)
 
     def accuracy(self, x: Tensor) -> Tensor | None:
         """The share of held-out targets whose class has the largest output; None for a regression."""
-        return self._of_held_out(x, _accuracy) if self.splits.has_classes else None
+        return self._mean_over(self.splits.held_out, x, _accuracy) if self.splits.has_classes else None
 
-    def _of_held_out(self, x: Tensor, value: Value) -> Tensor | None:
-        if self.splits.held_out is None:
-            return None
-        return self._means(x, [(self.splits.held_out, self.evaluate_held_out, {"value": value})])["value"]
+    def _mean_over(self, source: Source | None, x: Tensor, value: Value) -> Tensor | None:
+        return None if source is None else self._means(x, [(source, self.evaluate_held_out, {"value": value})])["value"]
 
     # ---- Elsewhere
 
@@ -331,7 +331,7 @@ class ModuleProblem:
 
 def _checked_metrics(metrics: Mapping[str, Value] | None) -> dict[str, Value]:
     by_name = dict(metrics or {})
-    reserved = ("loss", "test_loss", "accuracy", "step", "excess_loss")
+    reserved = ("loss", "test_loss", "val_loss", "accuracy", "step", "excess_loss")
     for name, value in by_name.items():
         require("metrics", by_name, isinstance(name, str) and callable(value), "functions by their names")
         require("metrics", name, name not in reserved, f"other names than {', '.join(reserved)}")
@@ -341,8 +341,8 @@ def _checked_metrics(metrics: Mapping[str, Value] | None) -> dict[str, Value]:
 def _scalar(name: str, value: Any) -> Tensor:
     scalar = torch.as_tensor(value)
     if scalar.numel() != 1:
-        raise ValueError(f"{name.removeprefix('test_')} must return one number, the mean over the batch, got a tensor "
-                         f"of shape {tuple(scalar.shape)}")  # fmt: skip
+        raise ValueError(f"{name.removeprefix('held-out ')} must return one number, the mean over the batch, got a "
+                         f"tensor of shape {tuple(scalar.shape)}")  # fmt: skip
     return scalar
 
 

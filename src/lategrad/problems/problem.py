@@ -24,7 +24,7 @@ class Problem(Protocol):
 
     A problem may have further members, which hosts use if they exist:
 
-    - ``test_loss(x)``: the loss on held-out data, which is recorded; shape as ``loss``.
+    - ``test_loss(x)``: the loss on test data, which is recorded; shape as ``loss``.
     - ``measure(x)``: all that is recorded, in one call, as ``Measures``.
     - ``samples_of_shard(seed, first, count, shard, shards)``: samples from one shard of the data, for
       ``lg.train(data_shards=...)``.
@@ -84,6 +84,12 @@ class Measures(NamedTuple):
     test_loss: Tensor | None = None
     metrics: Mapping[str, Tensor] = MappingProxyType({})
     """The user's own, by name."""
+    val_loss: Tensor | None = None
+
+    def by_name(self) -> dict[str, Tensor]:
+        """All values that are there; the user's own follow."""
+        own = {"loss": self.loss, "accuracy": self.accuracy, "test_loss": self.test_loss, "val_loss": self.val_loss}
+        return {name: value for name, value in {**own, **self.metrics}.items() if value is not None}
 
 
 def measure(problem: Problem, x: Tensor) -> Measures:
