@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -58,6 +58,6 @@ def replay(
 def _with_axes(trace: Trace) -> Trace:
     """Add the axes of seeds and delays that the tables expect."""
     axes = (Axis("seed", (0,)), Axis("delay", ("recorded",)), *trace.axes)
-    values = {name: value[:, None, None] for name, value in trace.recorded().items()}
+    values: dict[str, Any] = {name: value[:, None, None] for name, value in trace.recorded().items()}
     metrics = {name: values.pop(name) for name in trace.metrics}
     return replace(trace, axes=axes, metrics=metrics, **values)
