@@ -12,6 +12,7 @@ import torch
 import typer
 
 from lategrad import __version__
+from lategrad.cli.export import export
 from lategrad.cli.listing import list_everything
 from lategrad.cli.options import spread_values
 from lategrad.cli.replay import replay
@@ -34,7 +35,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app.command()(tolerance)
 app.command("list")(list_everything)
-for command in (simulate, train, resume, replay):
+for command in (simulate, train, resume, replay, export):
     app.command()(command)
 
 

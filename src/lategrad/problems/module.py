@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
@@ -125,14 +127,30 @@ class ModuleProblem:
         return FlatModule(self.module).vector()
 
     def module_at(self, x: Tensor) -> nn.Module:
-        """A copy of the module with the parameters of a vector ``(dim,)``, and batch norm's statistics there."""
+        """A copy of the module with the parameters of a vector ``(dim,)``, in evaluation mode.
+
+        Batch norm's statistics are those at that point.
+        """
         require("x", tuple(x.shape), x.shape == (self.dim,), f"a vector of shape ({self.dim},)")
         module = FlatModule(self.module).copy_at(x)
         self._prepare(x)
         for name in self._tracking:
             statistics = dict(self.evaluated.module.get_submodule(name).named_buffers())
             module.get_submodule(name).load_state_dict(statistics, strict=False)
-        return module
+        return module.eval()
+
+    def load_best(self, folder: str | os.PathLike[str], module: nn.Module | None = None) -> nn.Module:
+        """The module with the best output of a run, in evaluation mode; see ``monitor`` of :func:`lategrad.train`.
+
+        Args:
+            folder: the run's, ``out`` of :func:`lategrad.train`.
+            module: loaded with it and returned; by default a copy of the problem's.
+        """
+        best = self.module_at(load_file(os.path.join(folder, "best.safetensors"))["output"])
+        if module is None:
+            return best
+        module.load_state_dict(best.state_dict())
+        return module.eval()
 
     # ---- Samples
 

@@ -30,6 +30,8 @@ class Problem(Protocol):
       ``lg.train(data_shards=...)``.
     - ``blocks``: the place of each tensor of a model in the vector (:class:`~lategrad.Blocks`), for rules with shapes.
     - ``gradient_of_one(x, sample, out)``: the gradient at one vector, written into ``out``; saves workers a copy.
+    - ``tensor_shapes``: names and shapes of the tensors in the vector, for ``lategrad export``, where there are no
+      blocks.
     - ``module_at(x)``: the trained ``torch.nn.Module`` with the parameters of a vector.
     - ``fingerprint()``: a text that differs between objectives; guards resumed runs and replays.
     - ``on_device``: False if a gradient needs more than its device (data on disk), so that a GPU cannot repeat it as a
@@ -104,6 +106,13 @@ def measure(problem: Problem, x: Tensor) -> Measures:
         return measures
     test_loss = problem.test_loss(x) if hasattr(problem, "test_loss") else None
     return Measures(problem.loss(x), problem.accuracy(x), test_loss)
+
+
+def tensor_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that the problem's vector consists of."""
+    if hasattr(problem, "blocks"):
+        return {block.name: block.shape for block in problem.blocks.parts}
+    return getattr(problem, "tensor_shapes", {"output": (problem.dim,)})
 
 
 _REQUIRED = ("dim", "start", "samples", "gradient", "loss", "accuracy")

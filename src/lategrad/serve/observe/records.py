@@ -42,7 +42,7 @@ class Records:
         self.every = every
         self.steps: list[int] = []
         self.listener: Callable[[Tensor], None] | None = None  # called with the output after each record
-        self._problem = problem
+        self.problem = problem
         self._series: dict[str, list[float]] = {}
         self._fastest = math.inf  # seconds of an evaluation so far
         self._waiting: deque[_Evaluation] = deque()
@@ -73,7 +73,7 @@ class Records:
 
     def _evaluate(self, output: Tensor) -> dict[str, float]:
         begin = time.perf_counter()
-        numbers = {name: value.item() for name, value in measure(self._problem, output).by_name().items()}
+        numbers = {name: value.item() for name, value in measure(self.problem, output).by_name().items()}
         self._fastest = min(self._fastest, time.perf_counter() - begin)
         return numbers
 
