@@ -64,7 +64,7 @@ def test_what_cannot_be_exported_is_one_line(capsys, tmp_path):
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "best.safetensors").write_bytes(b"nonsense")
     cases = {
-        ("run", "--best"): "best.safetensors': it needs --monitor of train",
+        ("run", "--best"): "best.safetensors': it needs --monitor, and a record",
         ("nowhere",): "trace.safetensors': a run writes it at its end",
         ("simulated",): "is damaged, or of another version: 'tensors'",
         ("damaged", "--best"): "is damaged, or of another version",

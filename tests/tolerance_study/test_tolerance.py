@@ -186,6 +186,13 @@ def test_parallel_runs_equal_runs_in_order():
 def test_tables_pages_pictures_and_files(tmp_path):
     result = lg.tolerance(tolerance_script.train, (0, 2, 8), {"small <steps>": tolerance_script.small_steps}, seeds=2)
     table = result.table()
+    assert str(result) == table
+    assert "slower" not in table
+    base = result.values("own", 0)
+    for point in result.points():  # also of another optimizer
+        gap = result.values(point.optimizer, point.delay).mean() - base.mean()
+        assert point.gap_to_own == pytest.approx(gap, nan_ok=True)
+        assert f" {gap:+.3g} " in table
     loaded = lg.Tolerance.load(result.to_json(tmp_path / "tol.json"))
     assert table.count("\n| ") == 6
     assert "own: tolerates a delay of " in table

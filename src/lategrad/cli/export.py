@@ -31,7 +31,7 @@ def export(
     """
     source = folder / (BEST_FILE if best else "trace.safetensors")
     if not source.is_file():
-        remedy = "it needs --monitor of train, and a record better than the start" if best else "a run writes it at its end"
+        remedy = "it needs --monitor, and a record better than the start" if best else "a run writes it at its end"
         raise FileNotFoundError(f"no file {str(source)!r}: {remedy}")
     try:
         with safe_open(source, framework="pt") as stored:

@@ -41,6 +41,8 @@ class Point:
     gap: float
     """Loss against the same seed without delay; negative for a gain."""
     gap_spread: float
+    gap_to_own: float
+    """Loss against the training's own optimizer without delay."""
     updates: int
     """T, the number of updates. The last gradients of a run are still in flight at its end."""
     rounds: float
@@ -64,6 +66,9 @@ class Tolerance:
     """The accepted loss, as a share of the value without delay."""
     profile: str | None = None
     name: str = "train"
+
+    def __str__(self) -> str:
+        return self.table()
 
     @property
     def optimizers(self) -> tuple[str, ...]:
@@ -106,8 +111,10 @@ class Tolerance:
         updates_to_match, slowdown = self._over_time(optimizer, delay)
         return Point(
             optimizer=optimizer, delay=delay, value=float(values.mean()), spread=_deviation(values),
-            gap=float(gaps.mean()), gap_spread=_deviation(gaps), updates=updates, rounds=updates / (1 + delay),
-            updates_to_match=updates_to_match, slowdown=slowdown, verdict=self.verdict(optimizer, delay),
+            gap=float(gaps.mean()), gap_spread=_deviation(gaps),
+            gap_to_own=float(self._worse(values, self.values(OWN, 0)).mean()), updates=updates,
+            rounds=updates / (1 + delay), updates_to_match=updates_to_match, slowdown=slowdown,
+            verdict=self.verdict(optimizer, delay),
         )  # fmt: skip
 
     def points(self) -> list[Point]:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from lategrad.tolerance_study.result import Point, Tolerance
 
-_COLUMNS = ("optimizer", "delay", "value", "gap to delay 0", "updates", "rounds", "slower by", "verdict")
+_COLUMNS = ("optimizer", "delay", "value", "gap to delay 0", "gap to own at 0", "updates", "rounds", "updates needed",
+            "verdict")  # fmt: skip
 _MEANING = {
     "free": "the gap is within the accepted cost",
     "unclear": "the gap is larger, but within two standard errors of the seeds: more seeds would tell",
@@ -28,7 +29,8 @@ _MEANING = {
 
 
 def _cells(point: Point) -> tuple[str, ...]:
-    value, size = f"{point.value:.4g}{_plus_minus(point.spread)}", (f"{point.updates:,}", f"{point.rounds:,.0f}")
+    value, own = f"{point.value:.4g}{_plus_minus(point.spread)}", f"{point.gap_to_own:+.3g}"
+    size = own, f"{point.updates:,}", f"{point.rounds:,.0f}"
     if point.delay == 0:
         return point.optimizer, "0", value, "", *size, "", ""
     gap = f"{point.gap:+.3g}{_plus_minus(point.gap_spread)}"
@@ -125,8 +127,9 @@ td:first-child, th:first-child {{ text-align: left; }} svg {{ max-width: 100%; h
 <body><h1>Which delay does {escape(result.name)} tolerate?</h1>
 <ul>{sentences}</ul>
 <p>{len(result.runs)} runs, {escape(profile)}, {result.better} is better. A gap is against the same seed
-without delay, ± the standard deviation over seeds. Rounds are updates / (1 + delay): the length of a chain of updates
-each of which can depend on the one before.</p>
+without delay, ± the standard deviation over seeds; the next one is against your own optimizer without delay. Updates
+needed are a multiple of those without delay, for the best value that both runs reached. Rounds are updates
+/ (1 + delay): the length of a chain of updates each of which can depend on the one before.</p>
 {picture[picture.index("<svg") :]}
 <table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
 <dl>{meaning}</dl></body></html>
