@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-import typer
 from sklearn.datasets import load_wine
 
 import lategrad as lg
@@ -94,7 +93,7 @@ def test_simulate_shortens_and_refuses_long_gradients_as_train_does(capsys, tmp_
     assert (trace.config["clip"], trace.config["max_norm_ratio"]) == (0.01, 50.0)
     same = lg.simulate(Quadratic(), "sgd:lr=0.1", 3, 60, clip=0.01, max_norm_ratio=50.0)
     torch.testing.assert_close(trace.output.reshape(-1), same.output)
-    commands = typer.main.get_command(cli.app).commands
+    commands = {name: cli.program(name).commands[name] for name in cli.COMMANDS}
     for name in ("clip", "max_norm_ratio"):
         one, other = (next(p for p in commands[c].params if p.name == name) for c in ("simulate", "train"))
         assert (one.opts, one.help, one.default) == (other.opts, other.help, other.default)
@@ -105,6 +104,27 @@ def test_an_unknown_command_and_no_command(capsys):
     code, out, _ = run(capsys)
     assert code in (0, 2)
     assert "simulate" in out
+
+
+def test_help_and_version_need_no_torch():
+    """Torch alone takes more than a second of processor time."""
+    script = ("import sys, lategrad.cli.main as cli\ntry: cli.main(sys.argv[1:])\n"
+              "except SystemExit as end: assert not end.code and 'torch' not in sys.modules, end.code")  # fmt: skip
+    for argument in ("--help", "--version"):
+        subprocess.run([sys.executable, "-c", script, argument], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    for name in cli.COMMANDS:
+        assert cli.program(name).commands[name].help.partition("\n")[0] == cli.COMMANDS[name][1]
+
+
+def test_names_are_imported_when_they_are_used():
+    script = ("import sys, lategrad as lg\nassert 'torch' not in sys.modules\n"
+              "from lategrad.replays import replay\nassert lg.replay is replay and 'SGD' in dir(lg)\n"
+              "assert set(lg.__all__) <= set(dir(lg)) and 'lategrad.optim' not in sys.modules\n"
+              "from lategrad import *\nassert train is lg.train and optim is lg.optim"
+              )  # fmt: skip
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    with pytest.raises(AttributeError, match="module 'lategrad' has no attribute 'trian'"):
+        _ = lg.trian
 
 
 def test_help_teaches(capsys):

@@ -20,13 +20,13 @@ def export(
     file: Annotated[Path, typer.Argument(help="The file to write, such as net.safetensors.")],
     best: Annotated[bool, typer.Option("--best", help="The best record that --monitor found, not the last.")] = False,
 ) -> None:
-    """Write the weights to ship, the output of a run, as named tensors; neither data nor code are needed.
+    """Write the weights of a run as named tensors.
 
     Example:
 
         lategrad export runs/night net.safetensors --best
 
-    The file has the trained parameters: `model.load_state_dict(load_file("net.safetensors"), strict=False)`. Buffers
+    Neither data nor code are needed. The file has the trained parameters of the output: `model.load_state_dict(load_file("net.safetensors"), strict=False)`. Buffers
     and frozen parameters are those of your model.
     """
     source = folder / (BEST_FILE if best else "trace.safetensors")

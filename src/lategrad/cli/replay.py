@@ -13,7 +13,7 @@ from lategrad.cli.build import rules_from, set_from, single_values
 from lategrad.cli.options import Device, RecordEvery
 from lategrad.cli.results import Contender, file_name, require_new, table, write_results
 from lategrad.cli.train import build_problem, confirm_own_code, final_result, saved_command
-from lategrad.replay import replay as replay_trace
+from lategrad.replays import replay as replay_trace
 from lategrad.trace import Axis, Trace
 
 
