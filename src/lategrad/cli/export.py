@@ -26,8 +26,8 @@ def export(
 
         lategrad export runs/night net.safetensors --best
 
-    Neither data nor code are needed. The file has the trained parameters of the output: `model.load_state_dict(load_file("net.safetensors"), strict=False)`. Buffers
-    and frozen parameters are those of your model.
+    Neither data nor code are needed. The file has the trained parameters of the output; buffers and frozen parameters
+    are those of your model: `model.load_state_dict(load_file("net.safetensors"), strict=False)`.
     """
     source = folder / (BEST_FILE if best else "trace.safetensors")
     if not source.is_file():
