@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import csv
+import importlib
 import subprocess
 import sys
 
@@ -15,6 +16,8 @@ from lategrad.problems import Quadratic
 from lategrad.registry import RULES
 from lategrad.replays import replay
 from lategrad.trace import Trace, plot_traces
+
+simulate_module = importlib.import_module("lategrad.simulator.simulate")  # its name is that of its function
 
 
 def run(capsys, *arguments):
@@ -162,6 +165,36 @@ def test_legends_have_round_numbers_and_single_seeds_no_band(tmp_path):
     assert labels == ["first, lr 0.1", "first, lr 0.3", "second, lr 0.1", "second, lr 0.3"]
     assert not axes.collections
     assert lg.simulate(Quadratic(), rule, 0, 10, seed=[0, 1]).plot().axes[0].collections
+
+
+def test_many_curves_are_drawn_in_panels():
+    delays, lrs = ["constant:0", "uniform:0,3", "constant:5"], torch.tensor([[0.01], [0.1], [0.3], [1.0]])
+    rules = {"first": lg.SGD(lrs), "second": lg.SGD(0.7 * lrs), "third": lg.SGD(0.5 * lrs)}
+    traces = {name: lg.simulate(Quadratic(), rule, delays, 30, compile=False) for name, rule in rules.items()}
+    figure = plot_traces(traces)  # 36 runs: three panels with three lines
+    for axes, (name, trace) in zip(figure.axes, traces.items(), strict=True):
+        legend = [text.get_text() for text in axes.get_legend().get_texts()]
+        for delay, label, line, curves in zip(delays, legend, axes.get_lines(), trace.loss.unbind(1), strict=True):
+            best = int(curves[-1].argmin())
+            parts = {*axes.get_title().split(", "), *label.replace("0,3", "0;3").split(", ")}
+            assert parts == {name, f"delay {delay}".replace(",", ";"), trace.axis("lr").at(best)}
+            assert line.get_ydata()[-1] == curves[-1, best]
+    trace = lg.simulate(Quadratic(), rules["first"], [*delays, 1], 30, compile=False)
+    panels = trace.plot().axes  # 16 runs of one rule: all of them, a panel for each delay
+    assert [axes.get_title() for axes in panels] == [f"delay {delay}" for delay in (*delays, 1)]
+    assert [len(axes.get_lines()) for axes in panels] == [4] * 4
+    labels = [text.get_text() for text in panels[0].get_legend().get_texts()]
+    assert labels == ["lr 0.01", "lr 0.1", "lr 0.3", "lr 1"]
+
+
+def test_off_a_terminal_a_simulation_prints_a_line_now_and_then(capsys, monkeypatch):
+    lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, compile=False)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(simulate_module, "LINE_EVERY", 0.0)
+    lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, compile=False)
+    assert "simulating: update 5 of 5, " in capsys.readouterr().err
+    lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, compile=False, progress=False)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
