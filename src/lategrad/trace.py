@@ -203,7 +203,7 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
     columns, rows = min(len(panels), _COLUMNS), -(-len(panels) // _COLUMNS)
     figure = Figure(figsize=(6.4 * columns, 4.4 * rows), layout="constrained")
     for i, (group, quantity) in enumerate(panels):
-        ax = figure.add_subplot(rows, columns, i + 1)
+        ax = figure.add_subplot(rows, columns, i + 1, sharey=figure.axes[0] if len(groups) > 1 and i else None)
         parts = list(zip(*(curve.place for curve in group), strict=True))
         shared = [len(set(part)) == 1 for part in parts]
         colours = colormaps["tab10" if len(group) <= _TOGETHER else "viridis"].resampled(max(len(group), _TOGETHER))
