@@ -270,3 +270,20 @@ def test_gradients_are_those_of_autograd_whatever_the_value_is():
         gradients(used**3, (used,))
     with pytest.raises(RuntimeError, match="does not require grad"):
         gradients(used.detach().sum(), (used,))
+
+
+def test_a_problem_and_its_copies_hold_the_parameters_once():
+    module = nn.Sequential(nn.Linear(64, 10), nn.Linear(10, 10))
+    module[1].weight = nn.Parameter(module[1].weight.detach())
+    module.tied = module[1]
+    problem = ModuleProblem(module, load("digits"))
+    first = problem.module[0].weight.data_ptr()
+    for one in (problem, problem.to("cpu")):
+        parts = (one.module, one.training.module, one.evaluated.module)
+        assert {part[0].weight.data_ptr() for part in parts} == {first}
+        assert all(part.tied is part[1] for part in parts)
+    x = problem.start()
+    problem.loss(x + 1)
+    problem.gradient(x + 2, problem.samples(0, 0, 1)[0])
+    assert torch.equal(problem.start(), x)  # what is written into one is not in the others
+    assert module[0].weight.data_ptr() != first

@@ -108,8 +108,11 @@ class FlatModule:
         copied.write(x.detach().clone())
         return copied.module
 
-    def to(self, device: torch.device | str) -> FlatModule:
-        return FlatModule(copy.deepcopy(self.module).to(device))
+
+def sharing_copy(module: nn.Module) -> nn.Module:
+    """A copy whose parameters share the module's memory, until :meth:`FlatModule.write` gives them that of a vector."""
+    plain = [p for p in module.parameters() if type(p) is nn.Parameter]
+    return copy.deepcopy(module, {id(p): nn.Parameter(p.data, p.requires_grad) for p in plain})
 
 
 # ---- Batch norm

@@ -15,7 +15,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from lategrad.problems.flat_module import FlatModule, Value, recompute_statistics, stop_tracking, tracking_layers
+from lategrad.problems.flat_module import (
+    FlatModule,
+    Value,
+    recompute_statistics,
+    sharing_copy,
+    stop_tracking,
+    tracking_layers,
+)
 from lategrad.problems.minibatches import Minibatches
 from lategrad.problems.problem import Measures
 from lategrad.problems.sources import Batches, Columns, Inputs, Source, map_inputs
@@ -98,8 +105,8 @@ class ModuleProblem:
         self.metrics = _checked_metrics(metrics)
         self.module = copy.deepcopy(module)
         self._tracking = list(tracking_layers(self.module))
-        self.training = FlatModule(stop_tracking(copy.deepcopy(module)))
-        self.evaluated = FlatModule(copy.deepcopy(module).eval())
+        self.training = FlatModule(stop_tracking(sharing_copy(self.module)))
+        self.evaluated = FlatModule(sharing_copy(self.module).eval())
         self.blocks = Blocks.of_module(module)
         self.dim = self.training.dim
         require("module", module, self.dim > 0, "a module with parameters to train")
@@ -337,8 +344,9 @@ class ModuleProblem:
 
     def to(self, device: torch.device | str) -> ModuleProblem:
         moved = copy.copy(self)
-        moved.module = copy.deepcopy(self.module).to(device)
-        moved.training, moved.evaluated = self.training.to(device), self.evaluated.to(device)
+        moved.module = sharing_copy(self.module).to(device)
+        moved.training = FlatModule(sharing_copy(self.training.module).to(device))
+        moved.evaluated = FlatModule(sharing_copy(self.evaluated.module).to(device))
         moved.splits = self.splits.to(device)
         return moved
 
