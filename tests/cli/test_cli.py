@@ -192,7 +192,7 @@ def test_off_a_terminal_a_simulation_prints_a_line_now_and_then(capsys, monkeypa
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(simulate_module, "LINE_EVERY", 0.0)
     lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, compile=False)
-    assert "simulating: update 5 of 5, " in capsys.readouterr().err
+    assert "simulating: update 5 of 5\n" in capsys.readouterr().err
     lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, compile=False, progress=False)
     assert capsys.readouterr().err == ""
 

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -181,3 +182,19 @@ def test_a_loop_that_uses_the_output_is_not_warned():
     assert not model._forward_pre_hooks
     with torch.no_grad():
         model(rows)  # a comparison of the two points is meant
+
+
+def test_the_output_is_found_under_wrappers():
+    model = network()
+    optimizer = SteadyAdam(model, lr=0.1)
+    for t in range(3):
+        set_grads(model, t)
+        optimizer.step()
+    query = flat(model)
+    with optimizer.output():
+        output = flat(model)
+    prepared = SimpleNamespace(optimizer=SimpleNamespace(optimizer=Delayed(optimizer, 2)))  # as a trainer wraps it
+    with lg.optim.output_of(prepared):
+        assert torch.equal(flat(model), output)
+    assert torch.equal(flat(model), query)
+    assert not torch.equal(output, query)

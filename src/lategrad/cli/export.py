@@ -36,10 +36,9 @@ def export(
     try:
         with safe_open(source, framework="pt") as stored:
             output, metadata = stored.get_tensor("output"), stored.metadata()
-        shapes = json.loads(metadata["tensors"] if best else metadata["config"])
-        shapes = shapes if best else shapes["tensors"]
-        parts = output.split([prod(shape) for shape in shapes.values()])
-        tensors = {name: part.view(shape).clone() for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        shapes = json.loads(metadata["tensors"]) if best else json.loads(metadata["config"])["tensors"]
+        parts = zip(shapes.items(), output.split(list(map(prod, shapes.values()))), strict=True)
+        tensors = {name: part.view(shape).clone() for (name, shape), part in parts}
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ValueError(f"{str(source)!r} is damaged, or of another version: {error}") from None
     with replacing(file) as part:

@@ -45,13 +45,10 @@ def _about(
 def program(command: str) -> Any:
     """The program with one of its commands; of the others it has names and summaries."""
     app = typer.Typer(
-        name="lategrad",
-        help="Train from late gradients: compare server rules under unknown, changing delays.",
-        no_args_is_help=True,
-        add_completion=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        name="lategrad", help="Train from late gradients: compare server rules under unknown, changing delays.",
+        no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode="markdown",
-    )
+    )  # fmt: skip
     app.callback()(_about)
     for name, (target, summary) in COMMANDS.items():
         module, _, function = target.partition(":")

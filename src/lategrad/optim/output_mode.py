@@ -38,18 +38,6 @@ def output_of(optimizer: Any) -> Iterator[None]:
 
     Args:
         optimizer: any optimizer, also as ``accelerator.prepare(optimizer)`` returns it.
-
-    >>> from types import SimpleNamespace
-    >>> import lategrad as lg
-    >>> x = torch.nn.Parameter(torch.zeros(1))
-    >>> optimizer = lg.optim.FromRule([x], lg.SGD(lr=1.0, average="uniform"))
-    >>> for gradient in (1.0, 1.0):
-    ...     x.grad = torch.tensor([gradient])
-    ...     optimizer.step()
-    >>> prepared = SimpleNamespace(optimizer=optimizer)  # a wrapper without output()
-    >>> with lg.optim.output_of(prepared):
-    ...     print(x.item())
-    -0.5
     """
     while not hasattr(optimizer, "output") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
@@ -74,10 +62,9 @@ def shipped_state(optimizer: Any, model: torch.nn.Module) -> dict[str, Any]:
 
 
 class _Reminder:
-    """A forward hook of a model that warns once when the model is evaluated while it holds the query.
+    """A forward hook, until the output is first used: warns once of a model that is evaluated while it holds the query.
 
-    It stays only until the output is asked for. A copy of the model does not belong to the optimizer: it gets a hook
-    that returns the inputs as they are, and a file of it can be read without this library.
+    A copy of the model gets a hook that returns the inputs as they are; a file of it is read without this library.
     """
 
     def __init__(self, optimizer: OutputMode, model: torch.nn.Module) -> None:

@@ -15,14 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from lategrad.problems.flat_module import (
-    FlatModule,
-    Value,
-    recompute_statistics,
-    sharing_copy,
-    stop_tracking,
-    tracking_layers,
-)
+from lategrad.problems.flat_module import FlatModule, Value, recompute_statistics, stop_tracking, tracking_layers
 from lategrad.problems.minibatches import Minibatches
 from lategrad.problems.problem import Measures
 from lategrad.problems.sources import Batches, Columns, Inputs, Source, map_inputs
@@ -105,8 +98,8 @@ class ModuleProblem:
         self.metrics = _checked_metrics(metrics)
         self.module = copy.deepcopy(module)
         self._tracking = list(tracking_layers(self.module))
-        self.training = FlatModule(stop_tracking(sharing_copy(self.module)))
-        self.evaluated = FlatModule(sharing_copy(self.module).eval())
+        self.training = FlatModule(stop_tracking(FlatModule.sharing(self.module)))
+        self.evaluated = FlatModule(FlatModule.sharing(self.module).eval())
         self.blocks = Blocks.of_module(module)
         self.dim = self.training.dim
         require("module", module, self.dim > 0, "a module with parameters to train")
@@ -147,11 +140,9 @@ class ModuleProblem:
         return module.eval()
 
     def load_best(self, folder: str | os.PathLike[str], module: nn.Module | None = None) -> nn.Module:
-        """The module with the best output of a run, in evaluation mode; see ``monitor`` of :func:`lategrad.train`.
+        """The module with the best output of a run (``monitor`` of :func:`lategrad.train`), in evaluation mode.
 
-        Args:
-            folder: the run's, ``out`` of :func:`lategrad.train`.
-            module: loaded with it and returned; by default a copy of the problem's.
+        It is a copy of the problem's, or the given ``module``.
         """
         best = self.module_at(load_file(os.path.join(folder, "best.safetensors"))["output"])
         if module is None:
@@ -344,9 +335,8 @@ class ModuleProblem:
 
     def to(self, device: torch.device | str) -> ModuleProblem:
         moved = copy.copy(self)
-        moved.module = sharing_copy(self.module).to(device)
-        moved.training = FlatModule(sharing_copy(self.training.module).to(device))
-        moved.evaluated = FlatModule(sharing_copy(self.evaluated.module).to(device))
+        moved.module = FlatModule.sharing(self.module).to(device)
+        moved.training, moved.evaluated = self.training.to(device), self.evaluated.to(device)
         moved.splits = self.splits.to(device)
         return moved
 

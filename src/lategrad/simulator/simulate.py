@@ -208,14 +208,12 @@ class _Lines:
     """A line on stderr now and then, where there is no terminal."""
 
     def __init__(self, steps: int) -> None:
-        self._steps, self._begin = steps, time.monotonic()
-        self._next = self._begin + LINE_EVERY
+        self._steps, self._next = steps, time.monotonic() + LINE_EVERY
 
     def __call__(self, completed: int) -> None:
-        if (now := time.monotonic()) >= self._next:
-            self._next = now + LINE_EVERY
-            rate = f"{completed / max(now - self._begin, 1e-9):,.0f} updates/s"
-            print(f"simulating: update {completed} of {self._steps}, {rate}", file=sys.stderr)
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_EVERY
+            print(f"simulating: update {completed} of {self._steps}", file=sys.stderr)
 
 
 class _Rate(ProgressColumn):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
-
-_PACKAGES = ("site-packages", "dist-packages")
 
 
 def identify_code(function: Any) -> dict[str, str]:
@@ -25,39 +24,34 @@ def identify_code(function: Any) -> dict[str, str]:
     >>> identify_code(partial(train, lr=0.1)) == identify_code(partial(train, lr=0.2))
     False
     """
-    inner = function
-    while isinstance(inner, partial):
-        inner = inner.func
-    texts = "\0".join(_texts(function, set()))
-    return {"name": getattr(inner, "__qualname__", type(inner).__qualname__),
-            "source": hashlib.sha256(texts.encode()).hexdigest()[:16]}  # fmt: skip
+    contents = hashlib.sha256("\0".join(_texts(function, set())).encode())
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return {"name": name, "source": contents.hexdigest()[:16]}
 
 
 def _texts(part: Any, seen: set[int]) -> Iterator[str]:
     uses: list[Any] = []
-    if isinstance(part, ModuleType | FunctionType | type):
-        if id(part) in seen or not _is_own(part if isinstance(part, ModuleType) else sys.modules.get(part.__module__)):
+    if isinstance(part, partial):
+        uses = [part.func, *part.args, *part.keywords.items()]
+    elif isinstance(part, ModuleType | FunctionType | type):
+        module = part if isinstance(part, ModuleType) else sys.modules.get(part.__module__)
+        if id(part) in seen or not _is_own(module):
             return
         seen.add(id(part))
-    if isinstance(part, ModuleType):
-        if file := getattr(part, "__file__", None):  # a notebook has none
+        if isinstance(part, FunctionType):
+            names, code = inspect.getclosurevars(part), part.__code__
+            uses = [code.co_code, code.co_consts, part.__defaults__, part.__kwdefaults__, module,
+                    *names.nonlocals.values(), *names.globals.values()]  # fmt: skip
+        elif part is not module:
+            uses = [module, *vars(part).values()]
+        elif file := getattr(module, "__file__", None):  # a notebook has none
             yield Path(file).read_text(errors="replace")
-            uses = [value for value in vars(part).values() if isinstance(value, ModuleType | FunctionType | type)]
-    elif isinstance(part, FunctionType):
-        names = inspect.getclosurevars(part)
-        uses = [sys.modules.get(part.__module__), part.__code__, part.__defaults__, part.__kwdefaults__,
-                *names.nonlocals.values(), *names.globals.values()]  # fmt: skip
-    elif isinstance(part, CodeType):
-        yield f"{part.co_code.hex()} {part.co_names}"
-        uses = [*part.co_consts]
-    elif isinstance(part, partial):
-        uses = [part.func, *part.args, *part.keywords, *part.keywords.values()]
-    elif isinstance(part, type):
-        uses = [sys.modules[part.__module__], *vars(part).values()]
+            uses = [value for value in vars(module).values() if isinstance(value, ModuleType | FunctionType | type)]
     else:
-        text = repr(part)
-        yield text if " at 0x" not in text else type(part).__qualname__  # an address differs in every process
-        uses = [type(part), *(getattr(part, name) for name in ("__func__", "__wrapped__") if hasattr(part, name))]
+        yield re.sub(" at 0x[0-9a-f]+", "", repr(part))  # an address differs in every process
+        uses = [type(part), getattr(part, "__func__", None) or getattr(part, "__wrapped__", int)]
     for used in uses:
         yield from _texts(used, seen)
 
@@ -68,4 +62,4 @@ def _is_own(module: ModuleType | None) -> bool:
     if name.partition(".")[0] == "lategrad" or file is None:
         return name == "__main__"
     library = any(Path(file).is_relative_to(sysconfig.get_paths()[kind]) for kind in ("stdlib", "platstdlib"))
-    return not library and not set(_PACKAGES) & set(Path(file).parts)
+    return not library and not {"site-packages", "dist-packages"} & {*Path(file).parts}

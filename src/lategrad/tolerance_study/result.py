@@ -133,16 +133,7 @@ class Tolerance:
         return None if match is None else round(match), None if time is None or not time_0 else time / time_0
 
     def verdict(self, optimizer: str, delay: int) -> str:
-        """The kind of cost that a delay has.
-
-        - "free": the gap is within ``cost`` of the value without delay.
-        - "unclear": the gap is larger, but within two standard errors of the seeds; more seeds would tell.
-        - "recoverable": the gap is larger, but the value still improves, fast enough that more updates would close it:
-          at the pace of the last third, within ten more such thirds.
-        - "permanent": the gap is larger, and the curve has stopped or is too slow for that.
-        - "costs": the gap is larger, and there are too few values over time (less than six) to say more.
-        - "diverged": the value is not finite.
-        """
+        """The kind of cost that a delay has: a name of ``lategrad.tolerance_study.show.MEANING``."""
         values, base = self.values(optimizer, delay), self.values(optimizer, 0)
         if not np.isfinite(values).all():
             return "diverged"

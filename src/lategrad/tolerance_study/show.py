@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("optimizer", "delay", "value", "gap to delay 0", "gap to own at 0", "updates", "rounds", "updates needed",
             "verdict")  # fmt: skip
-_MEANING = {
-    "free": "the gap is within the accepted cost",
+MEANING = {
+    "free": "the gap is within the accepted cost, a share of the value without delay",
     "unclear": "the gap is larger, but within two standard errors of the seeds: more seeds would tell",
-    "recoverable": "the gap is larger, but the value still improves fast enough that more updates would close it",
+    "recoverable": "the gap is larger, but ten more thirds of the run, at the pace of its last, would close it",
     "permanent": "the gap is larger, and the value has stopped improving or is too slow to close it",
-    "costs": "the gap is larger; the training gave too few values over time to say more",
+    "costs": "the gap is larger; the training gave too few values over time, less than six, to say more",
     "diverged": "the value is not finite",
 }
 
@@ -115,7 +115,7 @@ def page(result: Tolerance) -> str:
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     sentences = "".join(f"<li>{escape(line)}</li>" for line in conclusions(result))
     used = dict.fromkeys(point.verdict for point in result.points() if point.delay > 0)
-    meaning = "".join(f"<dt>{verdict}</dt><dd>{_MEANING[verdict]}</dd>" for verdict in used)
+    meaning = "".join(f"<dt>{verdict}</dt><dd>{MEANING[verdict]}</dd>" for verdict in used)
     profile = "the same delay everywhere" if result.profile is None else f"delays of {result.profile}"
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
