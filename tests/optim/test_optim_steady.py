@@ -198,3 +198,21 @@ def test_the_output_is_found_under_wrappers():
         assert torch.equal(flat(model), output)
     assert torch.equal(flat(model), query)
     assert not torch.equal(output, query)
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, lambda optimizer: Delayed(optimizer, 1)])
+def test_one_cycle_needs_to_be_told_that_there_is_no_momentum(wrap):
+    model = network()
+    optimizer = wrap(SteadyAdam(model, lr=0.1))
+    with pytest.raises(ValueError, match="momentum"):
+        lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=4)
+    schedule = lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10, cycle_momentum=False)
+    lrs = []
+    for t in range(10):
+        set_grads(model, t)
+        optimizer.step()
+        lrs.append(optimizer.param_groups[0]["lr"])
+        if t < 9:
+            schedule.step()
+    assert max(lrs) == pytest.approx(0.1)
+    assert min(lrs) < 0.01
