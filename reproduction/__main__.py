@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lategrad.cli.options import Device, spread_values
+from lategrad.cli.main import spread_values
+from lategrad.cli.options import Device
 from lategrad.serve import TrainingError
 from reproduction.report import Section
 from reproduction.reproduce import NAMES, reproduce

@@ -1,54 +1,29 @@
 """Train from late gradients: server rules that adapt to unknown, changing delays."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lategrad import delays, problems, serve, theory
-from lategrad.checks.synchronous import check_synchronous
-from lategrad.delays import clocks
-from lategrad.execution import in_place
-from lategrad.gates import DelayGate
-from lategrad.learners import FTRL, OGD, AdaGrad, AdaGradNorm, OptimisticFTRL, OptimisticOGD
-from lategrad.registry import parse_rule, parse_set
-from lategrad.replay import replay
-from lategrad.rules import (
-    SGD,
-    Anytime,
-    Blocks,
-    CenteredClipping,
-    Scheduled,
-    Steady,
-    SteadyAdam,
-    SteadyMuon,
-    SteadyShort,
-    StronglyConvexOGD,
-    baselines,
-)
-from lategrad.serve.training import resume, train
-from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
-from lategrad.simulator import simulate
-from lategrad.tolerance_study import DelayRecorder, Tolerance, tolerance
-from lategrad.trace import Trace
-
 if TYPE_CHECKING:
-    from lategrad import optim, pipeline
+    from lategrad._public import *  # noqa: F403
+    from lategrad._public import __all__ as __all__
 
 __version__ = "0.2.0"
 
-__all__ = ["FTRL", "OGD", "SGD", "AdaGrad", "AdaGradNorm", "Anytime", "Ball", "Blocks", "Box", "CenteredClipping",
-           "DelayGate", "DelayRecorder", "HalfSpace", "L1Ball", "OptimisticFTRL", "OptimisticOGD",
-           "Product", "Scheduled", "Simplex", "Steady", "SteadyAdam", "SteadyMuon", "SteadyShort",
-           "StronglyConvexOGD", "Tolerance", "Trace", "WholeSpace", "baselines", "check_synchronous",
-           "clocks", "delays", "in_place", "optim", "parse_rule", "parse_set", "pipeline", "problems", "replay",
-           "resume", "serve", "simulate", "theory", "tolerance", "train"]  # fmt: skip
+_LATE = ("optim", "pipeline")  # they bring torch's compiler and torch.distributed along, which takes another second
 
 
 def __getattr__(name: str) -> Any:
-    if name == "optim":  # imported when it is first used: it brings torch's compiler along, which takes a second
-        import lategrad.optim as optim
-
-        return optim
-    if name == "pipeline":
-        import lategrad.pipeline as pipeline
-
-        return pipeline
+    """Import the public names when one is first used: torch takes a second, which ``lategrad --help`` does not need."""
+    if name in _LATE:
+        return import_module(f"lategrad.{name}")
+    if name == "__all__" or not name.startswith("__"):
+        public = vars(import_module("lategrad._public"))
+        names = public.get("__all__", [])  # none while they are being imported
+        globals().update({"__all__": names, **{each: public[each] for each in names if each not in _LATE}})
+        if name in globals():
+            return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__getattr__("__all__")]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.optim.optimizer import Optimizer
+
 from lategrad.learners import FTRL, OGD, AdaGrad, AdaGradNorm, Learner, OptimisticFTRL, OptimisticOGD
 from lategrad.rules import (
     SGD,
@@ -141,6 +143,11 @@ def as_rule(rule: AnyRule[Any] | str) -> AnyRule[Any]:
     """A rule from what users write: a rule, or a text such as ``steady:lr=1``."""
     if isinstance(rule, str):
         return parse_rule(rule)
+    kind = rule if isinstance(rule, type) else type(rule)
+    if issubclass(kind, Optimizer):
+        same = next((name for name in RULES if name.replace("-", "") == kind.__name__.lower()), "steady-adam")
+        raise ValueError(f"rule must be a server rule, such as {same!r}, got {kind.__name__}, an optimizer for a "
+                         "loop of your own, where lategrad.optim.Delayed gives it late gradients")  # fmt: skip
     if isinstance(rule, type):
         raise ValueError(f"rule must be a rule, got the class {rule.__name__}: call it, {rule.__name__}(...)")
     missing = [member for member in ("domain", "init", "query", "update", "output") if not hasattr(rule, member)]

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lategrad.delays import DelaySummary, summarise
+from lategrad.problems.problem import Measures
 from lategrad.support.files import replacing
 from lategrad.support.validation import require
 
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMAT = "lategrad-trace-2"
-_OPTIONAL = ("accuracy", "test_loss", "time", "worker", "sequence", "parent_job", "local_steps")
+_OPTIONAL = ("accuracy", "test_loss", "val_loss", "time", "worker", "sequence", "parent_job", "local_steps")
 _TENSORS = ("steps", "loss", "delays", "output", "query", *_OPTIONAL)
+_TOGETHER, _COLUMNS = 10, 3  # curves in one panel; panels in a row of a figure
 _METRIC = "metric."  # prefix of the names of metrics in a file
 
 
@@ -83,16 +85,21 @@ class Trace:
     local_steps: Tensor | None = None
     """``(updates, *arrivals)``: the number of local steps of each sender, if the problem has local steps."""
     test_loss: Tensor | None = None
-    """``(records, *runs)``: the loss on held-out data at the rule's output, if the problem has one."""
+    """``(records, *runs)``: the loss on test data at the rule's output, if the problem has some."""
     metrics: dict[str, Tensor] = field(default_factory=dict)
     """``(records, *runs)`` each: the user's own metrics at the rule's output, by name."""
+    val_loss: Tensor | None = None
+    """``(records, *runs)``: the loss on validation data at the rule's output, where some training rows are held out."""
 
     def __repr__(self) -> str:
         runs = f" of {self.loss[-1].numel()} runs" if self.axes else ""
-        held_out = {"loss": self.loss, "accuracy": self.accuracy, "test_loss": self.test_loss, **self.metrics}
-        last = [f"{name} {_range(values[-1])}" for name, values in held_out.items() if values is not None]
+        last = [f"{name} {_range(values[-1])}" for name, values in self.recorded().items()]
         delays = f", delay up to {int(self.delays.max())}" if len(self.delays) else ""
         return f"Trace({len(self.delays):,} updates{runs}, {len(self.steps)} records; {', '.join(last)}{delays})"
+
+    def recorded(self) -> dict[str, Tensor]:
+        """Loss, accuracy, test and validation loss, as far as the problem has them, and the user's metrics."""
+        return Measures(self.loss, self.accuracy, self.test_loss, self.metrics, self.val_loss).by_name()
 
     def axis(self, name: str) -> Axis:
         """The axis of that name."""
@@ -151,8 +158,7 @@ class Trace:
         Args:
             optimum: the smallest possible loss; without it the excess loss is left empty.
         """
-        measured = {"accuracy": self.accuracy, "loss": self.loss, "test_loss": self.test_loss, **self.metrics}
-        by_run = {name: values.movedim(0, -1) for name, values in measured.items() if values is not None}
+        by_run = {name: values.movedim(0, -1) for name, values in self.recorded().items()}
         for index in product(*(range(len(axis.values)) for axis in self.axes)):
             where = {axis.name: axis.values[i] for axis, i in zip(self.axes, index, strict=True)}
             columns = {name: values[index].tolist() for name, values in by_run.items()}
@@ -175,33 +181,45 @@ class Trace:
 
 
 def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None = None) -> Figure:
-    """Loss and accuracy of several traces in one figure: a line for each run, over seeds their mean and range.
+    """Loss and accuracy of several traces over updates: a line for each run, over seeds their mean and range.
+
+    More than ten runs get panels of the accuracy (or loss): for each delay, or with several traces for each of them,
+    and then only of the best run at every delay. A title says what the runs of a panel share, the legend the rest.
 
     Args:
-        traces: by their names in the legend; the name of a single one is the title.
+        traces: by their names.
         path: also save the figure there (.png, .svg or .pdf).
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    curves = [curve for name, trace in traces.items() for curve in _curves(name if len(traces) > 1 else "", trace)]
-    panels = ["loss", *(["accuracy"] if any(curve.accuracy is not None for curve in curves) else [])]
-    figure = Figure(figsize=(6.4 * len(panels), 4.4), layout="constrained")
-    colours = colormaps["tab10" if len(curves) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
-    for column, name in enumerate(panels):
-        ax = figure.add_subplot(1, len(panels), column + 1)
-        for i, curve in enumerate(curves):
-            if (of_seeds := getattr(curve, name)) is None:
-                continue
-            colour = colours[i % len(colours)]
-            ax.plot(curve.steps, of_seeds.mean(-1), label=curve.label or None, color=colour)
-            if of_seeds.shape[-1] > 1:
-                low, high = of_seeds.amin(-1), of_seeds.amax(-1)
-                ax.fill_between(curve.steps, low, high, alpha=0.2, color=colour, linewidth=0)
-        ax.set(xlabel="updates", ylabel=name, title=next(iter(traces)) if len(traces) == 1 else "")
-        if name == "loss" and all(bool((curve.loss > 0).all()) for curve in curves):
+    curves = [curve for name, trace in traces.items() for curve in _curves(name, trace)]
+    quantities = ["loss", "accuracy"] if any(curve.accuracy is not None for curve in curves) else ["loss"]
+    groups = [curves]
+    if len(curves) > _TOGETHER:
+        quantities = quantities[-1:]
+        groups = [_best(group) for group in _split(curves, 0)] if len(traces) > 1 else _split(curves, 1)
+    panels = [(group, quantity) for group in groups for quantity in quantities]
+    columns, rows = min(len(panels), _COLUMNS), -(-len(panels) // _COLUMNS)
+    figure = Figure(figsize=(6.4 * columns, 4.4 * rows), layout="constrained")
+    for i, (group, quantity) in enumerate(panels):
+        ax = figure.add_subplot(rows, columns, i + 1, sharey=figure.axes[0] if len(groups) > 1 and i else None)
+        parts = list(zip(*(curve.place for curve in group), strict=True))
+        shared = [len(set(part)) == 1 for part in parts]
+        colours = colormaps["tab10" if len(group) <= _TOGETHER else "viridis"].resampled(max(len(group), _TOGETHER))
+        for k, curve in enumerate(group):
+            label = ", ".join(part for part, same in zip(curve.place, shared, strict=True) if part and not same)
+            of_seeds = getattr(curve, quantity)
+            if of_seeds is not None:
+                ax.plot(curve.steps, of_seeds.mean(-1), label=label or None, color=colours(k))
+                if of_seeds.shape[-1] > 1:
+                    low, high = of_seeds.amin(-1), of_seeds.amax(-1)
+                    ax.fill_between(curve.steps, low, high, alpha=0.2, color=colours(k), linewidth=0)
+        title = ", ".join(part[0] for part, same in zip(parts, shared, strict=True) if part[0] and same)
+        ax.set(xlabel="updates", ylabel=quantity, title=title)
+        if quantity == "loss" and all(bool((curve.loss > 0).all()) for curve in group):
             ax.set_yscale("log")
-        if any(curve.label for curve in curves) and column == len(panels) - 1:
+        if not all(shared) and quantity == quantities[-1]:
             ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         ax.grid(alpha=0.3)
     if path is not None:
@@ -215,7 +233,8 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
 class _Curve(NamedTuple):
     """The runs of a trace that differ only in their seed."""
 
-    label: str
+    place: tuple[str, str, str]
+    """The name of the trace, the delay, and the other axes."""
     steps: Tensor
     loss: Tensor
     """``(records, seeds)``."""
@@ -231,9 +250,25 @@ def _curves(name: str, trace: Trace) -> Iterator[_Curve]:
         return by_seed.movedim(0, -2)[index]
 
     for index in product(*(range(len(axis.values)) for axis in others)):
-        place = [axis.at(i) for axis, i in zip(others, index, strict=True)]
-        accuracy = None if trace.accuracy is None else at(trace.accuracy, index)
-        yield _Curve(", ".join(filter(None, [name, *place])), trace.steps, at(trace.loss, index), accuracy)
+        place = {axis.name: axis.at(i) for axis, i in zip(others, index, strict=True)}
+        delay, accuracy = place.pop("delay", ""), None if trace.accuracy is None else at(trace.accuracy, index)
+        yield _Curve((name, delay, ", ".join(place.values())), trace.steps, at(trace.loss, index), accuracy)
+
+
+def _split(curves: list[_Curve], part: int) -> list[list[_Curve]]:
+    """The curves that share a part of their place, for each of its values."""
+    values = dict.fromkeys(curve.place[part] for curve in curves)
+    return [[curve for curve in curves if curve.place[part] == value] for value in values]
+
+
+def _best(curves: list[_Curve]) -> list[_Curve]:
+    """At each delay the curve with the best end."""
+
+    def score(curve: _Curve) -> float:
+        end = -curve.loss[-1] if curve.accuracy is None else curve.accuracy[-1]
+        return float(end.mean().nan_to_num(nan=-torch.inf))
+
+    return [max(group, key=score) for group in _split(curves, 1)]
 
 
 def write_csv(path: str | os.PathLike[str], rows: Iterable[dict[str, Any]]) -> Path:

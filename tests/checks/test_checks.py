@@ -181,6 +181,34 @@ def test_broken_rules_are_caught(broken, message):
         check_rule(broken(), compile=False)
 
 
+class Branches(Good):
+    def update(self, state, grad, delay):
+        return state if delay > 3 else super().update(state, grad, delay)
+
+
+class CountsForAllRuns(Good):
+    def init(self, x0):
+        return State(self.domain.project(x0).clone(), torch.zeros(1))
+
+
+class Grows(Good):
+    def update(self, state, grad, delay):
+        return State(super().update(state, grad, delay).x, torch.cat([state.count, state.count], dim=-1))
+
+
+def test_a_branch_and_other_shapes_are_told_in_our_words():
+    problem, branch = Quadratic(), r"the update of Branches branches on a tensor, as `if delay > 3` does, .*torch.where"
+    with pytest.raises(ValueError, match=branch):
+        check_rule(Branches(), compile=False)
+    with pytest.raises(ValueError, match=branch):
+        lg.simulate(problem, Branches(), [0, 5], 10, compile=False)
+    with pytest.raises(AssertionError, match=r"count of the state has shape \(1,\) for 3 runs; .* a number \(\*runs"):
+        check_rule(CountsForAllRuns(), compile=False)
+    shapes = r"the update of Grows must keep the shapes of its state: .* had \[\(10,\), \(1,\)\], and then .*\(2,\)\]"
+    with pytest.raises(ValueError, match=shapes):
+        lg.train(problem, Grows(), steps=3, workers=1, engine="threads", compile=False)
+
+
 @dataclass(frozen=True, eq=False)
 class KeepsADict(Good):
     """A dict and a list are as good as a tuple, in whatever order update makes them."""

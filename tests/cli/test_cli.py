@@ -1,12 +1,12 @@
 """The command line as a user meets it."""
 
 import csv
+import importlib
 import subprocess
 import sys
 
 import pytest
 import torch
-import typer
 from sklearn.datasets import load_wine
 
 import lategrad as lg
@@ -14,7 +14,10 @@ from lategrad.cli import main as cli
 from lategrad.delays.specs import DELAYS
 from lategrad.problems import Quadratic
 from lategrad.registry import RULES
+from lategrad.replays import replay
 from lategrad.trace import Trace, plot_traces
+
+simulate_module = importlib.import_module("lategrad.simulator.simulate")  # its name is that of its function
 
 
 def run(capsys, *arguments):
@@ -103,7 +106,7 @@ def test_simulate_shortens_and_refuses_long_gradients_as_train_does(capsys, tmp_
     assert (trace.config["clip"], trace.config["max_norm_ratio"]) == (0.01, 50.0)
     same = lg.simulate(Quadratic(), "sgd:lr=0.1", 3, 60, clip=0.01, max_norm_ratio=50.0)
     torch.testing.assert_close(trace.output.reshape(-1), same.output)
-    commands = typer.main.get_command(cli.app).commands
+    commands = {name: cli.program(name).commands[name] for name in cli.COMMANDS}
     for name in ("clip", "max_norm_ratio"):
         one, other = (next(p for p in commands[c].params if p.name == name) for c in ("simulate", "train"))
         assert (one.opts, one.help, one.default) == (other.opts, other.help, other.default)
@@ -114,6 +117,24 @@ def test_an_unknown_command_and_no_command(capsys):
     code, out, _ = run(capsys)
     assert code in (0, 2)
     assert "simulate" in out
+
+
+def test_help_and_version_need_no_torch():
+    """Torch alone takes more than a second of processor time."""
+    script = ("import sys, lategrad.cli.main as cli\ntry: cli.main(sys.argv[1:])\n"
+              "except SystemExit as end: assert not end.code and 'torch' not in sys.modules, end.code")  # fmt: skip
+    for argument in ("--help", "--version"):
+        subprocess.run([sys.executable, "-c", script, argument], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    for name in cli.COMMANDS:
+        assert cli.program(name).commands[name].help.partition("\n")[0] == cli.COMMANDS[name][1]
+
+
+def test_public_names_are_there_although_they_are_imported_late():
+    assert lg.replay is replay
+    assert set(lg.__all__) <= set(dir(lg))
+    assert [name for name in lg.__all__ if name != "optim" and not hasattr(lg, name)] == []
+    with pytest.raises(AttributeError, match="module 'lategrad' has no attribute 'trian'"):
+        _ = lg.trian
 
 
 def test_help_teaches(capsys):
@@ -153,6 +174,36 @@ def test_legends_have_round_numbers_and_single_seeds_no_band(tmp_path):
     assert labels == ["first, lr 0.1", "first, lr 0.3", "second, lr 0.1", "second, lr 0.3"]
     assert not axes.collections
     assert lg.simulate(Quadratic(), rule, 0, 10, seed=[0, 1]).plot().axes[0].collections
+
+
+def test_many_curves_are_drawn_in_panels():
+    delays, lrs = ["constant:0", "uniform:0,3", "constant:5"], torch.tensor([[0.01], [0.1], [0.3], [1.0]])
+    rules = {"first": lg.SGD(lrs), "second": lg.SGD(0.7 * lrs), "third": lg.SGD(0.5 * lrs)}
+    traces = {name: lg.simulate(Quadratic(), rule, delays, 30, compile=False) for name, rule in rules.items()}
+    figure = plot_traces(traces)  # 36 runs: three panels with three lines
+    for axes, (name, trace) in zip(figure.axes, traces.items(), strict=True):
+        legend = [text.get_text() for text in axes.get_legend().get_texts()]
+        for delay, label, line, curves in zip(delays, legend, axes.get_lines(), trace.loss.unbind(1), strict=True):
+            best = int(curves[-1].argmin())
+            parts = {*axes.get_title().split(", "), *label.replace("0,3", "0;3").split(", ")}
+            assert parts == {name, f"delay {delay}".replace(",", ";"), trace.axis("lr").at(best)}
+            assert line.get_ydata()[-1] == curves[-1, best]
+    trace = lg.simulate(Quadratic(), rules["first"], [*delays, 1], 30, compile=False)
+    panels = trace.plot().axes  # 16 runs of one rule: all of them, a panel for each delay
+    assert [axes.get_title() for axes in panels] == [f"delay {delay}" for delay in (*delays, 1)]
+    assert [len(axes.get_lines()) for axes in panels] == [4] * 4
+    labels = [text.get_text() for text in panels[0].get_legend().get_texts()]
+    assert labels == ["lr 0.01", "lr 0.1", "lr 0.3", "lr 1"]
+
+
+def test_off_a_terminal_a_simulation_prints_a_line_now_and_then(capsys, monkeypatch):
+    lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, compile=False)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(simulate_module, "LINE_EVERY", 0.0)
+    lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, compile=False)
+    assert "simulating: update 5 of 5\n" in capsys.readouterr().err
+    lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, compile=False, progress=False)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

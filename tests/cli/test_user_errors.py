@@ -36,6 +36,21 @@ def test_what_is_no_problem_is_told_so(problem, message, call):
         calls[call]()
 
 
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [
+        (torch.optim.AdamW, "adamw"),
+        (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), "sgd"),
+        (lg.optim.SteadyMuon, "steady-muon"),
+        (torch.optim.RMSprop, "steady-adam"),
+    ],
+)
+def test_an_optimizer_is_no_rule_and_its_rule_is_named(rule, named):
+    name = (rule if isinstance(rule, type) else type(rule)).__name__
+    with pytest.raises(ValueError, match=f"such as '{named}', got {name}, an optimizer for a loop of your own"):
+        lg.train(Quadratic(), rule, steps=2, workers=1)
+
+
 SCRIPT = """
 import lategrad as lg
 from lategrad.problems import Quadratic

@@ -1,5 +1,6 @@
 """Delayed: every gradient applied once, exactly as late as the delays say."""
 
+import contextlib
 import copy
 import io
 
@@ -395,3 +396,99 @@ def test_the_example_of_a_constrained_mixture(capsys):
     assert lg.Simplex().contains(weights)
     torch.testing.assert_close(weights, torch.tensor([0.5, 0.3, 0.2, 0.0, 0.0]), rtol=0, atol=0.1)
     assert "weights learned" in capsys.readouterr().out
+
+
+class Failing(Recorder):
+    """Raises in some of its calls, or for the gradients of some batches."""
+
+    def __init__(self, count, calls=(), batches=()):
+        super().__init__(count)
+        self.calls, self.failing_calls, self.failing_batches = 0, calls, batches
+
+    def step(self, closure=None):
+        self.calls += 1
+        (count,) = self.param_groups[0]["params"]
+        if self.calls in self.failing_calls or int(count.grad[1]) in self.failing_batches:
+            raise OSError("no")
+        super().step()
+
+
+def run_through_errors(optimizer, passes):
+    errors = []
+    (count,) = optimizer.param_groups[0]["params"]
+    for batch in range(1, passes + 1):
+        count.grad = torch.stack([count.detach()[0] + 1, torch.tensor(float(batch))])
+        try:
+            optimizer.step()
+        except OSError:
+            errors.append(batch)
+    return errors
+
+
+@pytest.mark.parametrize("taus", [2, lg.delays.Recorded(torch.tensor([0, 1, 2, 3, 0, 1, 3, 2, 0, 0]))])
+def test_an_update_that_failed_is_tried_again(taus):
+    """No gradient of the schedule is lost or applied twice; the pass of the second trial is not needed."""
+    whole = Delayed(Recorder(nn.Parameter(torch.zeros(2))), taus)
+    run_recorder(whole, 10)
+    optimizer = Delayed(Failing(nn.Parameter(torch.zeros(2)), calls=(3, 6)), taus)
+    errors = run_through_errors(optimizer, 12)
+    assert len(errors) == 2
+    sources = [source for source, _ in optimizer.received]
+    assert sources == [source for source, _ in whole.received]
+    assert len({batch for _, batch in optimizer.received}) == len(sources)
+
+
+def test_a_gradient_that_fails_twice_gives_way_to_the_next():
+    optimizer = Delayed(Failing(nn.Parameter(torch.zeros(2)), batches=(3,)), 2)
+    assert run_through_errors(optimizer, 12) == [5, 6]
+    batches = [batch for _, batch in optimizer.received]
+    assert batches == [1, 2, 7, 4, 5, 8, 9, 10]
+
+
+def test_an_update_that_failed_keeps_the_versions_of_stages():
+    torch.manual_seed(0)
+    model, rows = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), torch.randn(8, 4, 3)
+    other = copy.deepcopy(model)
+
+    def train(model, fails_at):
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = Delayed(sgd, lg.delays.by_stage(model, 2, delay=3))
+        handle = None
+        for i, batch in enumerate(rows):
+            for trial in range(1 + (i == fails_at)):
+                if handle is not None:
+                    handle.remove()
+                if i == fails_at and trial == 0:
+                    handle = sgd.register_step_pre_hook(lambda *_: 1 / 0)
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                with contextlib.suppress(ZeroDivisionError):
+                    optimizer.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    assert torch.equal(train(model, fails_at=4), train(other, fails_at=None))
+
+
+@pytest.mark.parametrize("build", [torch.optim.AdamW, lambda params: AnytimeSGD(params, lr=0.1)])
+def test_sparse_gradients_are_refused_at_once(build):
+    embedding = nn.Embedding(5, 3, sparse=True)
+    optimizer = Delayed(build(embedding.parameters()), 2)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="does not support sparse gradients"):
+        optimizer.step()
+    assert optimizer.pending == 0
+    embedding.weight.grad = torch.ones(5, 3)
+    for _ in range(3):
+        optimizer.step()
+    assert optimizer.updates == 1
+
+
+def test_sparse_gradients_reach_an_optimizer_that_takes_them():
+    embedding = nn.Embedding(5, 3, sparse=True)
+    before = embedding.weight.detach().clone()
+    optimizer = Delayed(torch.optim.SGD(embedding.parameters(), lr=1.0), 1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        embedding(torch.tensor([1])).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(before[1] - embedding.weight[1], torch.ones(3))

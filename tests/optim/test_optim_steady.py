@@ -1,6 +1,9 @@
 """SteadyAdam and SteadyMuon as optimizers: the rules themselves, groups, resumption, and a network under delay."""
 
+import copy
 import io
+import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,3 +147,72 @@ def test_a_network_trains_through_a_delay_that_adamw_does_not_survive():
     assert accuracy_under_delay(lambda model: torch.optim.AdamW(model.parameters(), lr=0.01), 48) < 0.6
     assert accuracy_under_delay(lambda model: SteadyMuon(model, lr=0.01), 48) > 0.85
     assert accuracy_under_delay(lambda model: SteadyAdam(model.parameters(), lr=0.01), 48) > 0.7
+
+
+@pytest.mark.parametrize("build", [SteadyAdam, SteadyMuon])
+def test_a_model_that_is_evaluated_at_the_query_says_so_once(build):
+    model, rows = network(), torch.ones(3, 2, dtype=torch.long)
+    optimizer = build(model, lr=0.1)
+    model.eval()
+    with torch.no_grad():
+        model(rows)  # before the first step the query is the output
+    set_grads(model, 0)
+    optimizer.step()
+    saved = pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        assert torch.equal(copy.deepcopy(model)(rows), saved(rows))  # copies are not the optimizer's
+    model(rows)  # with gradients, as a model with frozen statistics is trained
+    message = f"at the query of {build.__name__}.*with optimizer.output"
+    with torch.no_grad(), pytest.warns(UserWarning, match=message) as caught:
+        model(rows)
+    assert caught[0].filename == __file__
+    with torch.no_grad():
+        model(rows)
+    assert not model._forward_pre_hooks
+
+
+def test_a_loop_that_uses_the_output_is_not_warned():
+    model, rows = network().eval(), torch.ones(3, 2, dtype=torch.long)
+    optimizer = Delayed(SteadyMuon(model, lr=0.1), 1)
+    for t in range(3):
+        set_grads(model, t)
+        optimizer.step()
+    with optimizer.output(), torch.no_grad():
+        model(rows)
+    assert not model._forward_pre_hooks
+    with torch.no_grad():
+        model(rows)  # a comparison of the two points is meant
+
+
+def test_the_output_is_found_under_wrappers():
+    model = network()
+    optimizer = SteadyAdam(model, lr=0.1)
+    for t in range(3):
+        set_grads(model, t)
+        optimizer.step()
+    query = flat(model)
+    with optimizer.output():
+        output = flat(model)
+    prepared = SimpleNamespace(optimizer=SimpleNamespace(optimizer=Delayed(optimizer, 2)))  # as a trainer wraps it
+    with lg.optim.output_of(prepared):
+        assert torch.equal(flat(model), output)
+    assert torch.equal(flat(model), query)
+    assert not torch.equal(output, query)
+
+
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, lambda optimizer: Delayed(optimizer, 1)])
+def test_one_cycle_needs_to_be_told_that_there_is_no_momentum(wrap):
+    model = network()
+    optimizer = wrap(SteadyAdam(model, lr=0.1))
+    with pytest.raises(ValueError, match="momentum"):
+        lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=4)
+    schedule = lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10, cycle_momentum=False)
+    lrs = []
+    for t in range(10):
+        set_grads(model, t)
+        optimizer.step()
+        lrs.append(optimizer.param_groups[0]["lr"])
+        if t < 9:
+            schedule.step()
+    assert max(lrs) == pytest.approx(0.1)
+    assert min(lrs) < 0.01

@@ -98,11 +98,10 @@ def test_batch_norm_trains_and_its_statistics_are_those_of_the_output():
     trace = lg.train(problem, lg.SGD(lr=0.1), steps=300, workers=2)
     assert trace.accuracy[-1] > 0.9
     module = problem.module_at(trace.output)
-    assert module.training  # as it was given
+    assert not module.training
     digits = load("digits")
     hidden = module[0](digits.x_train)
     torch.testing.assert_close(module[1].running_mean, hidden.mean(0), rtol=0.05, atol=0.05)
-    module.eval()
     accuracy = (module(digits.x_test).argmax(-1) == digits.y_test).double().mean()
     assert accuracy == trace.accuracy[-1]
     assert torch.equal(lg.replay(trace, problem, lg.SGD(lr=0.1)).output, trace.output)
@@ -165,12 +164,16 @@ def test_a_validation_part_is_held_out_of_training_and_judges_it():
     x = problem.start()
     outputs = problem.module(digits.x_train[validation])
     want = nn.functional.cross_entropy(outputs, digits.y_train[validation])
-    assert problem.test_loss(x).item() == pytest.approx(want.item(), rel=1e-5)
+    measured = problem.measure(x)
+    assert measured.val_loss.item() == pytest.approx(want.item(), rel=1e-5)
+    assert measured.test_loss is None
     samples = problem.samples(0, 0, 22)
     assert torch.equal(problem.splits.train.rows(samples[0])[1], problem.labels(samples)[0])
     assert set(train[samples.flatten()].tolist()) == set(train.tolist())
     whole = ModuleProblem(problem.module, digits)
     assert torch.equal(problem.measure(x, part="test").accuracy, whole.accuracy(x))
+    assert torch.equal(problem.measure(x, part="test").test_loss, whole.test_loss(x))
+    assert torch.equal(problem.test_loss(x), whole.test_loss(x))
     with pytest.raises(ValueError, match="part must be None or among test, got 'validation'"):
         whole.measure(x, part="validation")
 
@@ -267,3 +270,20 @@ def test_gradients_are_those_of_autograd_whatever_the_value_is():
         gradients(used**3, (used,))
     with pytest.raises(RuntimeError, match="does not require grad"):
         gradients(used.detach().sum(), (used,))
+
+
+def test_a_problem_and_its_copies_hold_the_parameters_once():
+    module = nn.Sequential(nn.Linear(64, 10), nn.Linear(10, 10))
+    module[1].weight = nn.Parameter(module[1].weight.detach())
+    module.tied = module[1]
+    problem = ModuleProblem(module, load("digits"))
+    first = problem.module[0].weight.data_ptr()
+    for one in (problem, problem.to("cpu")):
+        parts = (one.module, one.training.module, one.evaluated.module)
+        assert {part[0].weight.data_ptr() for part in parts} == {first}
+        assert all(part.tied is part[1] for part in parts)
+    x = problem.start()
+    problem.loss(x + 1)
+    problem.gradient(x + 2, problem.samples(0, 0, 1)[0])
+    assert torch.equal(problem.start(), x)  # what is written into one is not in the others
+    assert module[0].weight.data_ptr() != first

@@ -9,7 +9,6 @@ from typing import get_type_hints
 
 import pytest
 import torch
-import typer.main
 
 import lategrad as lg
 from lategrad.cli import main as cli
@@ -22,7 +21,7 @@ NAMES = [field.name for field in dataclasses.fields(Settings)]
 
 
 def _options_of(command):
-    return {p.name: p for p in typer.main.get_command(cli.app).commands[command].params}
+    return {p.name: p for p in cli.program(command).commands[command].params}
 
 
 def _defaults(function):

@@ -70,6 +70,27 @@ def test_the_best_output_is_that_of_the_best_record(tmp_path):
     assert record["step"] == trace.steps[trace.metrics["top 2"].argmax()]
 
 
+def test_a_loss_on_validation_rows_is_called_so_and_can_be_monitored(tmp_path):
+    torch.manual_seed(0)
+    problem = ModuleProblem(nn.Linear(64, 10), load("digits"), validation=0.2)
+    training = {"steps": 30, "workers": 1, "record_every": 10, "engine": "threads", "out": tmp_path}
+    trace = lg.train(problem, lg.SGD(lr=1.0), **training, monitor="val_loss")
+    assert trace.test_loss is None
+    assert trace.val_loss[-1] == problem.measure(trace.output).val_loss
+    with safe_open(tmp_path / "best.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["record"])["val_loss"] == trace.val_loss.min()
+    longer = lg.resume(tmp_path, problem, lg.SGD(lr=1.0), steps=40)
+    assert torch.equal(longer.val_loss[:4], trace.val_loss)
+    assert torch.equal(lg.Trace.load(tmp_path / "trace.safetensors").val_loss, longer.val_loss)
+    for name in ("log.csv", "records.csv"):
+        rows = list(csv.DictReader((tmp_path / name).read_text().splitlines()))
+        assert float(rows[-1]["val_loss"]) == longer.val_loss[-1]
+    replayed = lg.replay(longer, problem, lg.SGD(lr=1.0))
+    assert torch.equal(replayed.val_loss[-1], longer.val_loss[-1])
+    with pytest.raises(ValueError, match="monitor must be one of the recorded values, loss, accuracy, val_loss, got"):
+        lg.train(problem, lg.SGD(lr=1.0), **(training | {"out": None}), monitor="test_loss")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

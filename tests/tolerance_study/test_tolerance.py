@@ -1,9 +1,12 @@
 """Tolerance studies: values and curves, verdicts, and a study that continues after an interruption."""
 
 import csv
+import importlib
 import json
 import math
+import sys
 import warnings
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,9 @@ from torch import nn
 import lategrad as lg
 from lategrad.cli import main as cli
 from lategrad.optim import Delayed
+from lategrad.support.options import load_object
 from lategrad.tolerance_study import Run
+from lategrad.tolerance_study.code_identity import identify_code
 from lategrad.tolerance_study.run import Task
 from lategrad.tolerance_study.study import parallel_runs
 
@@ -181,6 +186,13 @@ def test_parallel_runs_equal_runs_in_order():
 def test_tables_pages_pictures_and_files(tmp_path):
     result = lg.tolerance(tolerance_script.train, (0, 2, 8), {"small <steps>": tolerance_script.small_steps}, seeds=2)
     table = result.table()
+    assert str(result) == table
+    assert "slower" not in table
+    base = result.values("own", 0)
+    for point in result.points():  # also of another optimizer
+        gap = result.values(point.optimizer, point.delay).mean() - base.mean()
+        assert point.gap_to_own == pytest.approx(gap, nan_ok=True)
+        assert f" {gap:+.3g} " in table
     loaded = lg.Tolerance.load(result.to_json(tmp_path / "tol.json"))
     assert table.count("\n| ") == 6
     assert "own: tolerates a delay of " in table
@@ -286,3 +298,60 @@ def test_bad_commands_are_one_line(capsys, arguments, message):
     assert code == 2
     assert message in err
     assert err.count("\n") == 1
+
+
+def write_script(folder, *, lr=0.1, other=0.01, helper=0.0):
+    (folder / "their_helper.py").write_text(f"OFFSET = {helper}\n")
+    (folder / "their_script.py").write_text(
+        f"import torch\nimport their_helper\nLR = {lr}\n"
+        "def train(wrap):\n"
+        "    x = torch.nn.Parameter(torch.rand(1))\n"
+        "    optimizer = wrap(torch.optim.SGD([x], lr=LR))\n"
+        "    for _ in range(3):\n"
+        "        optimizer.zero_grad()\n"
+        "        (x**2).sum().backward()\n"
+        "        optimizer.step()\n"
+        "    return 1 + x.item() + their_helper.OFFSET\n"
+    )
+    (folder / "their_optimizers.py").write_text(
+        f"import torch\nLR = {other}\ndef small(params):\n    return torch.optim.SGD(params, lr=LR)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"), [({"lr": 0.4}, "train"), ({"helper": 1.0}, "train"), ({"other": 0.02}, "small")]
+)
+def test_runs_of_other_code_are_not_reused(change, changed, capsys, tmp_path, monkeypatch):
+    """A constant of the script, of a module that it imports, or of an optimizer's file has changed."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run():
+        for name in ("their_script", "their_helper", "their_optimizers"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        small = load_object(str(tmp_path / "their_optimizers.py"), "small")
+        train = load_object(str(tmp_path / "their_script.py"), "train")
+        return lg.tolerance(train, (0, 1), {"small": small}, seeds=1, out=tmp_path / "tol")
+
+    write_script(tmp_path)
+    first = run()
+    assert capsys.readouterr().err == ""
+    assert values_of(run()) == values_of(first)
+    assert capsys.readouterr().err == f"4 of 4 runs are kept from before, in {tmp_path / 'tol'}\n"
+    write_script(tmp_path, **change)
+    with pytest.raises(ValueError, match=f"out must be another folder: {changed} is {changed} now, .* other code"):
+        run()
+    (tmp_path / "tol" / "study.json").unlink()  # the remedy, where the change does not matter
+    assert values_of(run()) == values_of(first)
+
+
+def test_values_that_a_training_closes_over_are_part_of_its_code():
+    def made(lr):
+        return lambda wrap: lr
+
+    assert identify_code(made(1)) == identify_code(made(1))
+    assert identify_code(made(1)) != identify_code(made(2))
+    assert identify_code(partial(quadratic, steps=3)) != identify_code(partial(quadratic, steps=4))
+    assert identify_code(partial(quadratic, steps=3))["name"] == "quadratic"
+    assert identify_code(cache(made(1))) != identify_code(cache(made(2)))
+    assert identify_code(torch.optim.SGD) != identify_code(torch.optim.Adam)

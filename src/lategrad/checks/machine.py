@@ -11,7 +11,7 @@ from torch import Tensor
 from lategrad.checks.comparing import assert_close, assert_true, gradients, pickled_copy
 from lategrad.execution import BACKENDS, UnsupportedError, in_place
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket
-from lategrad.support.runs import map_tensors, owned, require_state, runs_shape, tensors, tree_structure
+from lategrad.support.runs import leaf_names, map_tensors, owned, require_state, runs_shape, tensors, tree_structure
 from lategrad.support.torch_private import missing_compiler
 from lategrad.support.validation import require
 
@@ -66,6 +66,9 @@ def _check_first_state(rule: AnyRule[Any], name: str, title: str, x0: Tensor) ->
     except ValueError as error:
         raise AssertionError(f"{name}: {error}") from None
     assert_true(len(tensors(state)) > 0, f"{name}: the state has no tensor in it")
+    for leaf, place in zip(tensors(state), leaf_names(state), strict=True):
+        assert_true(leaf.shape[:1] == (3,), f"{name}: {place} of the state has shape {tuple(leaf.shape)} for 3 runs; a "
+                    "vector has shape (*runs, d), a number (*runs, 1), such as per_run(x, 0)")  # fmt: skip
     memory = start.untyped_storage().data_ptr()
     shared = any(leaf.untyped_storage().data_ptr() == memory for leaf in tensors(state) if leaf.numel())
     assert_true(not shared, f"{name}: init returns x0 itself, or a view of it, which hosts overwrite: copy it, "

@@ -5,37 +5,27 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from lategrad import __version__
-from lategrad.cli.listing import list_everything
-from lategrad.cli.options import spread_values
-from lategrad.cli.replay import replay
-from lategrad.cli.simulate import simulate
-from lategrad.cli.tolerance import tolerance
-from lategrad.cli.train import resume, train
-from lategrad.serve import TrainingError
 
-app = typer.Typer(
-    name="lategrad",
-    help="Train from late gradients: compare server rules under unknown, changing delays.",
-    no_args_is_help=True,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="markdown",
-)
+COMMANDS = {
+    "tolerance": ("tolerance:tolerance", "Run your training at every delay, and report what each one costs."),
+    "list": ("listing:list_everything", "List all rules, learners, sets, problems and delays, a line each."),
+    "simulate": ("simulate:simulate", "Simulate rules under delays, all combinations at once."),
+    "train": ("train:train", "Train with asynchronous worker processes on this machine."),
+    "resume": ("train:resume", "Continue an interrupted run from its last checkpoint."),
+    "replay": ("replay:replay", "Simulate a rule on the delays and samples of a recorded run."),
+    "export": ("export:export", "Write the weights of a run as named tensors."),
+}
+"""Function and summary of each command. Only the one that is called is imported: torch takes a second."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What the parser raises for wrong options: an exception of the click that it comes with, or of the installed one."""
-
-app.command()(tolerance)
-app.command("list")(list_everything)
-for command in (simulate, train, resume, replay):
-    app.command()(command)
 
 
 def _show_version(requested: bool) -> None:
@@ -44,7 +34,6 @@ def _show_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _about(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
@@ -53,10 +42,25 @@ def _about(
     """Options of the program itself."""
 
 
-def _parameters(arguments: Sequence[str]) -> list[Any]:
-    """The options and arguments of the command that is called."""
-    command = typer.main.get_command(app).commands.get(next(iter(arguments), ""))  # type: ignore[attr-defined]
-    return [parameter for parameter in command.params if hasattr(parameter, "multiple")] if command else []
+def program(command: str) -> Any:
+    """The program with one of its commands; of the others it has names and summaries."""
+    app = typer.Typer(
+        name="lategrad", help="Train from late gradients: compare server rules under unknown, changing delays.",
+        no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode="markdown",
+    )  # fmt: skip
+    app.callback()(_about)
+    for name, (target, summary) in COMMANDS.items():
+        module, _, function = target.partition(":")
+        run = getattr(import_module(f"lategrad.cli.{module}"), function) if name == command else lambda: None
+        app.command(name, help=None if name == command else summary)(run)
+    return typer.main.get_command(app)
+
+
+def _parameters(command: str) -> list[Any]:
+    """The options and arguments of a command."""
+    found = program(command).commands.get(command)
+    return [parameter for parameter in found.params if hasattr(parameter, "multiple")] if found else []
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -69,25 +73,67 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> Any:
+    command = next(iter(arguments), "")
     try:
-        lists = {name for parameter in _parameters(arguments) if parameter.multiple for name in parameter.opts}
-        return app(spread_values(arguments, lists), standalone_mode=False)
+        lists = {name for parameter in _parameters(command) if parameter.multiple for name in parameter.opts}
+        return program(command)(spread_values(arguments, lists), standalone_mode=False)
     except _UsageError as error:
         if message := error.format_message():  # type: ignore[attr-defined]
             typer.echo(f"error: {message}", err=True)  # without a message the help has been printed
         return 2
-    except (ValueError, OSError, MemoryError, torch.OutOfMemoryError, TrainingError, ImportError) as error:
-        typer.echo(f"error: {_with_option_name(str(error), arguments)}", err=True)
+    except _user_errors() as error:
+        typer.echo(f"error: {_with_option_name(str(error), command)}", err=True)
         return 2
     except (KeyboardInterrupt, typer.Abort):
         return 130
 
 
-def _with_option_name(message: str, arguments: Sequence[str]) -> str:
+def _user_errors() -> tuple[type[Exception], ...]:
+    from torch import OutOfMemoryError
+
+    from lategrad.serve import TrainingError
+
+    return ValueError, OSError, MemoryError, OutOfMemoryError, TrainingError, ImportError
+
+
+def _with_option_name(message: str, command: str) -> str:
     """``steps must be ...`` as ``--steps must be ...``, where the command has that option."""
     if found := re.match(r"(\w+) must be ", message):
         other_names = {"preprocessing": "preprocess", "name": "problem", "delays": "delay"}
         option = "--" + other_names.get(found[1], found[1]).replace("_", "-")
-        if any(option in parameter.opts for parameter in _parameters(arguments)):
+        if any(option in parameter.opts for parameter in _parameters(command)):
             return f"{option}{message.removeprefix(found[1])}"
     return message
+
+
+def spread_values(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
+    """Rewrite lists, ``--lr 0.1 0.3``, as ``--lr 0.1 --lr 0.3``, which the parser understands.
+
+    All options that take several values are written this way. An option that takes one value and is given twice is an
+    error: the parser would keep the last one. So is an empty value, which would be a path to the current folder.
+
+    >>> spread_values(["simulate", "--lr", "0.1", "-0.3", "--steps", "5"], lists={"--lr"})
+    ['simulate', '--lr', '0.1', '--lr', '-0.3', '--steps', '5']
+    """
+    spread: list[str] = []
+    seen: set[str] = set()
+    option, count = "", 0
+    for argument in arguments:
+        if any(int(number) >= 2**63 for number in re.findall(r"\b\d{19,}\b", argument)):
+            raise ValueError(f"{option or 'an argument'} must have numbers below 2^63, got {argument}")
+        if re.match(r"-(?![.\d])", argument):  # an option, and not a negative number
+            option, equals, value = argument.partition("=")
+            count = len(equals)
+            if equals and not value:
+                raise ValueError(f"{option} must not be empty")
+            if option in seen and option not in lists:
+                raise ValueError(f"{option} is given twice: it takes one value")
+            seen.add(option)
+        else:
+            if not argument:
+                raise ValueError(f"{option or 'an argument'} must not be empty")
+            if option in lists and count > 0:
+                spread.append(option)
+            count += 1
+        spread.append(argument)
+    return spread

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,7 +13,7 @@ from lategrad.cli.build import rules_from, set_from, single_values
 from lategrad.cli.options import Device, RecordEvery
 from lategrad.cli.results import Contender, file_name, require_new, table, write_results
 from lategrad.cli.train import build_problem, confirm_own_code, final_result, saved_command
-from lategrad.replay import replay as replay_trace
+from lategrad.replays import replay as replay_trace
 from lategrad.trace import Axis, Trace
 
 
@@ -57,9 +57,7 @@ def replay(
 
 def _with_axes(trace: Trace) -> Trace:
     """Add the axes of seeds and delays that the tables expect."""
-    accuracy = None if trace.accuracy is None else trace.accuracy[:, None, None]
     axes = (Axis("seed", (0,)), Axis("delay", ("recorded",)), *trace.axes)
-    test_loss = None if trace.test_loss is None else trace.test_loss[:, None, None]
-    metrics = {name: values[:, None, None] for name, values in trace.metrics.items()}
-    return replace(trace, axes=axes, loss=trace.loss[:, None, None], accuracy=accuracy, test_loss=test_loss,
-                   metrics=metrics)  # fmt: skip
+    values: dict[str, Any] = {name: value[:, None, None] for name, value in trace.recorded().items()}
+    metrics = {name: values.pop(name) for name in trace.metrics}
+    return replace(trace, axes=axes, metrics=metrics, **values)

@@ -50,7 +50,7 @@ def simulate(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are in OUT already.")] = False,
     **long_gradients: Any,
 ) -> None:
-    """Simulate rules under delays: all combinations of learning rates, delays and seeds at once.
+    """Simulate rules under delays, all combinations at once.
 
     Example:
 

@@ -77,7 +77,10 @@ def resume(
     problem: Annotated[str | None, typer.Option(help="The run's problem, only if it is your own code.")] = None,
     **settings: Any,
 ) -> None:
-    """Continue an interrupted run from its last checkpoint; options that are not given stay as they were."""
+    """Continue an interrupted run from its last checkpoint.
+
+    Options that are not given stay as they were.
+    """
 
     def build(saved: dict[str, Any]) -> tuple[Problem, AnyRule[Any]]:
         command = saved_command(saved, folder)

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lategrad.rules.rule import AnyRule, needs_ticket
-from lategrad.support.runs import tensors
+from lategrad.rules.rule import AnyRule, apply_update
+from lategrad.support.runs import leaf_names, tensors
 from lategrad.support.torch_private import missing_compiler, tracing_error
 
 BACKENDS = ("eager", "compile", "loops")
@@ -72,14 +72,17 @@ def overwrite(buffers: Any, values: Any) -> None:
 
 def eager_run(rule: AnyRule[Any], maximize: bool = False) -> Run:
     """The update, operation by operation."""
-    update: Callable[..., Any] = rule.update
-    takes_ticket = needs_ticket(rule)
 
     def run(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor, query_out: Tensor | None) -> None:
-        updated = update(state, -grad if maximize else grad, delay, *([ticket] if takes_ticket else []))
+        updated = apply_update(rule, state, -grad if maximize else grad, delay, ticket)
         if query_out is not None:
             query_out.copy_(rule.query(updated))
-        overwrite(state, updated)
+        try:
+            overwrite(state, updated)
+        except RuntimeError:
+            shapes = [[tuple(leaf.shape) for leaf in tensors(tree)] for tree in (state, updated)]
+            raise ValueError(f"the update of {type(rule).__name__} must keep the shapes of its state: "
+                             f"{leaf_names(state)} had {shapes[0]}, and then {shapes[1]}") from None  # fmt: skip
 
     return run
 

@@ -22,7 +22,8 @@ class SteadyAdam(RuleOptimizer):
     :meth:`output`, :meth:`output_state_dict`. Two vectors of state, as AdamW has.
 
     Args:
-        params: as for any optimizer; every other argument can be set for each group.
+        params: a module, or as for any optimizer; every other argument can be set for each group. With a module a
+            warning says when it is evaluated outside :meth:`output`.
         lr: as for Adam; the best one without delay is meant to stay the best under delay. LR schedulers work.
         weight_decay: decoupled.
         maximize: ascend instead of descend.
@@ -43,12 +44,14 @@ class SteadyAdam(RuleOptimizer):
     recompile_keys = ("weight_decay",)
 
     def __init__(
-        self, params: ParamsT, lr: float | Tensor = 0.003, *, weight_decay: float = 0.0,
+        self, params: ParamsT | nn.Module, lr: float | Tensor = 0.003, *, weight_decay: float = 0.0,
         maximize: bool = False, compile: bool | None = None,
     ) -> None:  # fmt: skip
         super().__init__(
-            params, lr=lr, weight_decay=weight_decay, maximize=maximize, per_parameter=False, compile=compile
-        )
+            params.parameters() if isinstance(params, nn.Module) else params, lr=lr, weight_decay=weight_decay,
+            maximize=maximize, per_parameter=False, compile=compile,
+        )  # fmt: skip
+        self._remind(params)
 
     def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
         return SteadyAdamRule(lr, weight_decay=group["weight_decay"])
@@ -61,8 +64,8 @@ class SteadyMuon(RuleOptimizer):
     vectors of state, and one more for what is not a matrix; compiled, a step takes about a third of a vector besides.
 
     Args:
-        params: a module, whose layers say which of their parameters are matrices; or as for any optimizer: then the
-            shapes tell, or the groups' ``kinds``.
+        params: a module, whose layers say which of their parameters are matrices, and which warns when it is evaluated
+            outside :meth:`output`; or as for any optimizer: then the shapes tell, or the groups' ``kinds``.
         lr: as for Muon with its updates scaled to Adam's; the best one without delay is meant to stay the best under
             delay. LR schedulers work.
         weight_decay: decoupled.
@@ -94,6 +97,7 @@ class SteadyMuon(RuleOptimizer):
         self, params: ParamsT | nn.Module, lr: float | Tensor = 0.01, *, weight_decay: float = 0.0, kinds: Kinds = None,
         maximize: bool = False, compile: bool | None = None,
     ) -> None:  # fmt: skip
+        model = params
         if isinstance(params, nn.Module):
             if not isinstance(kinds, Mapping | None):
                 raise ValueError(f"kinds must be a mapping where params is a module, got {kinds!r}")
@@ -102,6 +106,7 @@ class SteadyMuon(RuleOptimizer):
             kinds = None
         super().__init__(params, lr=lr, weight_decay=weight_decay, kinds=kinds, maximize=maximize, per_parameter=False,
                          compile=compile)  # fmt: skip
+        self._remind(model)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its parameters get names if only the others have them, as torch requires of all or none."""

@@ -24,6 +24,8 @@ from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require
 
 _FIRST_DRAW = 1024
+_SPARSE = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
+"""The optimizers that take sparse gradients."""
 _STATE = ("optimizer", "delays", "delay_cap", "seed", "steps", "updates", "_pending", "_versions")
 
 
@@ -66,7 +68,8 @@ class Delayed(Optimizer):
 
     So with a constant delay step s makes update :math:`s - \tau` with the gradient of pass :math:`s - \tau`,
     and at the end the last :math:`\tau` gradients are still pending. Zero delay is the plain optimizer. At most
-    ``delay_cap + 1`` gradients are stored, each as large as the parameters.
+    ``delay_cap + 1`` gradients are stored, each as large as the parameters. If the wrapped optimizer raises, the next
+    step tries the same gradient again; one that fails twice is dropped, and that of the next pass takes its place.
 
     **Delays by stage**, from :func:`lategrad.delays.by_stage`, work differently, because the gradient of a pipeline
     belongs to parameters of several versions: update t gets the gradient at the point whose tensor b is that of
@@ -106,6 +109,8 @@ class Delayed(Optimizer):
     """The updates that need a gradient of the parameters x_s, under s."""
     _versions: StageVersions | None
     """The past parameters, where delays are by stage."""
+    _failed: int = 0
+    """The last update in which the wrapped optimizer has raised."""
 
     def __init__(
         self, optimizer: Optimizer, delays: DelayModel | StageDelays | int | str, *, delay_cap: int | None = None,
@@ -216,27 +221,41 @@ class Delayed(Optimizer):
                 loss = closure()
         if isinstance(self.optimizer, RuleOptimizer):
             self.optimizer.require_query("step()")
+        grads = [p.grad for p in self._params()]
+        if not isinstance(self.optimizer, _SPARSE) and any(g is not None and g.layout != torch.strided for g in grads):
+            raise RuntimeError(f"Delayed({type(self.optimizer).__name__}) does not support sparse gradients; of SGD, "
+                               "SparseAdam and Adagrad it does: use one, or a layer with sparse=False")  # fmt: skip
         if self._versions is not None:
-            self._versions.to_newest()
-            now = PendingGradient([p.grad for p in self._params()], None)
-            self._apply(now, delay=min(self.delay_cap, self.updates))
+            newest = self._versions.to_newest()
+            self._apply(PendingGradient(grads, None), delay=min(self.delay_cap, self.updates))
+            self._versions.append(newest)
             return loss
         s = self.updates + 1  # the parameters are x_s
-        missing = [t for t in self._updates_from(s) if t not in self._pending]
-        if not missing:
+        if self.steps is not None and s > self.steps:
             raise RuntimeError(f"all {self.steps} updates have been made: there are no delays for more")
+        missing = [t for t in self._updates_from(s) if t not in self._pending]
+        if not missing and s not in self._pending:  # its gradient was dropped
+            missing = [s]
         tickets = self.optimizer.issue_tickets() if isinstance(self.optimizer, RuleOptimizer) else None
-        grads = [p.grad for p in self._params()]
         if missing == [s]:
             self._apply(PendingGradient(grads, tickets), delay=0)
-        else:
+        elif missing:
             copies = [None if grad is None else grad.detach().clone() for grad in grads]
             self._pending[missing[0]] = PendingGradient(copies, tickets)
-        if len(missing) == 1:
+        if len(missing) <= 1:
             while self.updates + 1 in self._pending and (self.updates < s or not self._updates_from(self.updates + 1)):
-                delay = min(int(self._taus[self.updates]), self.delay_cap)
-                self._apply(self._pending.pop(self.updates + 1), delay)
+                self._apply_pending(self.updates + 1)
         return loss
+
+    def _apply_pending(self, t: int) -> None:
+        try:
+            self._apply(self._pending[t], delay=min(int(self._taus[t - 1]), self.delay_cap))
+        except BaseException:
+            if self._failed == t:
+                del self._pending[t]
+            self._failed = t
+            raise
+        del self._pending[t]
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]

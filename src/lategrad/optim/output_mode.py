@@ -7,6 +7,8 @@ with modes.
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,11 +33,16 @@ def write_values(values: Values) -> None:
 
 @contextmanager
 def output_of(optimizer: Any) -> Iterator[None]:
-    """Within this context the parameters hold what any optimizer ships.
+    """Within this context the parameters hold what any optimizer ships, whatever a trainer has wrapped around it.
 
     Those of this library have ``output()``. Schedule-free ones have modes, which their groups name; they are restored
     afterwards. All others ship the parameters that they train.
+
+    Args:
+        optimizer: any optimizer, also as ``accelerator.prepare(optimizer)`` returns it.
     """
+    while not hasattr(optimizer, "output") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
     if hasattr(optimizer, "output"):
         with optimizer.output():
             yield
@@ -56,6 +63,30 @@ def shipped_state(optimizer: Any, model: torch.nn.Module) -> dict[str, Any]:
         return {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in items}
 
 
+class _Reminder:
+    """A forward hook, until the output is first used: warns once of a model that is evaluated while it holds the query.
+
+    A copy of the model gets a hook that returns the inputs as they are; a file of it is read without this library.
+    """
+
+    def __init__(self, optimizer: OutputMode, model: torch.nn.Module) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self.remove = model.register_forward_pre_hook(self).remove
+
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        if torch.compiler.is_compiling() or module.training or torch.is_grad_enabled():
+            return
+        optimizer = self._optimizer()
+        if optimizer is not None and any(group["scalars"] for group in optimizer.param_groups):
+            self.remove()
+            warnings.warn(f"the model is evaluated at the query of {type(optimizer).__name__}, where gradients are "
+                          "taken; what it ships is another point: evaluate and save inside `with optimizer.output():`",
+                          stacklevel=5)  # fmt: skip
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, ({}, "get")
+
+
 class OutputMode(Optimizer):
     """An optimizer whose parameters hold the query, and on demand the output."""
 
@@ -65,6 +96,12 @@ class OutputMode(Optimizer):
     """The queries of the parameters that hold an output now; None when they hold the query."""
     _loaded: Values
     """The queries that came with a state saved in eval mode, until the first step."""
+    _reminder: _Reminder | None = None
+
+    def _remind(self, params: object) -> None:
+        """If it is a module: warn once if that is evaluated, in evaluation mode, while it holds the query."""
+        if isinstance(params, torch.nn.Module):
+            self._reminder = _Reminder(self, params)
 
     _gathering: GatherAnew | None = None
 
@@ -140,6 +177,8 @@ class OutputMode(Optimizer):
             raise RuntimeError(f"{what} inside output(): the parameters do not hold the query now")
 
     def _show_output(self) -> None:
+        if self._reminder is not None:
+            self._reminder.remove()
         self._queries = self._write_output() or None
         if any(map(is_dtensor, self._queries or ())):
             self._gathering = GatherAnew()

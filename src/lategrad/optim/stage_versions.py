@@ -64,19 +64,23 @@ class StageVersions:
         for p, version in zip(self.delayed, versions, strict=True):
             p.data.copy_(version)  # through .data: the saved tensors of the pass are meant to change, or unused
 
-    def to_newest(self) -> None:
-        """The pass is over: put the newest versions back, and store them as past ones."""
+    def to_newest(self) -> list[Tensor]:
+        """The pass is over: put the newest versions back, and return them for :meth:`append`."""
         if not self.delayed:
-            return
+            return []
         if self.newest is None:
             raise RuntimeError(
                 "delays by stage take effect in the model's forward, which has not been called since the last step "
                 "(in training mode, with gradients): call the module that was given to by_stage"
             )
         self._write(self.newest)
-        for past, version in zip(self.past, self.newest, strict=True):
+        newest, self.newest = self.newest, None
+        return newest
+
+    def append(self, newest: list[Tensor]) -> None:
+        """After an update: store the versions before it as past ones."""
+        for past, version in zip(self.past, newest, strict=True):
             past.append(version)
-        self.newest = None
 
     def state(self) -> list[list[Tensor]]:
         """The past versions, for a checkpoint."""

@@ -108,8 +108,14 @@ class FlatModule:
         copied.write(x.detach().clone())
         return copied.module
 
+    @staticmethod
+    def sharing(module: nn.Module) -> nn.Module:
+        """A copy whose parameters share the module's memory, until :meth:`write` gives them that of a vector."""
+        plain = [p for p in module.parameters() if type(p) is nn.Parameter]
+        return copy.deepcopy(module, {id(p): nn.Parameter(p.data, p.requires_grad) for p in plain})
+
     def to(self, device: torch.device | str) -> FlatModule:
-        return FlatModule(copy.deepcopy(self.module).to(device))
+        return FlatModule(self.sharing(self.module).to(device))
 
 
 # ---- Batch norm

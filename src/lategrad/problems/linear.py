@@ -72,6 +72,7 @@ class LinearModel(ABC):
         self.targets, self.test_targets = (self._as_targets(y, dtype) for y in (data.y_train, data.y_test))
         self.outputs = self.targets.shape[-1]
         self.dim = self.outputs * self.train.shape[-1]
+        self.tensor_shapes = {"weight": (self.outputs, self.train.shape[-1])}  # the last column is the bias
         self.weights = None if weights is None else weights.to(dtype)
         if weights is not None:
             require("weights", tuple(weights.shape), weights.shape == (len(self.train),), "one for each training row")

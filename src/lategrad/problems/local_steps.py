@@ -19,7 +19,8 @@ from lategrad.rules.rule import AnyRule, Rule, as_dtype, needs_ticket
 from lategrad.support.runs import map_tensors, owned, spread, tensors
 from lategrad.support.validation import require, require_number
 
-_FORWARDED = ("blocks", "fingerprint", "measure", "module_at", "name", "on_device", "test_loss")
+_FORWARDED = ("blocks", "fingerprint", "load_best", "measure", "module_at", "name", "on_device", "tensor_shapes",
+              "test_loss")  # fmt: skip
 """Members of the inner problem that mean the same with local steps."""
 
 _TRACING = threading.Lock()

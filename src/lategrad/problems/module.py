@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -11,6 +12,7 @@ from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
@@ -66,7 +68,7 @@ class ModuleProblem:
             to save memory. The loss must be a mean over rows.
         test: held-out data of the same kind, where ``data`` has no test part of its own.
         validation: the share of the training rows, chosen at random but always the same, that is held out: records
-            then show loss, accuracy and metrics on those, and the test part is left for :meth:`measure`.
+            then show ``val_loss``, accuracy and metrics on those, and the test part is left for :meth:`measure`.
         evaluate_held_out: number of held-out rows, the first ones, that are evaluated; by default all.
         metrics: from (module output, targets) to a mean over the batch, by name; recorded on the held-out data.
         columns: where rows are dicts: ``("image", "label")``, or ``(("input_ids", "attention_mask"), "labels")``
@@ -104,8 +106,8 @@ class ModuleProblem:
         self.metrics = _checked_metrics(metrics)
         self.module = copy.deepcopy(module)
         self._tracking = list(tracking_layers(self.module))
-        self.training = FlatModule(stop_tracking(copy.deepcopy(module)))
-        self.evaluated = FlatModule(copy.deepcopy(module).eval())
+        self.training = FlatModule(stop_tracking(FlatModule.sharing(self.module)))
+        self.evaluated = FlatModule(FlatModule.sharing(self.module).eval())
         self.blocks = Blocks.of_module(module, kinds)
         self._labels = self.blocks.labels if kinds else []  # what was told is part of the problem
         self.dim = self.training.dim
@@ -134,14 +136,28 @@ class ModuleProblem:
         return FlatModule(self.module).vector()
 
     def module_at(self, x: Tensor) -> nn.Module:
-        """A copy of the module with the parameters of a vector ``(dim,)``, and batch norm's statistics there."""
+        """A copy of the module with the parameters of a vector ``(dim,)``, in evaluation mode.
+
+        Batch norm's statistics are those at that point.
+        """
         require("x", tuple(x.shape), x.shape == (self.dim,), f"a vector of shape ({self.dim},)")
         module = FlatModule(self.module).copy_at(x)
         self._prepare(x)
         for name in self._tracking:
             statistics = dict(self.evaluated.module.get_submodule(name).named_buffers())
             module.get_submodule(name).load_state_dict(statistics, strict=False)
-        return module
+        return module.eval()
+
+    def load_best(self, folder: str | os.PathLike[str], module: nn.Module | None = None) -> nn.Module:
+        """The module with the best output of a run (``monitor`` of :func:`lategrad.train`), in evaluation mode.
+
+        It is a copy of the problem's, or the given ``module``.
+        """
+        best = self.module_at(load_file(os.path.join(folder, "best.safetensors"))["output"])
+        if module is None:
+            return best
+        module.load_state_dict(best.state_dict())
+        return module.eval()
 
     # ---- Samples
 
@@ -327,39 +343,39 @@ class ModuleProblem:
         parts = {"validation": self.splits.validation, "test": self.splits.test}
         names = [name for name, source in parts.items() if source is not None]
         require("part", part, part is None or part in names, f"None or among {', '.join(names) or 'none'}")
-        held_out = self.splits.held_out if part is None else parts[part]
+        part = part or next(iter(names), None)
+        held_out = None if part is None else parts[part]
         requests: list[Request] = [(self.splits.loss_rows, self.evaluate, {"loss": self.loss_of_batch})]
         if held_out is not None:
-            values: dict[str, Value] = {"test_loss": self.loss_of_batch}
+            values: dict[str, Value] = {"held-out loss": self.loss_of_batch}
             values |= {"accuracy": _accuracy} if self.splits.has_classes else {}
             values |= {f"metric {name}": value for name, value in self.metrics.items()}
             requests.append((held_out, self.evaluate_held_out, values))
         means = self._means(x, requests)
         metrics = {name: means[f"metric {name}"] for name in self.metrics if f"metric {name}" in means}
-        return Measures(means["loss"], means.get("accuracy"), means.get("test_loss"), metrics)
+        name = "val_loss" if part == "validation" else "test_loss"
+        return Measures(means["loss"], means.get("accuracy"), metrics=metrics, **{name: means.get("held-out loss")})
 
     def loss(self, x: Tensor) -> Tensor:
         """The mean training loss, over all rows or the first ``evaluate`` ones."""
         return self._means(x, [(self.splits.loss_rows, self.evaluate, {"loss": self.loss_of_batch})])["loss"]
 
     def test_loss(self, x: Tensor) -> Tensor | None:
-        """The mean loss on the held-out data, float64, ``(*runs, 1)``; None without any."""
-        return self._of_held_out(x, self.loss_of_batch)
+        """The mean loss on the test split, float64, ``(*runs, 1)``; None without any."""
+        return self._mean_over(self.splits.test, x, self.loss_of_batch)
 
     def accuracy(self, x: Tensor) -> Tensor | None:
         """The share of held-out targets whose class has the largest output; None for a regression."""
-        return self._of_held_out(x, _accuracy) if self.splits.has_classes else None
+        return self._mean_over(self.splits.held_out, x, _accuracy) if self.splits.has_classes else None
 
-    def _of_held_out(self, x: Tensor, value: Value) -> Tensor | None:
-        if self.splits.held_out is None:
-            return None
-        return self._means(x, [(self.splits.held_out, self.evaluate_held_out, {"value": value})])["value"]
+    def _mean_over(self, source: Source | None, x: Tensor, value: Value) -> Tensor | None:
+        return None if source is None else self._means(x, [(source, self.evaluate_held_out, {"value": value})])["value"]
 
     # ---- Elsewhere
 
     def to(self, device: torch.device | str) -> ModuleProblem:
         moved = copy.copy(self)
-        moved.module = copy.deepcopy(self.module).to(device)
+        moved.module = FlatModule.sharing(self.module).to(device)
         moved.training, moved.evaluated = self.training.to(device), self.evaluated.to(device)
         moved.splits = self.splits.to(device)
         return moved
@@ -379,8 +395,8 @@ def _checked_metrics(metrics: Mapping[str, Value] | None) -> dict[str, Value]:
 def _scalar(name: str, value: Any) -> Tensor:
     scalar = torch.as_tensor(value)
     if scalar.numel() != 1:
-        raise ValueError(f"{name.removeprefix('test_')} must return one number, the mean over the batch, got a tensor "
-                         f"of shape {tuple(scalar.shape)}")  # fmt: skip
+        raise ValueError(f"{name.removeprefix('held-out ')} must return one number, the mean over the batch, got a "
+                         f"tensor of shape {tuple(scalar.shape)}")  # fmt: skip
     return scalar
 
 

@@ -26,12 +26,14 @@ class Problem(Protocol):
 
     A problem may have further members, which hosts use if they exist:
 
-    - ``test_loss(x)``: the loss on held-out data, which is recorded; shape as ``loss``.
+    - ``test_loss(x)``: the loss on test data, which is recorded; shape as ``loss``.
     - ``measure(x)``: all that is recorded, in one call, as ``Measures``.
     - ``samples_of_shard(seed, first, count, shard, shards)``: samples from one shard of the data, for
       ``lg.train(data_shards=...)``.
     - ``blocks``: the place of each tensor of a model in the vector (:class:`~lategrad.Blocks`), for rules with shapes.
     - ``gradient_of_one(x, sample, out)``: the gradient at one vector, written into ``out``; saves workers a copy.
+    - ``tensor_shapes``: names and shapes of the tensors in the vector, for ``lategrad export``, where there are no
+      blocks.
     - ``module_at(x)``: the trained ``torch.nn.Module`` with the parameters of a vector.
     - ``fingerprint()``: a text that differs between objectives; guards resumed runs and replays.
     - ``gradient_source()``: None, or C++ code of ``gradient(const i64* data, const void* x, const i64* sample, void*
@@ -89,9 +91,15 @@ class Measures(NamedTuple):
     test_loss: Tensor | None = None
     metrics: Mapping[str, Tensor] = MappingProxyType({})
     """The user's own, by name."""
+    val_loss: Tensor | None = None
+
+    def by_name(self) -> dict[str, Tensor]:
+        """All values that are there; the user's own follow."""
+        own = {"loss": self.loss, "accuracy": self.accuracy, "test_loss": self.test_loss, "val_loss": self.val_loss}
+        return {name: value for name, value in {**own, **self.metrics}.items() if value is not None}
 
 
-RESERVED_NAMES = ("loss", "test_loss", "accuracy", "step", "steps", "excess_loss", "seed", "delay", "record", "seconds",
+RESERVED_NAMES = ("loss", "test_loss", "val_loss", "accuracy", "step", "steps", "excess_loss", "seed", "delay", "record", "seconds",
                   "workers")  # fmt: skip
 
 
@@ -115,6 +123,13 @@ def measure(problem: Problem, x: Tensor) -> Measures:
         return measures
     test_loss = problem.test_loss(x) if hasattr(problem, "test_loss") else None
     return Measures(problem.loss(x), problem.accuracy(x), test_loss)
+
+
+def tensor_shapes(problem: Problem) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that the problem's vector consists of."""
+    if hasattr(problem, "blocks"):
+        return {block.name: block.shape for block in problem.blocks.parts}
+    return getattr(problem, "tensor_shapes", {"output": (problem.dim,)})
 
 
 _REQUIRED = ("dim", "start", "samples", "gradient", "loss", "accuracy")

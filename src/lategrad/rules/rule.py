@@ -110,9 +110,15 @@ def weigh_ticket(rule: AnyRule[State], ticket: Tensor, weight: Tensor) -> Tensor
 
 def apply_update(rule: AnyRule[State], state: State, grad: Tensor, delay: Delay, ticket: Tensor) -> State:
     """The rule's update, with the ticket that was issued with the gradient's query."""
-    if needs_ticket(rule):
-        return rule.update(state, grad, delay, ticket)
-    return cast("Rule[State]", rule).update(state, grad, delay)
+    try:
+        if needs_ticket(rule):
+            return rule.update(state, grad, delay, ticket)
+        return cast("Rule[State]", rule).update(state, grad, delay)
+    except RuntimeError as error:
+        if "Boolean value of Tensor" not in str(error):
+            raise
+        raise ValueError(f"the update of {type(rule).__name__} branches on a tensor, as `if delay > 3` does, but there "
+                         "is a delay for each run: write torch.where(delay > 3, ..., ...)") from error  # fmt: skip
 
 
 def first_query(rule: _Server[State], x0: Tensor) -> Tensor:

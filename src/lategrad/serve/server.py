@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lategrad.execution import compiling_pays, in_place
 from lategrad.gates import DelayGate, NormGate, clip_norm
-from lategrad.problems.problem import Problem
+from lategrad.problems.problem import Problem, tensor_shapes
 from lategrad.problems.worker_state import is_stateful
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket, weigh_ticket
@@ -96,7 +96,7 @@ class Server:
         self.config: dict[str, Any] = {
             **identify(problem), "rule": describe(rule), "steps": self.steps, "compiled": self.compiled,
             "threads": self.threads, "backend": self._update.backend, "torch": torch.__version__,
-            "settings": settings.saved(), "replaced": {}, "returns": 0,
+            "settings": settings.saved(), "replaced": {}, "returns": 0, "tensors": tensor_shapes(problem),
         }  # fmt: skip
         self.log = UpdateLog()
         # A copy of its own: a thread may evaluate while the user's callback does.

@@ -111,8 +111,8 @@ def train(
         checkpoint_every: updates between two checkpoints; by default one per minute. One is always made at the start
             and at the end, and on Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 (which does not end the run).
         keep: number of checkpoints to keep.
-        monitor: the recorded value that decides which record is best: loss, test_loss, accuracy or the name of a
-            metric, preceded by + if larger is better (implied for accuracy). The best output so far is saved in
+        monitor: the recorded value that decides which record is best: loss, test_loss, val_loss, accuracy or the name
+            of a metric, preceded by + if larger is better (implied for accuracy). The best output so far is saved in
             OUT/best.safetensors.
         patience: records without an improvement after which the run ends early; needs monitor.
         on_record: called for every record with the telemetry and a copy of the recorded output (after

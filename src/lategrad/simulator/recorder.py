@@ -39,10 +39,8 @@ class Recorder:
         rule, state, problem = self.simulation.rule, self.simulation.state, self.simulation.problem
         output = rule.output(state)
         measured = measure(problem, output)
-        values = {"loss": measured.loss, "accuracy": measured.accuracy, "test_loss": measured.test_loss}
-        for name, value in (values | {f"metrics/{name}": v for name, v in measured.metrics.items()}).items():
-            if value is not None:
-                self.values.setdefault(name, []).append(value.squeeze(-1).cpu())
+        for name, value in measured.by_name().items():
+            self.values.setdefault(name, []).append(value.squeeze(-1).cpu())
         self.output, self.query = output.cpu().clone(), rule.query(state).cpu().clone()
         self.steps.append(step)
         if self.save_to is not None:
@@ -60,8 +58,8 @@ class Recorder:
                    for name, values in self.values.items()}  # fmt: skip
         return Trace(
             steps=torch.tensor(self.steps),
-            loss=columns["loss"],
-            accuracy=columns.get("accuracy"),
+            loss=columns.pop("loss"),
+            accuracy=columns.pop("accuracy", None),
             delays=self._drop(self.simulation.delays[:updates].int(), before=1),
             output=self._drop(self.output, before=0),
             query=self._drop(self.query, before=0),
@@ -70,8 +68,9 @@ class Recorder:
             time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
             worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
             local_steps=None if workers is None else self._drop(workers.local_steps[:updates], before=1),
-            test_loss=columns.get("test_loss"),
-            metrics={name.removeprefix("metrics/"): c for name, c in columns.items() if name.startswith("metrics/")},
+            test_loss=columns.pop("test_loss", None),
+            val_loss=columns.pop("val_loss", None),
+            metrics=columns,
         )
 
     def _drop(self, value: Tensor, before: int) -> Tensor:

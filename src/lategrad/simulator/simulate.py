@@ -23,8 +23,10 @@ in the sequence of delays but makes no update: the state, and the rule's own cou
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,6 +50,8 @@ from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require, require_device
 from lategrad.trace import Axis, Trace, describe
 
+LINE_EVERY = 30.0
+"""Seconds between two lines of progress where there is no terminal."""
 Delays = DelayModel | StageDelays | int | str
 
 
@@ -89,7 +93,7 @@ def simulate(
             ``torch.compile``), or the rule's update alone ("rule", as a real server does); by default where it pays
             (:func:`lategrad.execution.compiling_pays`). Problems whose workers keep a state are not compiled by
             default. ``trace.config["backend"]`` says what ran: "loops", "compile" or "eager".
-        progress: show a progress bar; by default on a terminal.
+        progress: show a progress bar; by default on a terminal, and elsewhere a line every half a minute.
         save_to: write the trace to this file at every record, so that a killed run is not lost.
         axes: a name for every run dimension of the rule (and of the start); by default that of the one
             hyper-parameter that varies along it, or ``run0``, ``run1``, ... where there is not one.
@@ -146,9 +150,10 @@ def simulate(
     try:
         with _progress_bar(sys.stderr.isatty() if progress is None else progress) as bar:
             task = bar.add_task("", total=steps)
+            report = _Lines(steps) if progress is None and bar.disable else partial(bar.update, task)
             for t in range(0, steps, every):
                 until = min(t + every, steps)
-                simulation.run(t, until, lambda done: bar.update(task, completed=done))
+                simulation.run(t, until, lambda done: report(completed=done))
                 recorder.record(until)
     except KeyboardInterrupt:
         warnings.warn(f"interrupted: the trace ends after {recorder.steps[-1]} updates", stacklevel=2)
@@ -199,6 +204,18 @@ def _warn_of_long_delays(labels: list[int | str], arrivals: list[list[Arrivals]]
         if steps > 1 and all(bool((row[i].delays == torch.arange(steps)).all()) for row in arrivals):
             warnings.warn(f"delay {label} is too long for {steps} steps: every gradient is taken at the start",
                           stacklevel=3)  # fmt: skip
+
+
+class _Lines:
+    """A line on stderr now and then, where there is no terminal."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps, self._next = steps, time.monotonic() + LINE_EVERY
+
+    def __call__(self, completed: int) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_EVERY
+            print(f"simulating: update {completed} of {self._steps}", file=sys.stderr)
 
 
 class _Rate(ProgressColumn):

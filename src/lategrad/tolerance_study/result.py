@@ -41,6 +41,8 @@ class Point:
     gap: float
     """Loss against the same seed without delay; negative for a gain."""
     gap_spread: float
+    gap_to_own: float
+    """Loss against the training's own optimizer without delay."""
     updates: int
     """T, the number of updates. The last gradients of a run are still in flight at its end."""
     rounds: float
@@ -64,6 +66,9 @@ class Tolerance:
     """The accepted loss, as a share of the value without delay."""
     profile: str | None = None
     name: str = "train"
+
+    def __str__(self) -> str:
+        return self.table()
 
     @property
     def optimizers(self) -> tuple[str, ...]:
@@ -106,8 +111,10 @@ class Tolerance:
         updates_to_match, slowdown = self._over_time(optimizer, delay)
         return Point(
             optimizer=optimizer, delay=delay, value=float(values.mean()), spread=_deviation(values),
-            gap=float(gaps.mean()), gap_spread=_deviation(gaps), updates=updates, rounds=updates / (1 + delay),
-            updates_to_match=updates_to_match, slowdown=slowdown, verdict=self.verdict(optimizer, delay),
+            gap=float(gaps.mean()), gap_spread=_deviation(gaps),
+            gap_to_own=float(self._worse(values, self.values(OWN, 0)).mean()), updates=updates,
+            rounds=updates / (1 + delay), updates_to_match=updates_to_match, slowdown=slowdown,
+            verdict=self.verdict(optimizer, delay),
         )  # fmt: skip
 
     def points(self) -> list[Point]:
@@ -126,16 +133,7 @@ class Tolerance:
         return None if match is None else round(match), None if time is None or not time_0 else time / time_0
 
     def verdict(self, optimizer: str, delay: int) -> str:
-        """The kind of cost that a delay has.
-
-        - "free": the gap is within ``cost`` of the value without delay.
-        - "unclear": the gap is larger, but within two standard errors of the seeds; more seeds would tell.
-        - "recoverable": the gap is larger, but the value still improves, fast enough that more updates would close it:
-          at the pace of the last third, within ten more such thirds.
-        - "permanent": the gap is larger, and the curve has stopped or is too slow for that.
-        - "costs": the gap is larger, and there are too few values over time (less than six) to say more.
-        - "diverged": the value is not finite.
-        """
+        """The kind of cost that a delay has: a name of ``lategrad.tolerance_study.show.MEANING``."""
         values, base = self.values(optimizer, delay), self.values(optimizer, 0)
         if not np.isfinite(values).all():
             return "diverged"

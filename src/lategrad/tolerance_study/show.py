@@ -16,19 +16,21 @@ if TYPE_CHECKING:
 
     from lategrad.tolerance_study.result import Point, Tolerance
 
-_COLUMNS = ("optimizer", "delay", "value", "gap to delay 0", "updates", "rounds", "slower by", "verdict")
-_MEANING = {
-    "free": "the gap is within the accepted cost",
+_COLUMNS = ("optimizer", "delay", "value", "gap to delay 0", "gap to own at 0", "updates", "rounds", "updates needed",
+            "verdict")  # fmt: skip
+MEANING = {
+    "free": "the gap is within the accepted cost, a share of the value without delay",
     "unclear": "the gap is larger, but within two standard errors of the seeds: more seeds would tell",
-    "recoverable": "the gap is larger, but the value still improves fast enough that more updates would close it",
+    "recoverable": "the gap is larger, but ten more thirds of the run, at the pace of its last, would close it",
     "permanent": "the gap is larger, and the value has stopped improving or is too slow to close it",
-    "costs": "the gap is larger; the training gave too few values over time to say more",
+    "costs": "the gap is larger; the training gave too few values over time, less than six, to say more",
     "diverged": "the value is not finite",
 }
 
 
 def _cells(point: Point) -> tuple[str, ...]:
-    value, size = f"{point.value:.4g}{_plus_minus(point.spread)}", (f"{point.updates:,}", f"{point.rounds:,.0f}")
+    value, own = f"{point.value:.4g}{_plus_minus(point.spread)}", f"{point.gap_to_own:+.3g}"
+    size = own, f"{point.updates:,}", f"{point.rounds:,.0f}"
     if point.delay == 0:
         return point.optimizer, "0", value, "", *size, "", ""
     gap = f"{point.gap:+.3g}{_plus_minus(point.gap_spread)}"
@@ -113,7 +115,7 @@ def page(result: Tolerance) -> str:
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     sentences = "".join(f"<li>{escape(line)}</li>" for line in conclusions(result))
     used = dict.fromkeys(point.verdict for point in result.points() if point.delay > 0)
-    meaning = "".join(f"<dt>{verdict}</dt><dd>{_MEANING[verdict]}</dd>" for verdict in used)
+    meaning = "".join(f"<dt>{verdict}</dt><dd>{MEANING[verdict]}</dd>" for verdict in used)
     profile = "the same delay everywhere" if result.profile is None else f"delays of {result.profile}"
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -125,8 +127,9 @@ td:first-child, th:first-child {{ text-align: left; }} svg {{ max-width: 100%; h
 <body><h1>Which delay does {escape(result.name)} tolerate?</h1>
 <ul>{sentences}</ul>
 <p>{len(result.runs)} runs, {escape(profile)}, {result.better} is better. A gap is against the same seed
-without delay, ± the standard deviation over seeds. Rounds are updates / (1 + delay): the length of a chain of updates
-each of which can depend on the one before.</p>
+without delay, ± the standard deviation over seeds; the next one is against your own optimizer without delay. Updates
+needed are a multiple of those without delay, for the best value that both runs reached. Rounds are updates
+/ (1 + delay): the length of a chain of updates each of which can depend on the one before.</p>
 {picture[picture.index("<svg") :]}
 <table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
 <dl>{meaning}</dl></body></html>

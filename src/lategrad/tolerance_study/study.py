@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 import pickle
@@ -23,6 +22,7 @@ from rich.progress import track
 from lategrad.delays.base import require_count
 from lategrad.support.files import replacing
 from lategrad.support.validation import require, require_choice, require_number
+from lategrad.tolerance_study.code_identity import identify_code
 from lategrad.tolerance_study.result import BETTER, Tolerance
 from lategrad.tolerance_study.run import OWN, Build, Optimizers, Run, Task, Train, parse_profile, run_training
 
@@ -52,7 +52,8 @@ def tolerance(
         cost: the accepted loss, as a share of the value without delay; verdicts use it.
         workers: number of processes; they must be able to import ``train``. "auto" makes the run with the longest delay
             first, and then as many in parallel as fit into the cores and half of the free memory.
-        out: folder for finished runs, so that an interrupted study continues.
+        out: folder for finished runs, so that an interrupted study continues; with other code of the training or of an
+            optimizer it is refused.
         progress: show a progress bar; by default on a terminal.
 
     >>> import torch, lategrad as lg
@@ -80,10 +81,13 @@ def tolerance(
     builders: dict[str, Build | None] = {OWN: None, **(optimizers or {})}
     require("optimizers", optimizers, len(builders) == 1 + len(optimizers or {}), f"without the name {OWN!r}")
     tasks = [Task(name, delay, seed) for name in builders for delay in delays for seed in range(seeds)]
-    about: dict[str, Any] = {"train": _identity(train), "profile": profile, "better": better}
+    code = {name: identify_code(build) for name, build in (optimizers or {}).items()}
+    about: dict[str, Any] = {"train": identify_code(train), "optimizers": code, "profile": profile, "better": better}
     store = None if out is None else _RunStore(Path(out), about)
     done = {} if store is None else {task: run for task in tasks if (run := store.load(task)) is not None}
     remaining = [task for task in tasks if task not in done]
+    if done and progress is not False:
+        print(f"{len(done)} of {len(tasks)} runs are kept from before, in {out}", file=sys.stderr)
     job = partial(run_training, train, builders, stages)
     show = sys.stderr.isatty() if progress is None else progress
     for run in track(_execute(job, remaining, workers), "runs", len(remaining), console=Console(stderr=True),
@@ -97,16 +101,6 @@ def tolerance(
         warnings.warn("all seeds gave the same values: the training sets its own seed (wrap.seed is the run's)",
                       stacklevel=2)  # fmt: skip
     return result
-
-
-def _identity(train: Train) -> dict[str, str]:
-    """The name of a training function and a checksum of its source, if there is one."""
-    name = getattr(train, "__qualname__", type(train).__qualname__)
-    try:
-        source = inspect.getsource(inspect.unwrap(train))
-    except (OSError, TypeError):  # typed in at a prompt, or an object
-        source = name
-    return {"name": name, "source": hashlib.sha256(source.encode()).hexdigest()[:16]}
 
 
 def _execute(job: Any, tasks: list[Task], workers: int | str) -> Iterator[Run]:
@@ -158,12 +152,20 @@ class _RunStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         description = folder / "study.json"
         before = json.loads(description.read_text()) if description.exists() else about
-        for name, value in about.items():
-            if before.get(name) != value:
-                raise ValueError(f"out must be another folder: the runs in {str(folder)!r} had {name} "
-                                 f"{before.get(name)}, not {value}")  # fmt: skip
+        for name in ("profile", "better"):
+            if before[name] != about[name]:
+                raise ValueError(f"out must be another folder: the runs in {str(folder)!r} had {name} {before[name]}, "
+                                 f"not {about[name]}")  # fmt: skip
+        code = {"train": about["train"], **about["optimizers"]}
+        code_before = {"train": before["train"], **before.get("optimizers", {})}
+        for name in code_before.keys() & code:
+            if code_before[name] != code[name]:
+                raise ValueError(f"out must be another folder: {name} is {code[name]['name']} now, and the runs in "
+                                 f"{str(folder)!r} had {code_before[name]['name']} with other code; if the difference "
+                                 f"changes no result, delete {description} to keep them")  # fmt: skip
         with replacing(description) as part:
-            part.write_text(json.dumps(about, indent=1))
+            optimizers = before.get("optimizers", {}) | about["optimizers"]
+            part.write_text(json.dumps(about | {"optimizers": optimizers}, indent=1))
 
     def _path(self, task: Task) -> Path:
         name = "".join(c if c.isalnum() or c in "-_." else "_" for c in task.optimizer)

@@ -26,8 +26,8 @@ from lategrad.support.files import open_plain
 if TYPE_CHECKING:
     from lategrad.serve.settings import Settings
 
-_CSV_COLUMNS = ("step", "seconds", "updates_per_second", "record", "loss", "accuracy", "test_loss", "delay_mean",
-                "delay_p95", "delay_max", "refused", "workers")  # fmt: skip
+_CSV_COLUMNS = ("step", "seconds", "updates_per_second", "record", "loss", "accuracy", "test_loss", "val_loss",
+                "delay_mean", "delay_p95", "delay_max", "refused", "workers")  # fmt: skip
 """Of ``log.csv``, the same for all runs; ``log.jsonl`` has the problem's metrics too."""
 
 
@@ -105,7 +105,7 @@ class LogFiles(Monitor):
 def _scalars(t: Telemetry, workers: int) -> dict[str, float]:
     """What TensorBoard and W&B plot over the updates."""
     scalars = {
-        "loss": t.loss, "accuracy": t.accuracy, "test_loss": t.test_loss, **t.metrics,
+        "loss": t.loss, "accuracy": t.accuracy, "test_loss": t.test_loss, "val_loss": t.val_loss, **t.metrics,
         "updates per second": t.updates_per_second,
         "delay/mean": t.delay_mean, "delay/p95": t.delay_p95, "delay/max": t.delay_max,
         "workers/alive": workers, "workers/refused gradients": t.refused,

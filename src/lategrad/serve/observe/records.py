@@ -42,7 +42,7 @@ class Records:
         self.every = every
         self.steps: list[int] = []
         self.listener: Callable[[Tensor], None] | None = None  # called with the output after each record
-        self._problem = problem
+        self.problem = problem
         self._series: dict[str, list[float]] = {}
         self._fastest = math.inf  # seconds of an evaluation so far
         self._waiting: deque[_Evaluation] = deque()
@@ -73,9 +73,7 @@ class Records:
 
     def _evaluate(self, output: Tensor) -> dict[str, float]:
         begin = time.perf_counter()
-        measured = measure(self._problem, output)
-        values = {"loss": measured.loss, "accuracy": measured.accuracy, "test_loss": measured.test_loss}
-        numbers = {name: value.item() for name, value in {**values, **measured.metrics}.items() if value is not None}
+        numbers = {name: value.item() for name, value in measure(self.problem, output).by_name().items()}
         self._fastest = min(self._fastest, time.perf_counter() - begin)
         return numbers
 
@@ -149,5 +147,5 @@ class Records:
     def tensors(self) -> dict[str, Any]:
         """The fields of a :class:`~lategrad.Trace`."""
         series = {name: torch.tensor(values, dtype=torch.float64) for name, values in self.series().items()}
-        own = {name: series.pop(name, None) for name in ("loss", "accuracy", "test_loss")}
+        own = {name: series.pop(name, None) for name in ("loss", "accuracy", "test_loss", "val_loss")}
         return {"steps": torch.tensor(self.steps), **own, "metrics": series}

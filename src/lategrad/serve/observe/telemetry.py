@@ -36,6 +36,7 @@ class Telemetry(NamedTuple):
     """Bytes of all vectors sent to workers."""
     memories_lost: int = 0
     """How often a restarted worker had lost its local state."""
+    val_loss: float | None = None
 
 
 def measure(
@@ -48,7 +49,8 @@ def measure(
     last = records.last()
     return Telemetry(
         version=len(log), steps=steps, seconds=seconds, updates_per_second=len(times) / elapsed if elapsed > 0 else 0.0,
-        loss=last.pop("loss"), accuracy=last.pop("accuracy", None), test_loss=last.pop("test_loss", None), metrics=last,
+        loss=last.pop("loss"), accuracy=last.pop("accuracy", None), test_loss=last.pop("test_loss", None),
+        val_loss=last.pop("val_loss", None), metrics=last,
         delay_mean=float(delays.mean()) if len(delays) else 0.0,
         delay_p95=float(ordered[math.ceil(0.95 * len(ordered)) - 1]) if len(delays) else 0.0,
         delay_max=int(ordered[-1]) if len(delays) else 0,

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lategrad.problems.problem import tensor_shapes
 from lategrad.serve.observe.records import Records
 from lategrad.serve.observe.telemetry import Telemetry
 from lategrad.support.files import replacing
@@ -67,7 +68,8 @@ class Watch:
             try:
                 with replacing(self._folder / BEST_FILE) as part:
                     tensors = {"output": output.detach().cpu().contiguous()}
-                    save_file(tensors, part, metadata={"record": json.dumps(record)})
+                    shapes = tensor_shapes(self._records.problem)
+                    save_file(tensors, part, metadata={"record": json.dumps(record), "tensors": json.dumps(shapes)})
             except (OSError, SafetensorError) as error:  # a full disk does not end a run
                 warnings.warn(f"the best output could not be saved, training continues: {error}", stacklevel=2)
         if self._patience is not None and newest - best >= self._patience:

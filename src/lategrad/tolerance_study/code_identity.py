@@ -1,0 +1,65 @@
+"""A checksum of a function and of the code it uses, so that stored runs of other code are not taken for its own."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+
+def identify_code(function: Any) -> dict[str, str]:
+    """The name of a function, and a checksum of what it computes, as far as that can be seen.
+
+    It covers the file of its module and those of the user's own modules that are imported there, its code as it was
+    loaded, and the values that it uses from its module, its closure or a ``functools.partial``.
+
+    >>> def train(wrap, lr): ...
+    >>> identify_code(partial(train, lr=0.1)) == identify_code(partial(train, lr=0.2))
+    False
+    """
+    contents = hashlib.sha256("\0".join(_texts(function, set())).encode())
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return {"name": name, "source": contents.hexdigest()[:16]}
+
+
+def _texts(part: Any, seen: set[int]) -> Iterator[str]:
+    uses: list[Any] = []
+    if isinstance(part, partial):
+        uses = [part.func, *part.args, *part.keywords.items()]
+    elif isinstance(part, ModuleType | FunctionType | type):
+        module = part if isinstance(part, ModuleType) else sys.modules.get(part.__module__)
+        if id(part) in seen or not _is_own(module):
+            return
+        seen.add(id(part))
+        if isinstance(part, FunctionType):
+            names, code = inspect.getclosurevars(part), part.__code__
+            uses = [code.co_code, code.co_consts, part.__defaults__, part.__kwdefaults__, module,
+                    *names.nonlocals.values(), *names.globals.values()]  # fmt: skip
+        elif part is not module:
+            uses = [module, *vars(part).values()]
+        elif file := getattr(module, "__file__", None):  # a notebook has none
+            yield Path(file).read_text(errors="replace")
+            uses = [value for value in vars(module).values() if isinstance(value, ModuleType | FunctionType | type)]
+    else:
+        yield re.sub(" at 0x[0-9a-f]+", "", repr(part))  # an address differs in every process
+        uses = [type(part), getattr(part, "__func__", None) or getattr(part, "__wrapped__", int)]
+    for used in uses:
+        yield from _texts(used, seen)
+
+
+def _is_own(module: ModuleType | None) -> bool:
+    """Whether it is the user's code, and not of Python, an installed package or this library."""
+    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
+    if name.partition(".")[0] == "lategrad" or file is None:
+        return name == "__main__"
+    library = any(Path(file).is_relative_to(sysconfig.get_paths()[kind]) for kind in ("stdlib", "platstdlib"))
+    return not library and not {"site-packages", "dist-packages"} & {*Path(file).parts}
