@@ -31,10 +31,11 @@ from lategrad.trace import Trace
 
 if TYPE_CHECKING:
     from lategrad import optim as optim
+    from lategrad import pipeline as pipeline
 
 __all__ = ["FTRL", "OGD", "SGD", "AdaGrad", "AdaGradNorm", "Anytime", "Ball", "Blocks", "Box", "CenteredClipping",
            "DelayGate", "DelayRecorder", "HalfSpace", "L1Ball", "OptimisticFTRL", "OptimisticOGD",
            "Product", "Scheduled", "Simplex", "Steady", "SteadyAdam", "SteadyMuon", "SteadyShort",
            "StronglyConvexOGD", "Tolerance", "Trace", "WholeSpace", "baselines", "check_synchronous",
-           "clocks", "delays", "in_place", "optim", "parse_rule", "parse_set", "problems", "replay",
+           "clocks", "delays", "in_place", "optim", "parse_rule", "parse_set", "pipeline", "problems", "replay",
            "resume", "serve", "simulate", "theory", "tolerance", "train"]  # fmt: skip

@@ -145,12 +145,12 @@ class Trace:
                 found = metadata.get("format")
                 require(f"the format of {os.fspath(path)!r}", found, found == _FORMAT, repr(_FORMAT))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+            axes = tuple(Axis(axis["name"], tuple(axis["values"])) for axis in json.loads(metadata["axes"]))
+            optional = {name: tensors.pop(name, None) for name in _OPTIONAL}
+            metrics = {name[len(_METRIC) :]: tensors.pop(name) for name in list(tensors) if name.startswith(_METRIC)}
+            return Trace(**tensors, **optional, metrics=metrics, axes=axes, config=dict(json.loads(metadata["config"])))
+        except (SafetensorError, KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(f"{os.fspath(path)!r} is not a readable trace: {error}") from None
-        axes = tuple(Axis(axis["name"], tuple(axis["values"])) for axis in json.loads(metadata["axes"]))
-        optional = {name: tensors.pop(name, None) for name in _OPTIONAL}
-        metrics = {name[len(_METRIC) :]: tensors.pop(name) for name in list(tensors) if name.startswith(_METRIC)}
-        return Trace(**tensors, **optional, metrics=metrics, axes=axes, config=json.loads(metadata["config"]))
 
     def rows(self, optimum: float | None = None) -> Iterator[dict[str, Any]]:
         """One row for every record of every run: axes, step, accuracy, loss, excess loss, test loss and metrics.
@@ -223,8 +223,10 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
             ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         ax.grid(alpha=0.3)
     if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as part:
+            figure.savefig(part, dpi=150, format=path.suffix.removeprefix(".") or "png")
     return figure
 
 

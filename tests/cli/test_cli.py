@@ -69,7 +69,7 @@ def test_simulate_prints_a_table_and_writes_everything(capsys, tmp_path):
         (["--rule", "sgd:lr=1", "--lr", "2"], "--lr 2 is of no use"),
         (["--steps", "5", "--steps", "6"], "--steps is given twice"),
         (["--record-every", "0"], "--record-every must be an integer >= 1"),
-        (["--seeds", "0"], "--seeds must be an integer >= 1, got 0"),
+        (["--seeds", "0"], "--seeds must be an integer >= 1 and <= 100000, got 0"),
         (["--problem", "no-such.csv"], "no-such.csv"),
         (["--problem", "imagenet"], "'digits', 'fashion-mnist'"),
         (["--model", "forest"], "--model must be one of 'softmax', 'least-squares', 'svm', got 'forest'"),
@@ -78,6 +78,15 @@ def test_simulate_prints_a_table_and_writes_everything(capsys, tmp_path):
         (["--clip", "0"], "--clip must be a finite number > 0, got 0"),
         (["--max-norm-ratio", "1"], "--max-norm-ratio must be a finite number > 1, got 1"),
         (["--speed", "9"], "No such option: --speed"),
+        (["--out", ""], "--out must not be empty"),
+        (["--out="], "--out must not be empty"),
+        (["--seeds", "1000000000"], "--seeds must be an integer >= 1 and <= 100000, got 1000000000"),
+        (["--steps", "99999999999999999999"], "--steps must have numbers below 2^63, got 99999999999999999999"),
+        (["--device", "meta"], "--device must be 'cpu' or 'cuda', got 'meta'"),
+        (["--rule", "fed-buff:size=99999999999999999999"], "--rule must have numbers below 2^63, got fed-buff:size=99"),
+        (["--rule", "fed-buff:1,99999999999999999999"], "--rule must have numbers below 2^63, got fed-buff:1,99"),
+        (["--problem", "quadratic:dim=99999999999999"], "problem 'quadratic': RuntimeError: [enforce fail"),
+        (["--problem", "digits:P"], "'digits', 'fashion-mnist'"),
     ],
 )
 def test_errors_are_one_line_with_exit_code_2(capsys, arguments, message):
@@ -123,7 +132,7 @@ def test_help_and_version_need_no_torch():
 def test_public_names_are_there_although_they_are_imported_late():
     assert lg.replay is replay
     assert set(lg.__all__) <= set(dir(lg))
-    assert [name for name in lg.__all__ if name != "optim" and not hasattr(lg, name)] == []
+    assert [name for name in lg.__all__ if name not in ("optim", "pipeline") and not hasattr(lg, name)] == []
     with pytest.raises(AttributeError, match="module 'lategrad' has no attribute 'trian'"):
         _ = lg.trian
 
@@ -204,6 +213,7 @@ def test_off_a_terminal_a_simulation_prints_a_line_now_and_then(capsys, monkeypa
         (["--lr", "0.1", "7"], "unexpected extra argument"),
         (["--rule", "sgd", "--rule", "steady"], "--rule is given twice: it takes one value"),
         (["--rule", "sgd:lr=0.1|1"], "a training has one value of lr"),
+        (["--slow", "0=constant:1", "0=constant:9"], "--slow names a worker twice: 0=constant:1 0=constant:9"),
         (["--rule", "strongly-convex", "--lr", "2"], "write --rule strongly-convex:strong_convexity=2"),
     ],
 )
@@ -328,15 +338,41 @@ def test_wine_needs_each_feature_standardised(capsys, tmp_path):
     assert accuracy["standardise-globally"] < 0.9
 
 
+OWN_RULES = """
+import lategrad as lg
+
+class Mine(lg.SGD):
+    def __init__(self):
+        super().__init__(lr=0.1)
+
+class Plain:
+    pass
+
+def raises(lr=0.1):
+    raise KeyError("x")
+"""
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--device", "banana"], "device must be 'cpu' or 'cuda', got 'banana'"),
+        (["--problem", "own_code.py:missing"], "'own_code.py': ZeroDivisionError: oops"),
+        (["--rule", "own_syntax.py:Mine"], "'own_syntax.py': SyntaxError: "),
+        (["--problem", "quadratic", "--rule", "own_rules.py:raises"], "'own_rules.py:raises': KeyError: 'x'"),
+        (["--problem", "quadratic", "--rule", "own_rules.py:Plain"], "got Plain, which has no domain, init"),
+        (["--rule", "own_rules.py:Mine", "--lr", "1"], "--lr is not an option of rule 'own_rules.py:Mine'"),
         (["--problem", "quadratic", "--l2", "0.5"], "do not apply to --problem quadratic"),
         (["--problem", "quadratic", "--steps", "5", "--out", __file__], "exists"),
     ],
 )
-def test_more_errors_in_one_line(capsys, arguments, message):
+def test_more_errors_in_one_line(capsys, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_code.py").write_text("raise ZeroDivisionError('oops')")
+    (tmp_path / "own_syntax.py").write_text("def f(:")
+    (tmp_path / "own_rules.py").write_text(OWN_RULES)
+    for name in ("own_code", "own_syntax", "own_rules"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     code, _, err = run(capsys, "simulate", *arguments)
     assert code == 2
     assert message in err

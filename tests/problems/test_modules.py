@@ -151,7 +151,7 @@ def test_metrics_of_the_user_are_recorded_and_kept(tmp_path):
 
 
 def test_a_metric_may_not_take_a_name_that_is_recorded_already():
-    with pytest.raises(ValueError, match="metrics must be other names than loss"):
+    with pytest.raises(ValueError, match="the name of a metric must be a text other than loss"):
         ModuleProblem(nn.Linear(64, 10), load("digits"), metrics={"loss": top_two})
 
 

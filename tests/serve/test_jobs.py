@@ -168,6 +168,23 @@ def test_as_many_run_as_there_is_room_for_between_fewest_and_most(engine):
     assert list(supervisor.workers) == [0, 1]
 
 
+def test_those_that_run_stay_when_the_machine_of_others_is_lost(engine):
+    engine.places = 4
+    supervisor = _supervisor(engine, 1, 4)
+    supervisor.check(_report(engine), 0.0)
+    for member in (0, 1):
+        with pytest.warns(UserWarning, match=f"worker {member} died"):
+            supervisor.handle_end(Ended(member, "its machine is gone"), 0.0)
+    engine.places = 2
+    supervisor.check(_report(engine, joined=(2, 3)), 10.0)
+    assert engine.told == []
+    assert list(supervisor.workers) == [2, 3]
+    assert len(engine.running) == 4  # and no other is started
+    engine.places = 3
+    supervisor.check(_report(engine, joined=(2, 3)), 10.0)
+    assert list(engine.running.values()) == [0, 1, 2, 3, 0]
+
+
 def test_a_worker_is_known_from_the_moment_it_joins_until_it_has_ended(engine):
     supervisor = _supervisor(engine)
     supervisor.check(_report(engine, joined=()), 0.0)

@@ -477,6 +477,40 @@ def test_workers_come_and_go_with_their_machines(cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:stopped")
+def test_workers_share_gpus(cluster):
+    """Those that Ray is told of: to it a GPU is a number."""
+    home = cluster.add_node(num_cpus=4, num_gpus=1)
+    with Run(home, steps=10**6, workers="1:4", num_gpus=0.5, slow="constant:10") as run:
+        run.wait_for(lambda: len(run.training.workers) == 2)
+        run.wait_for_progress()
+        assert ray.available_resources().get("GPU", 0) == 0
+        assert len(run.training.workers) == 2  # there are CPUs for four
+        run.end_and_replay()
+    cluster.remove_node(home)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:worker", "ignore:stopped", "ignore:.* wait for a CPU")
+def test_workers_of_other_machines_stay_when_one_is_lost(cluster):
+    home, *others = (cluster.add_node(num_cpus=cpus) for cpus in (0, 2, 2))
+    with Run(home, steps=10**6, workers="1:4", slow="constant:10") as run:
+        run.wait_for(lambda: len(run.training.workers) == 4)
+        before = dict(run.training.workers)
+        (lost,) = (node for node in others if node.node_id == before[0].node)
+        stay = {worker: place for worker, place in before.items() if place.node != lost.node_id}
+        assert len(stay) == 2
+        cluster.remove_node(lost, allow_graceful=False)
+        run.wait_for(lambda: run.training.workers == stay)
+        for _ in range(3):
+            run.wait_for_progress()
+            assert run.training.workers == stay
+        run.end_and_replay()
+    for node in (home, *(node for node in others if node is not lost)):
+        cluster.remove_node(node)
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:worker", "ignore:stopped", "ignore:the server")
 def test_a_lost_server_goes_on_elsewhere_from_its_checkpoint(cluster):
     home, other = (cluster.add_node(num_cpus=1) for _ in range(2))

@@ -768,6 +768,7 @@ def test_a_killed_server_leaves_no_orphans_and_is_resumed_without_loss_or_repeti
     out, err = again.communicate(timeout=PATIENCE)
     assert again.returncode == 0, err
     assert f"{before + 300:,} updates in" in out
+    assert f"resuming at update {before} of {before + 300}" in err
     assert (tmp_path / "updates.bin").read_bytes()[: ROW_BYTES * before] == kept
     trace = lg.Trace.load(tmp_path / "trace.safetensors")
     audit(trace)
@@ -788,14 +789,29 @@ def test_a_killed_server_leaves_no_orphans_and_is_resumed_without_loss_or_repeti
 def test_ctrl_c_sigterm_and_sighup_leave_a_checkpoint_and_nothing_else(sent, code, tmp_path):
     run = _start(*TRAIN, "--steps", 10**6, "--out", tmp_path)
     _wait_for_updates(tmp_path, 100)
-    os.killpg(run.pid, sent)  # the whole group, as a terminal does
+    for _ in range(2):  # a key that bounces; twice the whole group, as a terminal does
+        os.killpg(run.pid, sent)
     _out, err = run.communicate(timeout=PATIENCE)
     assert run.returncode == code, err
     assert "Traceback" not in err
     assert "the trace ends after" in err
+    assert err.splitlines()[-1] == f"to continue: lategrad resume {tmp_path}"
     wait_until(lambda: not _of_session(run.pid))
     trace = lg.Trace.load(tmp_path / "trace.safetensors")
     assert read_checkpoint(checkpoint_paths(tmp_path)[0])[1]["version"] == len(trace.delays) >= 100
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_processes_still_import_prints_no_traceback(tmp_path):
+    run = _start(*TRAIN, "--steps", 10**6, "--out", tmp_path)
+    wait_until(lambda: len(_of_session(run.pid)) >= 3)  # with a resource tracker and a fork server
+    os.killpg(run.pid, signal.SIGINT)
+    _out, err = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 130, err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == f"to continue: lategrad resume {tmp_path}"
+    assert len(lg.Trace.load(tmp_path / "trace.safetensors").delays) == 0
+    wait_until(lambda: not _of_session(run.pid))
 
 
 @pytest.mark.slow

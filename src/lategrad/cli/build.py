@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,19 @@ _DEFAULT_LR = 0.1  # of rules that have an lr, and no default for it
 _DATA_DEFAULTS = ("softmax", None, 64, "iid", 0.0)
 
 
+def is_own_code(text: str, known: Collection[str]) -> bool:
+    """Whether a text names code of the user's own; a known name with a suffix does not."""
+    return text.partition(":")[0].strip() not in known and own_target(text) is not None
+
+
+def is_own_problem(name: str) -> bool:
+    return not Path(name).is_file() and is_own_code(name, PROBLEMS)
+
+
 def problem_from(name: str, model: str, preprocess: str | None, batch: int, sampling: str, l2: float) -> Problem:
     """The problem of --problem; the other options say what is fitted to its data, and how."""
-    if not Path(name).is_file() and (name.partition(":")[0] in _WITHOUT_DATA or own_target(name)):
+    is_data = Path(name).is_file()
+    if not is_data and (name.partition(":")[0] in _WITHOUT_DATA or is_own_problem(name)):
         if (model, preprocess, batch, sampling, l2) != _DATA_DEFAULTS:
             raise ValueError(f"--model, --preprocess, --batch, --sampling and --l2 do not apply to --problem {name}")
         spec = read_spec(name, "problem", _WITHOUT_DATA)
@@ -77,9 +87,8 @@ def rules_from(texts: Sequence[str], lrs: Sequence[float]) -> dict[str, RuleSpec
             elif options["lr"].required:
                 spec = spec.with_option("lr", _DEFAULT_LR)
         elif "lr" not in options and lrs and number not in spec.values:
-            value = as_text(lrs[0])
-            raise ValueError(f"--lr is not an option of rule {spec.name!r}: its number is {number}, "
-                             f"write --rule {spec.name}:{number}={value}")  # fmt: skip
+            hint = f": its number is {number}, write --rule {spec.name}:{number}={as_text(lrs[0])}" if number else ""
+            raise ValueError(f"--lr is not an option of rule {spec.name!r}{hint}")
         rules[label if label not in rules else text] = spec
     if lrs and not used:
         raise ValueError(f"--lr {as_text(lrs[0])} is of no use: every rule sets its own")

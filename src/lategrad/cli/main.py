@@ -110,7 +110,7 @@ def spread_values(arguments: Sequence[str], lists: Collection[str]) -> list[str]
     """Rewrite lists, ``--lr 0.1 0.3``, as ``--lr 0.1 --lr 0.3``, which the parser understands.
 
     All options that take several values are written this way. An option that takes one value and is given twice is an
-    error: the parser would keep the last one.
+    error: the parser would keep the last one. So is an empty value, which would be a path to the current folder.
 
     >>> spread_values(["simulate", "--lr", "0.1", "-0.3", "--steps", "5"], lists={"--lr"})
     ['simulate', '--lr', '0.1', '--lr', '-0.3', '--steps', '5']
@@ -119,13 +119,19 @@ def spread_values(arguments: Sequence[str], lists: Collection[str]) -> list[str]
     seen: set[str] = set()
     option, count = "", 0
     for argument in arguments:
+        if any(int(number) >= 2**63 for number in re.findall(r"\b\d{19,}\b", argument)):
+            raise ValueError(f"{option or 'an argument'} must have numbers below 2^63, got {argument}")
         if re.match(r"-(?![.\d])", argument):  # an option, and not a negative number
-            option, equals, _ = argument.partition("=")
+            option, equals, value = argument.partition("=")
             count = len(equals)
+            if equals and not value:
+                raise ValueError(f"{option} must not be empty")
             if option in seen and option not in lists:
                 raise ValueError(f"{option} is given twice: it takes one value")
             seen.add(option)
         else:
+            if not argument:
+                raise ValueError(f"{option or 'an argument'} must not be empty")
             if option in lists and count > 0:
                 spread.append(option)
             count += 1

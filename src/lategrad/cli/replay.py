@@ -37,7 +37,7 @@ def replay(
         lategrad replay runs/night --rule sgd anytime-sgd --lr 0.01 0.1 1
     """
     recorded = Trace.load(trace / "trace.safetensors" if trace.is_dir() else trace)
-    command = saved_command(recorded.config.get("settings", {}).get("notes", {}), trace)
+    command = saved_command(recorded.config.get("settings", {}), trace)
     confirm_own_code(command, problem=problem, **({} if rule else {"rule": None}))
     if out is not None:
         require_new(out, overwrite)

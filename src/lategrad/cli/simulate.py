@@ -15,6 +15,7 @@ from lategrad.cli.train_options import NORM_OPTIONS, with_options
 from lategrad.delays import as_delay_model
 from lategrad.simulator import simulate as run_simulation
 
+_MAX_SEEDS = 100_000  # a larger number is almost certainly a typo
 _DEFAULT_RULES, _DEFAULT_DELAYS = ["anytime-sgd"], ["constant:0"]
 
 
@@ -66,8 +67,8 @@ def simulate(
     built = {label: spec.build(the_set) for label, spec in rules.items()}
     for text in delay:
         as_delay_model(text)  # all are checked before anything runs
-    if seeds < 1:
-        raise ValueError(f"--seeds must be an integer >= 1, got {seeds}")
+    if not 1 <= seeds <= _MAX_SEEDS:
+        raise ValueError(f"--seeds must be an integer >= 1 and <= {_MAX_SEEDS}, got {seeds}")
     if out is not None:
         require_new(out, overwrite)
     contenders = []

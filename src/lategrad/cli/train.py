@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
+import warnings
 from pathlib import Path
 from signal import SIGHUP, SIGTERM
+from types import NoneType
 from typing import Annotated, Any
 
 import typer
 
 from lategrad.cli import options
-from lategrad.cli.build import PROBLEMS, problem_from, rules_from, set_from, with_local_steps
+from lategrad.cli.build import is_own_code, is_own_problem, problem_from, rules_from, set_from, with_local_steps
 from lategrad.cli.train_options import RESUME_OPTIONS, TRAIN_OPTIONS, with_options
 from lategrad.problems import Problem
 from lategrad.registry import RULES
 from lategrad.rules.rule import AnyRule
+from lategrad.serve.checkpoints.checkpoint import DamagedError
 from lategrad.serve.signals import STOP_REASONS
 from lategrad.serve.training import resume_from
 from lategrad.serve.training import train as run_training
-from lategrad.support.options import own_target
-from lategrad.support.validation import did_you_mean
+from lategrad.support.validation import did_you_mean, require_form
 from lategrad.trace import Trace
 
 _TEMPORARY_FAILURE = 75  # EX_TEMPFAIL: a batch system stopped the run; `lategrad resume` continues it
@@ -80,7 +83,7 @@ def resume(
     """
 
     def build(saved: dict[str, Any]) -> tuple[Problem, AnyRule[Any]]:
-        command = saved_command(saved["notes"], folder)
+        command = saved_command(saved, folder)
         confirm_own_code(command, rule=rule, problem=problem)
         return build_problem(command), _build_rule(command)
 
@@ -88,18 +91,29 @@ def resume(
     _print_summary(trace, folder)
 
 
-def saved_command(notes: dict[str, Any], folder: Path) -> dict[str, Any]:
+_COMMAND = {
+    "problem": str, "model": str, "preprocess": (str, NoneType), "batch": int, "sampling": str, "l2": (int, float),
+    "rule": str, "lr": (int, float, NoneType), "domain": str,
+    "local": {"local_steps": (int, NoneType), "inner": (str, NoneType), "scaled": bool,
+              "seconds": (int, float, NoneType)},
+}  # fmt: skip
+
+
+def saved_command(settings: Any, folder: Path) -> dict[str, Any]:
     """The command that a run was started with, which its folder keeps."""
-    if "command" not in notes:
+    notes = settings.get("notes") if isinstance(settings, dict) else None
+    if not isinstance(notes, dict) or "command" not in notes:
         raise ValueError(f"{str(folder)!r} was not made by `lategrad train`: use lategrad.resume or lategrad.replay "
                          "in Python, with its problem and rule")  # fmt: skip
+    try:
+        require_form("the command", notes["command"], _COMMAND)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{str(folder)!r} is damaged: {error}") from None
     return dict(notes["command"])
 
 
 def build_problem(command: dict[str, Any]) -> Problem:
     problem = problem_from(*(command[name] for name in ("problem", "model", "preprocess", "batch", "sampling", "l2")))
-    if "local" not in command:
-        return problem
     local = command["local"]
     name = (local["inner"] or "").partition(":")[0]
     if local["local_steps"] is not None and name and name not in RULES:  # a run's folder must not name code
@@ -125,10 +139,9 @@ def absolute(text: str) -> str:
 
 def confirm_own_code(command: dict[str, Any], **names: str | None) -> None:
     """Execute the user's own code that a run's folder names only if the user names it again."""
-    builtin = {"rule": tuple(RULES), "problem": tuple(PROBLEMS)}
     for option, name in names.items():
         saved = command[option]
-        is_own = saved.partition(":")[0] not in builtin[option] and not Path(saved).is_file() and own_target(saved)
+        is_own = is_own_problem(saved) if option == "problem" else is_own_code(saved, RULES)
         if is_own and absolute(name or "") != saved:
             raise ValueError(f"the run used code of your own: name it again, --{option} {saved}")
 
@@ -148,9 +161,14 @@ def _print_summary(trace: Trace, out: Path | None) -> None:
         if counts := trace.config.get(what):
             typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
     if out is not None:
-        trace.plot(out / "training.png")
+        try:
+            trace.plot(out / "training.png")
+        except OSError as error:  # the run itself is done
+            warnings.warn(f"training.png could not be written: {error}", stacklevel=2)
         typer.echo(f"written to {out}: trace.safetensors, records.csv, training.png, checkpoints")
     if not trace.complete:
+        if out is not None:
+            typer.echo(f"to continue: lategrad resume {shlex.quote(str(out))}", err=True)
         terminated = trace.config.get("stopped") in (STOP_REASONS[SIGTERM], STOP_REASONS[SIGHUP])
         raise typer.Exit(_TEMPORARY_FAILURE if terminated and out is not None else 130)
 

@@ -91,4 +91,7 @@ def parse_slow(specs: Sequence[str]) -> str | dict[int, str] | None:
     if not all(numbered):
         raise ValueError("--slow takes one distribution for all workers, or WORKER=DISTRIBUTION for each of some, got "
                          f"{' '.join(specs)}")  # fmt: skip
-    return {int(worker): distribution for worker, _, distribution in pairs}
+    by_worker = {int(worker): distribution for worker, _, distribution in pairs}
+    if len(by_worker) < len(pairs):
+        raise ValueError(f"--slow names a worker twice: {' '.join(specs)}")
+    return by_worker

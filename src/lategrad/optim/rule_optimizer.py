@@ -77,6 +77,9 @@ class RuleOptimizer(OutputMode):
             invalid(f"{name} value", group[name], not isinstance(group[name], bool))
         invalid("compile value", group["compile"], not isinstance(group["compile"], bool | None))
         invalid("weight_decay value", group["weight_decay"], not is_number(group["weight_decay"], low=0))
+        if "kinds" in group:
+            blocks = Blocks.of_tensors(group["params"], group["kinds"], group.get("param_names"))
+            group["kinds"] = blocks.require_decided().labels
 
     # ---- torch.optim's contract
 

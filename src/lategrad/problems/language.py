@@ -158,7 +158,7 @@ class LanguageProblem(ModuleProblem):
     def samples_of_shard(self, seed: int, first: int, count: int, shard: int, shards: int) -> Tensor:
         """The windows that begin in one stretch of the text out of ``shards``: neighbours share most of their text."""
         begin, end = (number * self.minibatches.rows // shards for number in (shard, shard + 1))
-        return self.minibatches.draw_from(range(begin, end), seed, first, count)
+        return self._with_seeds(self.minibatches.draw_from(range(begin, end), seed, first, count), seed, first)
 
     def fingerprint(self) -> str:
         """That of the module and of the whole text, not of the evaluated windows alone."""

@@ -7,7 +7,8 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from contextlib import nullcontext
+from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -17,10 +18,11 @@ from torch.func import grad, vmap
 
 from lategrad.problems.flat_module import FlatModule, Value, recompute_statistics, stop_tracking, tracking_layers
 from lategrad.problems.minibatches import Minibatches
-from lategrad.problems.problem import Measures
+from lategrad.problems.problem import Measures, require_free_names
 from lategrad.problems.sources import Batches, Columns, Inputs, Source, map_inputs
 from lategrad.problems.splits import split_data
 from lategrad.rules.blocks import Blocks
+from lategrad.support.seeds import Stream, derived_seed, seeded
 from lategrad.support.validation import require
 
 _EVALUATION_ROWS = 4096  # taken at once, for each run
@@ -44,8 +46,11 @@ class ModuleProblem:
     that point. Layers in evaluation mode keep theirs. Other buffers stay as they are.
 
     Losses and accuracies are taken in evaluation mode. Parameters that do not require a gradient stay as they are.
-    Random layers (dropout) draw from torch's global generator, so that runs with them are not a function of the seed
-    alone. A module in bfloat16 or float16 has its vector in float32.
+    A module in bfloat16 or float16 has its vector in float32.
+
+    Random layers (dropout) draw from a seed that is part of the sample, so that a worker, the simulator and a replay
+    draw the same; many runs are then computed one after another. A forward pass tells whether a module draws from
+    torch's generators; those of Python and numpy are not seeded.
 
     Args:
         module: called with a minibatch of rows of the data set; reshape them inside (``nn.Unflatten``).
@@ -68,6 +73,8 @@ class ModuleProblem:
         metrics: from (module output, targets) to a mean over the batch, by name; recorded on the held-out data.
         columns: where rows are dicts: ``("image", "label")``, or ``(("input_ids", "attention_mask"), "labels")``
             for inputs that are passed by name.
+        kinds: which parameters are matrices, where rules such as :class:`~lategrad.SteadyMuon` should not find it out:
+            see :meth:`lategrad.Blocks.of_module`; ``{"head.*": "other"}``.
 
     >>> from lategrad.problems import load
     >>> mlp = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -87,6 +94,7 @@ class ModuleProblem:
         sampling: str = "iid", evaluate: int | None = None, micro_batch: int | None = None, test: Any = None,
         validation: float = 0.0, evaluate_held_out: int | None = None,
         metrics: Mapping[str, Callable[[Any, Tensor], Tensor]] | None = None, columns: Columns | None = None,
+        kinds: Mapping[str | nn.Module, str] | None = None,
     ) -> None:  # fmt: skip
         counts = {"evaluate": evaluate, "micro_batch": micro_batch, "evaluate_held_out": evaluate_held_out}
         for name, value in counts.items():
@@ -100,7 +108,8 @@ class ModuleProblem:
         self._tracking = list(tracking_layers(self.module))
         self.training = FlatModule(stop_tracking(FlatModule.sharing(self.module)))
         self.evaluated = FlatModule(FlatModule.sharing(self.module).eval())
-        self.blocks = Blocks.of_module(module)
+        self.blocks = Blocks.of_module(module, kinds)
+        self._labels = self.blocks.labels if kinds else []  # what was told is part of the problem
         self.dim = self.training.dim
         require("module", module, self.dim > 0, "a module with parameters to train")
         self.data, self.splits = data, split_data(data, test, validation, evaluate, columns)
@@ -116,7 +125,7 @@ class ModuleProblem:
         """Data, module with all that is not trained, name of the loss; not the first parameters, which are random."""
         contents = hashlib.sha256(self.splits.loss_rows.fingerprint())
         trained = {block.name: block.shape for block in self.blocks.parts}
-        contents.update(repr(list(trained.items())).encode())
+        contents.update(repr(list(trained.items()) + self._labels).encode())
         for part in (part for name, part in self.module.state_dict().items() if name not in trained):
             contents.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         loss = getattr(self.loss_of_batch, "__name__", type(self.loss_of_batch).__name__)
@@ -152,26 +161,47 @@ class ModuleProblem:
 
     # ---- Samples
 
+    @cached_property
+    def is_random(self) -> bool:
+        """Whether a gradient draws from torch's global generators, as dropout does."""
+        inputs, targets, _ = next(self._chunks(self.splits.loss_rows, None, self.micro_batch or self.minibatches.batch))
+        with seeded(0) as generators, torch.no_grad():
+            before = [generator.get_state() for generator in generators]
+            self.loss_of_batch(self.training.output(inputs), targets)
+            return not all(map(torch.equal, before, (generator.get_state() for generator in generators)))
+
     def samples(self, seed: int, first: int, count: int) -> Tensor:
-        """Row numbers, ``(count, batch)``; of a stream of batches its seed and the batch's number, ``(count, 2)``."""
+        """Row numbers, ``(count, batch)``; of a stream of batches its seed and the batch's number, ``(count, 2)``.
+
+        Where the module has random layers, their seed follows.
+        """
         if isinstance(self.splits.train, Batches):
-            return torch.stack([torch.full((count,), seed), torch.arange(first, first + count)], dim=-1)
-        return self.minibatches.draw(seed, first, count)
+            numbers = torch.stack([torch.full((count,), seed), torch.arange(first, first + count)], dim=-1)
+            return self._with_seeds(numbers, seed, first)
+        return self._with_seeds(self.minibatches.draw(seed, first, count), seed, first)
+
+    def _with_seeds(self, numbers: Tensor, seed: int, first: int) -> Tensor:
+        if not self.is_random:
+            return numbers
+        seeds = [derived_seed(seed, Stream.LAYERS, k) for k in range(first, first + len(numbers))]
+        return torch.cat([numbers, torch.tensor(seeds, dtype=numbers.dtype).unsqueeze(-1)], dim=-1)
 
     def samples_of_shard(self, seed: int, first: int, count: int, shard: int, shards: int) -> Tensor:
         """The same from rows ``shard, shard + shards, ...`` only."""
         if isinstance(self.splits.train, Batches):
             raise ValueError(f"data_shards must be None, got {shards}: a stream of batches has no rows to share out; "
                              "every worker has a seed of its own")  # fmt: skip
-        return self.minibatches.draw_from(range(shard, self.minibatches.rows, shards), seed, first, count)
+        rows = range(shard, self.minibatches.rows, shards)
+        return self._with_seeds(self.minibatches.draw_from(rows, seed, first, count), seed, first)
 
     def labels(self, samples: Tensor) -> Tensor | None:
-        return None if self.splits.labels is None else self.splits.labels[samples]
+        numbers = samples[..., :-1] if self.is_random else samples
+        return None if self.splits.labels is None else self.splits.labels[numbers]
 
     @property
     def on_device(self) -> bool:
         """Whether a gradient needs nothing but its device, so that a GPU can repeat it as a graph."""
-        return self.splits.train.on_device
+        return self.splits.train.on_device and not self.is_random
 
     # ---- Gradients
 
@@ -187,24 +217,32 @@ class ModuleProblem:
             return self.loss_of_batch(self.training.call(vector, inputs), targets)
 
         def at_once() -> Tensor:
-            function = vmap(grad(loss), in_dims=(0, None, None), randomness="different")
+            function = vmap(grad(loss), in_dims=(0, None, None))
             for _ in range(streams):
-                function = vmap(function, randomness="different")
+                function = vmap(function)
             return self._over_pieces(self.splits.train.rows(sample), streams, lambda *piece: function(stacked, *piece))
 
         def one_by_one() -> Tensor:
             samples = sample.reshape(-1, sample.shape[-1])
             points = stacked.reshape(len(samples), -1, self.dim)
+            if self.is_random:
+                pairs = zip(points, samples, strict=True)
+                return torch.stack([self.gradient_of_one(x, of) for xs, of in pairs for x in xs])
             rows = map(self.splits.train.rows, samples)
             return torch.stack([self._gradient_on(x, of) for xs, of in zip(points, rows, strict=True) for x in xs])
 
+        if self.is_random:  # torch.func would draw other numbers than a single run does
+            return one_by_one().reshape(x.shape)
         if torch.compiler.is_compiling():
             return at_once().reshape(x.shape)
         return self._over_runs(runs, at_once, one_by_one).reshape(x.shape)
 
     def gradient_of_one(self, x: Tensor, sample: Tensor, out: Tensor | None = None) -> Tensor:
         """The gradient at one vector ``(dim,)``, as a worker computes it; written into ``out`` if given."""
-        return self._gradient_on(x, self.splits.train.rows(sample), out)
+        if not self.is_random:
+            return self._gradient_on(x, self.splits.train.rows(sample), out)
+        with seeded(int(sample[-1])):
+            return self._gradient_on(x, self.splits.train.rows(sample[:-1]), out)
 
     def _gradient_on(self, x: Tensor, rows: Rows, out: Tensor | None = None) -> Tensor:
         if self.micro_batch is None or len(rows[1]) <= self.micro_batch:
@@ -290,7 +328,9 @@ class ModuleProblem:
                 by_run.append(over_chunks(of_chunk))
             return {name: torch.stack([means[name] for means in by_run]) for name in by_run[0]}
 
-        means = one_by_one() if self._tracking else self._over_runs(len(vectors), at_once, one_by_one)
+        # Some modules draw in evaluation mode too: also then a loss is a function of the vector.
+        with seeded(0) if self.is_random else nullcontext():
+            means = one_by_one() if self._tracking else self._over_runs(len(vectors), at_once, one_by_one)
         return {name: value.reshape(*x.shape[:-1], 1) for name, value in means.items()}
 
     def measure(self, x: Tensor, part: str | None = None) -> Measures:
@@ -347,10 +387,8 @@ class ModuleProblem:
 
 def _checked_metrics(metrics: Mapping[str, Value] | None) -> dict[str, Value]:
     by_name = dict(metrics or {})
-    reserved = ("loss", "test_loss", "val_loss", "accuracy", "step", "excess_loss")
-    for name, value in by_name.items():
-        require("metrics", by_name, isinstance(name, str) and callable(value), "functions by their names")
-        require("metrics", name, name not in reserved, f"other names than {', '.join(reserved)}")
+    require_free_names(by_name)
+    require("metrics", by_name, all(map(callable, by_name.values())), "functions by their names")
     return by_name
 
 

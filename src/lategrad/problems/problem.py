@@ -8,12 +8,14 @@ process and a replay agree on them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from lategrad.support.validation import require
 
 Self = TypeVar("Self", bound="Problem")
 
@@ -34,8 +36,11 @@ class Problem(Protocol):
       blocks.
     - ``module_at(x)``: the trained ``torch.nn.Module`` with the parameters of a vector.
     - ``fingerprint()``: a text that differs between objectives; guards resumed runs and replays.
-    - ``on_device``: False if a gradient needs more than its device (data on disk), so that a GPU cannot repeat it as a
-      graph.
+    - ``gradient_source()``: None, or C++ code of ``gradient(const i64* data, const void* x, const i64* sample, void*
+      grad)`` for one run, and the tensors whose addresses are ``data``, the first of them in the dtype of x. A
+      simulation on the CPU then makes no calls of torch.
+    - ``on_device``: False if a gradient needs more than its device (data on disk, a seeded generator), so that a GPU
+      cannot repeat it as a graph, and ``simulate`` does not compile it by default.
     - ``local_steps``, ``init_worker_state``, ``run_job``: workers have state, see
       ``lategrad.problems.worker_state.StatefulProblem``; with ``seconds``, the target duration of a job, and
       ``jobs_at_once``, the most jobs that a simulation batches.
@@ -94,6 +99,17 @@ class Measures(NamedTuple):
         return {name: value for name, value in {**own, **self.metrics}.items() if value is not None}
 
 
+RESERVED_NAMES = ("loss", "test_loss", "val_loss", "accuracy", "step", "steps", "excess_loss", "seed", "delay",
+                  "record", "seconds", "workers")  # fmt: skip
+
+
+def require_free_names(metrics: Iterable[object]) -> None:
+    """Refuse metrics whose names are columns of traces and logs."""
+    for name in metrics:
+        free = isinstance(name, str) and name not in RESERVED_NAMES
+        require("the name of a metric", name, free, f"a text other than {', '.join(RESERVED_NAMES)}")
+
+
 def measure(problem: Problem, x: Tensor) -> Measures:
     """All that is recorded of a problem at points ``(*runs, dim)``.
 
@@ -103,6 +119,7 @@ def measure(problem: Problem, x: Tensor) -> Measures:
     """
     if hasattr(problem, "measure"):
         measures: Measures = problem.measure(x)
+        require_free_names(measures.metrics)
         return measures
     test_loss = problem.test_loss(x) if hasattr(problem, "test_loss") else None
     return Measures(problem.loss(x), problem.accuracy(x), test_loss)

@@ -56,14 +56,15 @@ def matrix_steps(blocks: Blocks, parts: Sequence[Tensor]) -> list[Tensor]:
         blocks: says which tensors are matrices.
         parts: what ``blocks.split`` gives, each ``(*runs, *shape)``.
     """
+    blocks.require_decided()
     steps = list(parts)
-    by_shape: dict[tuple[int, int], list[int]] = {}
+    by_shape: dict[tuple[int, ...], list[int]] = {}
     for i, block in enumerate(blocks.parts):
         if block.kind == "matrix":
             by_shape.setdefault(block.matrix_shape, []).append(i)
     for shape, places in by_shape.items():
         runs = steps[places[0]].dim() - len(blocks.parts[places[0]].shape)
         alike = torch.stack([steps[i].flatten(runs).unflatten(-1, shape) for i in places])
-        for i, step in zip(places, 0.2 * math.sqrt(max(shape)) * orthogonalise(alike), strict=True):
+        for i, step in zip(places, 0.2 * math.sqrt(max(shape[-2:])) * orthogonalise(alike), strict=True):
             steps[i] = step.reshape(steps[i].shape)
     return steps

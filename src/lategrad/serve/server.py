@@ -18,7 +18,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -42,11 +42,13 @@ from lategrad.serve.settings import Settings
 from lategrad.serve.worker import keeps_state
 from lategrad.sets import norm
 from lategrad.support.runs import map_tensors, tensors
+from lategrad.support.threads import free_cores, worthwhile_threads
 from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
 
 _PENDING_RECORD = "record."  # and the version: a tensor of a checkpoint, an output that is not evaluated yet
 _UNKNOWN = Location(None, "unknown")
+_LONGEST = 60  # characters of a value in a message
 
 
 class Server:
@@ -83,6 +85,8 @@ class Server:
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype, self.device = query.shape[-1], query.dtype, device
         self.compression = Compression(settings.compression, self.dim, self.dtype)
+        vector, cores = (query.nbytes if device.type == "cpu" else 0), free_cores(settings.worker_range()[1])
+        self.threads = worthwhile_threads(vector, cores) if settings.threads is None else settings.threads
         self._query_in_place = query_in_place and any(query is leaf for leaf in tensors(self.state))
         self._writes_query = not self._query_in_place and device.type == "cpu"  # in the pass of the update
         shaped = getattr(rule, "blocks", None) is not None  # its matrix products gain little, and compile for long
@@ -91,8 +95,8 @@ class Server:
         self._update = in_place(self.rule, self.state, backend=None if self.compiled else "eager")
         self.config: dict[str, Any] = {
             **identify(problem), "rule": describe(rule), "steps": self.steps, "compiled": self.compiled,
-            "backend": self._update.backend, "torch": torch.__version__, "settings": settings.saved(), "replaced": {},
-            "returns": 0, "tensors": tensor_shapes(problem),
+            "threads": self.threads, "backend": self._update.backend, "torch": torch.__version__,
+            "settings": settings.saved(), "replaced": {}, "returns": 0, "tensors": tensor_shapes(problem),
         }  # fmt: skip
         self.log = UpdateLog()
         # A copy of its own: a thread may evaluate while the user's callback does.
@@ -150,16 +154,9 @@ class Server:
         return self._next_job(self.jobs.join(member, member if worker is None else worker, location), out)
 
     def deliver(
-        self,
-        member: int,
-        version: int,
-        sequence: int,
-        grad: Tensor,
-        out: Tensor | None = None,
-        *,
-        checked: bool = False,
-        info: JobInfo = STATELESS,
-    ) -> Job | None:
+        self, member: int, version: int, sequence: int, grad: Tensor, out: Tensor | None = None, *,
+        checked: bool = False, info: JobInfo = STATELESS,
+    ) -> Job | None:  # fmt: skip
         """Apply, refuse or drop the gradient of a job, and issue the sender's next one as :meth:`join` does.
 
         A message that answers no job of its sender raises ``lategrad.serve.jobs.ForeignMessageError``.
@@ -366,8 +363,8 @@ class Server:
         saved = checkpoint.description
         config = saved["config"]
         require_same(self.problem, config, "of the checkpoint", same_start=False)
-        ours, theirs = self.config["rule"], config["rule"]
-        require("rule", ours, ours == theirs, f"that of the checkpoint, {theirs!r}")
+        if differences := ", ".join(_differences(self.config["rule"], config["rule"], "it")):
+            raise ValueError(f"rule must be that of the checkpoint: {differences}")
         done = checkpoint.version
         require("steps", self.steps, self.steps >= done, f">= {done}, the updates made already")
         self._load(checkpoint)
@@ -392,6 +389,17 @@ class Server:
         if self.gate is not None:
             for worker, counts in checkpoint.description["gate"].items():
                 self.gate.applied[int(worker)], self.gate.dropped[int(worker)] = counts["applied"], counts["dropped"]
+
+
+def _differences(now: Any, before: Any, name: str) -> Iterator[str]:
+    """``lr is 0.01, was 0.03``, for all that differs in the descriptions of two rules."""
+    if isinstance(now, dict) and isinstance(before, dict) and now.get("type") == before.get("type"):
+        for key in {**now, **before}:
+            yield from _differences(now.get(key), before.get(key), key)
+    elif now != before:
+        texts = (str(part["type"] if isinstance(part, dict) and "type" in part else part) for part in (now, before))
+        is_now, was = (text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for text in texts)
+        yield f"{name} is {is_now}, was {was}"
 
 
 def _numbered(prefix: str, names: Iterable[str]) -> dict[int, str]:

@@ -22,6 +22,7 @@ from lategrad.support.validation import require, require_choice, require_device,
 ENGINES = ("processes", "threads", "ray")
 MAX_WORKERS = 1000  # a larger number is almost certainly a typo
 _MAX_PREFETCH = 100
+_MAX_THREADS = 1024
 _NOT_SAVED = ("out", "progress", "on_record")  # options of a call, not of the run
 FUNCTION = "function "
 """Marks a saved schedule that is a function, of which only the name can be saved."""
@@ -44,8 +45,9 @@ class Settings:
     data_shards: int | None = None
     device: str = "cpu"
     server_device: str = "cpu"
+    num_gpus: float | None = None
     slow: Slow = None
-    threads: int = 1
+    threads: int | None = None
     prefetch: int = 0
     compression: str = "none"
     deadline: float = 300.0
@@ -70,12 +72,16 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", str(self.device))  # a torch.device is accepted too
         object.__setattr__(self, "server_device", str(self.server_device))
-        for name in ("steps", "keep", "threads"):
+        for name in ("steps", "keep"):
             self._require_count(name, low=1)
-        for name in ("record_every", "checkpoint_every", "max_refusals", "patience", "data_shards"):
+        for name in ("record_every", "checkpoint_every", "max_refusals", "patience", "data_shards", "threads"):
             self._require_count(name, low=1, optional=True)
+        require("threads", self.threads, (self.threads or 1) <= _MAX_THREADS, f"<= {_MAX_THREADS}")
         self._require_count("max_delay", low=0, optional=True)
         self._require_count("seed", low=0)
+        for name, kind in (("address", str), ("monitor", str), ("log", str), ("compile", bool), ("progress", bool)):
+            value = getattr(self, name)
+            require(name, value, value is None or isinstance(value, kind), f"of type {kind.__name__}, or None")
         require_choice("engine", self.engine, ENGINES)
         require_choice("compression", self.compression, COMPRESSIONS)
         low, high = self.worker_range()
@@ -92,10 +98,15 @@ class Settings:
         require_device("server_device", self.server_device)
         if not on_ray:  # the driver need not have the GPUs of its workers
             require_device("device", self.device)
+        gpus = self.num_gpus
+        require("num_gpus", gpus, gpus is None or on_ray, "None, unless engine='ray'")
+        whole_or_share = gpus is None or 0 <= gpus < 1 or float(gpus).is_integer()
+        require("num_gpus", gpus, whole_or_share and (gpus or 0) >= 0, "a share of one GPU such as 0.25, or an integer")
         require("monitor", self.monitor, self.monitor is not None or self.patience is None,
                 "given with patience: the recorded value to improve")  # fmt: skip
         require("on_record", self.on_record, self.on_record is None or callable(self.on_record),
                 "a function of telemetry and output")  # fmt: skip
+        require("out", self.out, self.out != "", "None or a folder: '.' is the current one")
         require_number("deadline", self.deadline, low=0, strict=True)
         require_norm_options(self.clip, self.max_norm_ratio)
         if self.stall is not None:
@@ -109,7 +120,7 @@ class Settings:
             require_choice("log", log, tuple(LOGS))
         try:
             json.dumps(self.notes)
-        except TypeError as error:
+        except (TypeError, RecursionError) as error:
             raise ValueError(f"notes must be plain JSON values: {error}") from None
         self.slowness()
         unused = [worker for worker in self.slow if int(worker) >= high] if isinstance(self.slow, dict) else []
@@ -135,6 +146,11 @@ class Settings:
         return low_high[0], low_high[-1]
 
     @property
+    def gpus_per_worker(self) -> float:
+        """What a worker asks Ray for: by default a whole GPU, if it computes on one."""
+        return float(self.device.startswith("cuda")) if self.num_gpus is None else self.num_gpus
+
+    @property
     def streams(self) -> Streams:
         return Streams(self.seed, self.data_shards)
 
@@ -156,7 +172,7 @@ def _is_count(value: object, low: int) -> bool:
 
 
 def _distribution(spec: str) -> Distribution:
-    model = parse(spec)
+    model = parse(spec) if isinstance(spec, str) else None
     if not isinstance(model, Distribution):
         raise ValueError(f"slow must be a distribution such as constant:100 or lognormal:3,1, got {spec!r}")
     return model

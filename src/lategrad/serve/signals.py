@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lategrad.serve.settings import MAX_WORKERS
-from lategrad.support.files import read_regular
+from lategrad.support.files import read_plain
 
 if TYPE_CHECKING:
     from lategrad.serve.training import Training
 
 _MAX_BYTES = 64  # of the number and the blanks around it
+_BOUNCE = 1.0  # seconds in which a second signal changes nothing
 
 
 class ControlFile:
@@ -49,10 +52,8 @@ class ControlFile:
 def _parse(path: Path) -> tuple[int | None, str | None]:
     """The number in the file, or what is wrong with it; neither if the file is still empty."""
     valid = f"must hold an integer in 1..{MAX_WORKERS}"
-    if path.is_symlink():
-        return None, f"{valid}, and is a link"
     try:
-        content = read_regular(path, _MAX_BYTES + 1).decode(errors="replace")
+        content = read_plain(path, _MAX_BYTES + 1).decode(errors="replace")
     except OSError as error:
         return None, f"{valid}, and cannot be read ({error})"
     text = content.strip()
@@ -67,15 +68,23 @@ STOP_REASONS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", sign
 
 @contextlib.contextmanager
 def handle_signals(run: Training) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP stop the run in an orderly way, a second one at once; SIGUSR1 makes a checkpoint."""
+    """SIGINT, SIGTERM and SIGHUP stop the run in an orderly way; SIGUSR1 makes a checkpoint.
+
+    A second one, after a moment, ends it at once: two in a row are a key that bounces, or come from two senders.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    stopped_at = math.inf
+
     def on_stop(number: int, frame: object) -> None:
-        if run.stopping is not None:
+        nonlocal stopped_at
+        if time.monotonic() > stopped_at + _BOUNCE:
             raise KeyboardInterrupt
-        run.stop(STOP_REASONS[signal.Signals(number)])
+        stopped_at = min(stopped_at, time.monotonic())
+        if run.stopping is None:
+            run.stop(STOP_REASONS[signal.Signals(number)])
 
     nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     stops = [number for number in STOP_REASONS if not (nohup and number == signal.SIGHUP)]

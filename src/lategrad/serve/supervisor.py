@@ -90,7 +90,10 @@ class Supervisor:
         self._kill_hung(report, now)
         target = int(min(self._max_workers, max(self._min_workers, self._engine.room())))
         self._highest_count = max(self._highest_count, target)
-        usable = [worker for worker in range(self._highest_count) if worker not in report.dropped][:target]
+        # Where there is room for fewer, as when a machine is lost, those that run stay, and then the lowest numbers.
+        candidates = (worker for worker in range(self._highest_count) if worker not in report.dropped)
+        running = self.workers
+        usable = sorted(candidates, key=lambda worker: worker not in running)[:target]
         if not usable:
             diverged = "not finite" in str(report.last_refusal)
             hint = "; if the loss grew before, lower the learning rate or set clip=..." if diverged else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections import Counter
@@ -41,7 +42,8 @@ def train(
     engine: str = "processes", address: str | None = None,
     seed: int = 0, data_shards: int | None = None,
     device: torch.device | str = "cpu", server_device: torch.device | str = "cpu",
-    slow: Slow = None, threads: int = 1, prefetch: int = 0, compression: str = "none",
+    num_gpus: float | None = None, slow: Slow = None, threads: int | None = None,
+    prefetch: int = 0, compression: str = "none",
     deadline: float = 300.0, max_refusals: int | None = 10, max_delay: int | None = None,
     schedule: str | Share | None = None,
     clip: float | None = None, max_norm_ratio: float | None = None, stall: float | None = 3600.0,
@@ -73,11 +75,15 @@ def train(
             worker is away.
         device: where gradients are computed: cpu or cuda.
         server_device: where the server keeps its state and computes its updates: cpu or cuda. Vectors are copied if
-            it is not the workers' device. Not available on Ray.
+            it is not the workers' device; on the same GPU they never leave it. Not available on Ray.
+        num_gpus: GPUs that each worker reserves on Ray; with 0.25 four workers share one. By default 1 if device is
+            cuda.
         slow: slow workers down on purpose: a distribution such as lognormal:3,1 of the milliseconds by which each
             gradient is held back, or one for each of some workers, {0: 'constant:100'} (on the command line
             0=constant:100).
-        threads: torch threads of the server; each worker process has one.
+        threads: torch threads of the server; each worker process has one. By default as many, of the cores that the
+            workers leave, as make passes over its vectors faster, which is measured at the start
+            (trace.config['threads']).
         prefetch: extra jobs queued on each worker, so that it does not wait for the server. Faster where a gradient
             takes less than a few milliseconds, but delays grow by a factor of 1 + prefetch. Not available on Ray.
         compression: how gradients are sent: none; or, for slow networks, bfloat16 or int8, which take half and a
@@ -145,7 +151,8 @@ def resume(
     steps: int = _UNCHANGED, workers: int | str = _UNCHANGED,
     engine: str = _UNCHANGED, address: str | None = _UNCHANGED,
     device: torch.device | str = _UNCHANGED, server_device: torch.device | str = _UNCHANGED,
-    slow: Slow = _UNCHANGED, threads: int = _UNCHANGED, prefetch: int = _UNCHANGED,
+    num_gpus: float | None = _UNCHANGED, slow: Slow = _UNCHANGED, threads: int | None = _UNCHANGED,
+    prefetch: int = _UNCHANGED,
     deadline: float = _UNCHANGED, max_refusals: int | None = _UNCHANGED, max_delay: int | None = _UNCHANGED,
     schedule: str | Share | None = _UNCHANGED,
     clip: float | None = _UNCHANGED, max_norm_ratio: float | None = _UNCHANGED, stall: float | None = _UNCHANGED,
@@ -178,10 +185,17 @@ def resume_from(
         raise FileNotFoundError(f"no checkpoint in {str(folder)!r}: there is no such folder")
     with lock_folder(folder):
         archive = Archive(folder)
-        checkpoint = archive.load()
-        problem, rule = build(checkpoint.settings)
-        settings = Settings(**{**checkpoint.settings, **changes, "out": folder})
-        return Training(problem, rule, settings, checkpoint, archive).run()
+        built: list[tuple[Problem, AnyRule[Any]]] = []
+        checkpoint = archive.load(lambda saved: built.append(build(saved)))
+        options = {**checkpoint.settings, **changes, "out": folder}
+        if options["engine"] != "ray":
+            options["address"] = changes.get("address")
+        elif "address" not in changes and (address := options["address"]) is not None:  # of the folder's choosing
+            raise ValueError(f"address must be given again: only the run's folder names the Ray cluster at {address!r}")
+        settings = Settings(**options)
+        if settings.progress is not False:
+            print(f"resuming at update {checkpoint.version} of {settings.steps}", file=sys.stderr)
+        return Training(*built[-1], settings, checkpoint, archive).run()
 
 
 class Training:
@@ -233,13 +247,26 @@ class Training:
 
     def run(self) -> Trace:
         """Train until all updates are made, or until stopped."""
-        with Monitors(self.settings) as monitors, handle_signals(self), closing(self.engine):
+        with handle_signals(self):
+            trace = self._run()
+            trace.config["stopped"] = self.stopping
+            if (folder := self.settings.folder) is not None:
+                try:
+                    trace.save(folder / "trace.safetensors")
+                    trace.to_csv(folder / "records.csv")
+                except (OSError, SafetensorError) as error:  # the trace in memory must not be lost with it
+                    warnings.warn(f"the trace could not be saved: {error}", stacklevel=2)
+        if self.stopping is not None:
+            warnings.warn(f"{self.stopping}: the trace ends after {len(trace.delays)} updates", stacklevel=2)
+        return trace
+
+    def _run(self) -> Trace:
+        with Monitors(self.settings) as monitors, closing(self.engine):
             watch = Watch(self.engine.records, self._stop_early, self.settings)
             if self.settings.on_record is not None or self.settings.monitor is not None:
                 self.engine.watch(watch.look)
-            self.engine.begin(self._checkpoint)
+            self.engine.begin(self._checkpoint, watch.check_name)
             self._checkpoint = None  # the server has it
-            watch.check_name()
             trace = None
             while trace is None:
                 try:
@@ -251,16 +278,7 @@ class Training:
                     self.engine.save()
                 trace = self.engine.finish(at_once=self.stopping is not None)
             self._show(monitors)
-        trace.config["stopped"] = self.stopping
-        if (folder := self.settings.folder) is not None:
-            try:
-                trace.save(folder / "trace.safetensors")
-                trace.to_csv(folder / "records.csv")
-            except (OSError, SafetensorError) as error:  # the trace in memory must not be lost with it
-                warnings.warn(f"the trace could not be saved: {error}", stacklevel=2)
-        if self.stopping is not None:
-            warnings.warn(f"{self.stopping}: the trace ends after {len(trace.delays)} updates", stacklevel=2)
-        return trace
+            return trace
 
     def _stop_early(self, reason: str) -> None:
         if self.stopping is None and self.engine.version < self.settings.steps:

@@ -1,4 +1,4 @@
-"""Atomic replacement of files."""
+"""Atomic replacement of files, and opening of those that are plain files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 
 @contextmanager
@@ -25,13 +26,24 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def read_regular(path: Path, most: int | None = None) -> bytes:
-    """The contents of a file, or its first ``most`` bytes; a folder, a FIFO or a device is an ``OSError`` at once."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # without it, opening a FIFO blocks
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{str(path)!r} is not a file")
-        return file.read() if most is None else file.read(most)
+def require_plain(path: Path) -> None:
+    """Raise an ``OSError`` if there is something else than a plain file: a link, a FIFO, a device or a folder."""
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(f"{str(path)!r} is not a plain file: remove it, or choose another folder")
+
+
+def open_plain(path: Path, mode: str, **options: Any) -> IO[Any]:
+    """Open a plain file; anything else is an ``OSError`` at once, where opening a FIFO would block."""
+    require_plain(path)
+    safely = os.O_NOFOLLOW | os.O_NONBLOCK
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | safely, 0o666), **options)
+
+
+def read_plain(path: Path, most: int | None = None) -> bytes:
+    """The contents of a plain file, or its first ``most`` bytes."""
+    with open_plain(path, "rb") as file:
+        contents: bytes = file.read() if most is None else file.read(most)
+        return contents
 
 
 def _sync(path: Path) -> None:

@@ -22,7 +22,8 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -185,7 +186,7 @@ class Entry(Generic[Built]):
     @property
     def parameter(self) -> str:
         """The name of its first option."""
-        return next(iter(self.options))
+        return next(iter(self.options), "")
 
 
 def entry_of(summary: str, make: Callable[..., Built], form: str = "", **defaults: Any) -> Entry[Built]:
@@ -226,10 +227,8 @@ class Spec(Generic[Built]):
         if missing:
             form = self.entry.form or f"{self.name}:{','.join(f'{name}=VALUE' for name in missing)}"
             raise ValueError(f"{owner} needs {' and '.join(missing)}: write {form}")
-        try:
+        with _as_one_line(owner):
             return self.entry.make(**values)
-        except ValueError as error:
-            raise ValueError(f"{owner}: {error}") from None
 
     def _value(self, name: str) -> Any:
         """The value of an option, or a tensor with an axis of runs for it."""
@@ -284,6 +283,16 @@ def own_target(text: str) -> tuple[str, str, str] | None:
     return (module, name, options) if module and name.isidentifier() else None
 
 
+@contextmanager
+def _as_one_line(what: str) -> Iterator[None]:
+    """Code of users may raise anything, and torch writes pages."""
+    try:
+        yield
+    except Exception as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"{what}: {kind}{str(error).partition(chr(10))[0]}") from error
+
+
 def load_object(module: str, name: str) -> Any:
     """A class or function of the user's own, from a module that Python finds or from a file.
 
@@ -297,7 +306,8 @@ def load_object(module: str, name: str) -> Any:
         folder, imported = str(path.parent), path.stem
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    loaded = importlib.import_module(imported)
+    with _as_one_line(repr(module)):
+        loaded = importlib.import_module(imported)
     if module.endswith(".py") and Path(loaded.__file__ or "").resolve() != path:
         raise ImportError(f"{module!r} cannot be loaded: Python has another module {imported!r}; rename the file")
     if not hasattr(loaded, name):

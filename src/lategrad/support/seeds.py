@@ -6,6 +6,9 @@ one seed share no random numbers. The values are part of every recorded result: 
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import numpy as np
@@ -26,6 +29,10 @@ class Stream(IntEnum):
     WORKER = 0x776F726B6572  # the samples of a real worker
     PAUSES = 0x7061757365  # artificial pauses of a real worker
     VALIDATION = 0x76616C6964  # which training rows are held out
+    LAYERS = 0x6C6179657273  # random layers of a module, such as dropout
+
+
+_GLOBAL_GENERATORS = threading.RLock()
 
 
 def generator(*key: int) -> np.random.Generator:
@@ -44,3 +51,21 @@ def derived_seed(*key: int) -> int:
     True
     """
     return int(np.random.SeedSequence(key).generate_state(1)[0])
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[list[torch.Generator]]:
+    """Torch's global generators draw from this seed, and continue afterwards as if nothing had been drawn.
+
+    One thread at a time: they belong to the process.
+    """
+    generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+    with _GLOBAL_GENERATORS:
+        before = [generator.get_state() for generator in generators]
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
+            yield generators
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)

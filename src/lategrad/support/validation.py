@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ Scalar = float | Tensor
 """A hyper-parameter: a float, or a tensor of shape ``(*runs, 1)`` with one value for each run."""
 
 _MAX_ENTRIES = 8  # of a tensor in a message
+_LONGEST = 300  # characters of any other value
+_MAX_COUNT = 10**15  # of anything that a file may count
 
 
 def require(name: str, value: object, condition: bool | Tensor, valid: str) -> None:
@@ -30,7 +33,8 @@ def require(name: str, value: object, condition: bool | Tensor, valid: str) -> N
 def _format(value: object) -> str:
     """A value in a message: tensors as plain numbers."""
     if not isinstance(value, Tensor):
-        return repr(value)
+        text = repr(value)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     entries = [f"{entry:g}" for entry in value.detach().flatten()[:_MAX_ENTRIES].tolist()]
     more = ", ..." if value.numel() > _MAX_ENTRIES else ""
     return entries[0] if value.numel() == 1 else f"[{', '.join(entries)}{more}]"
@@ -73,7 +77,7 @@ def require_share(name: str, value: float) -> None:
 
 
 def require_device(name: str, value: str | torch.device) -> torch.device:
-    """Require a device that torch can use here.
+    """Require a device that torch can use here; a GPU is returned with its number.
 
     >>> require_device("device", "cpu")
     device(type='cpu')
@@ -81,11 +85,31 @@ def require_device(name: str, value: str | torch.device) -> torch.device:
     try:
         device = torch.device(value)
     except RuntimeError:
-        raise ValueError(f"{name} must be 'cpu' or 'cuda', got {value!r}") from None
+        device = torch.device("meta")
+    require(name, str(value), device.type in ("cpu", "cuda"), "'cpu' or 'cuda'")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         require(name, str(value), (device.index or 0) < count, f"'cpu': torch can use {count} GPU(s) here")
+        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     return device
+
+
+def require_form(name: str, value: Any, form: Any) -> None:
+    """Require a JSON value of types, of a form for each item, ``[form]``, or for some or all keys, ``{str: form}``.
+
+    >>> require_form("gate", {"0": {"applied": -1}}, {str: {"applied": int}})
+    Traceback (most recent call last):
+    ...
+    ValueError: gate.0.applied must be of type int, got -1
+    """
+    kinds = form if isinstance(form, tuple) else (form if isinstance(form, type) else type(form),)
+    is_valid = type(value) in kinds and (type(value) is not int or 0 <= value < _MAX_COUNT)
+    require(name, value, is_valid, f"of type {' or '.join(kind.__name__ for kind in kinds)}")
+    if isinstance(form, list):
+        value, form = dict(enumerate(value)), {str: form[0]}
+    for key in (*value, *form) if isinstance(form, dict) else ():
+        if key is not str and (key in form or str in form):
+            require_form(f"{name}.{key}", value.get(key), form.get(key, form.get(str)))
 
 
 def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

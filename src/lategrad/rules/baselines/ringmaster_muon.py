@@ -90,7 +90,7 @@ class RingmasterMuon(LastIterate):
         steps = matrix_steps(self.blocks, self.blocks.split(nesterov))  # 0.2 sqrt(max(r, c)) orth on matrices
         for i, block in enumerate(self.blocks.parts):
             if block.kind == "matrix":
-                steps[i] = steps[i] * (5 / block.matrix_shape[1] ** 0.5)  # sqrt(max(1, r/c)) orth
+                steps[i] = steps[i] * (5 / block.matrix_shape[-1] ** 0.5)  # sqrt(max(1, r/c)) orth
         return self.blocks.join(steps)
 
     def update(self, state: RingmasterMuonState, grad: Tensor, delay: Delay, ticket: Tensor) -> RingmasterMuonState:

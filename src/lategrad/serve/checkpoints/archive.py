@@ -7,14 +7,33 @@ import fcntl
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lategrad.serve.checkpoints.checkpoint import Checkpoint, DamagedError, checkpoint_paths, read_checkpoint
 from lategrad.serve.observe.update_log import LogFile, LogMark, Rows, UpdateLog
+from lategrad.serve.settings import Settings
+from lategrad.support.files import require_plain
+
+_WRITTEN = ("updates.bin", "log.csv", "log.jsonl", "records.csv", "trace.safetensors", "training.png",
+            "best.safetensors", "wandb-id")  # fmt: skip
+
+
+def _require_settings(saved: dict[str, Any]) -> None:
+    """Raise a :class:`DamagedError` unless these are the settings of a run of this version, on any machine."""
+    if unknown := sorted(saved.keys() - {field.name for field in dataclasses.fields(Settings)}):
+        raise DamagedError(f"the checkpoint is from a newer version of lategrad: it has the setting {unknown[0]!r}")
+    anywhere = {"device": "cpu", "server_device": "cpu", "schedule": None}  # a schedule may have been a function
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Settings(**{**saved, **anywhere})
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise DamagedError(f"the settings of the checkpoint are damaged: {error}") from None
 
 
 @contextmanager
@@ -27,6 +46,8 @@ def lock_folder(folder: Path | None) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)  # the folder itself: a lock file in it could be removed
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends, however it ends
+        for name in _WRITTEN:
+            require_plain(folder / name)
         yield
     except BlockingIOError:
         remedy = "wait until it ends, or choose another folder"
@@ -143,19 +164,26 @@ class Archive:
             self._log.mark = LogMark(0, 0)
             return UpdateLog.unknown(version).rows()
 
-    def load(self) -> Checkpoint:
-        """The newest intact checkpoint, with the log up to it; damaged ones are skipped with a warning."""
+    def load(self, check: Callable[[dict[str, Any]], object] | None = None) -> Checkpoint:
+        """The newest intact checkpoint, with the log up to it; damaged ones are skipped with a warning.
+
+        ``check`` is called with its settings, and may find them damaged, too.
+        """
         paths = checkpoint_paths(self.folder)
         if not paths:
             raise FileNotFoundError(f"no checkpoint in {str(self.folder)!r}")
         for path in paths:
             try:
                 tensors, description = read_checkpoint(path)
-            except DamagedError as error:
-                last: DamagedError = error
+                version, mark = description["version"], LogMark(**description["log"])
+                found = Checkpoint(version, tensors, description, self._history(version, mark))
+                _require_settings(found.settings)
+                if check is not None:
+                    check(found.settings)
+            except (DamagedError, MemoryError) as error:
+                last = error
                 warnings.warn(f"{error}; trying the one before it", stacklevel=2)
             else:
-                version = description["version"]
                 self.schedule.note(version)
-                return Checkpoint(version, tensors, description, self._history(version, LogMark(**description["log"])))
+                return found
         raise DamagedError(f"no checkpoint in {str(self.folder)!r} is usable; the last tried: {last}")

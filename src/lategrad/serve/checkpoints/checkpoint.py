@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
-from lategrad.support.files import read_regular, replacing
+from lategrad.support.files import read_plain, replacing
+from lategrad.support.validation import require_form
 
 FORMAT = "lategrad-checkpoint-4"
 _DTYPES = {
@@ -29,10 +30,13 @@ _DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 # Of a description: everything that a run needs to continue.
-_PARTS = {"version": int, "log": dict, "config": dict, "records": dict, "refusals": dict, "bytes": dict,
-          "memories_lost": dict, "gate": dict, "next_sequence": dict, "seconds": float}  # fmt: skip
-_CONFIG = {"problem": str, "contents": str, "rule": dict, "settings": dict, "compiled": bool, "replaced": dict}
-_LOG = {"updates": int, "checksum": int}
+_COUNTS = {str: int}
+_FORM = {
+    "version": int, "log": {"updates": int, "checksum": int}, "records": {str: [(int, float)], "loss": [float]},
+    "refusals": _COUNTS, "bytes": {"up": int, "down": int}, "memories_lost": _COUNTS, "seconds": float,
+    "gate": {str: {"applied": int, "dropped": int}}, "next_sequence": _COUNTS,
+    "config": {"problem": str, "contents": str, "rule": dict, "settings": dict, "compiled": bool, "replaced": _COUNTS},
+}  # fmt: skip
 
 
 class DamagedError(ValueError):
@@ -113,20 +117,25 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and description of one checkpoint; raises :class:`DamagedError` with what is wrong."""
     try:
-        sealed = json.loads(read_regular(path))
+        sealed = json.loads(read_plain(path))
         text: str = sealed["checkpoint"]
         if hashlib.sha256(text.encode()).hexdigest() != sealed["checksum"]:
             raise ValueError("its checksum does not match")
         description = json.loads(text)
         if description["format"] != FORMAT:
             raise ValueError(f"its format is {description['format']!r}, of another version of lategrad, not {FORMAT!r}")
-        for parts, where in ((_PARTS, description), (_CONFIG, description["config"]), (_LOG, description["log"])):
-            for name, kind in parts.items():
-                if not isinstance(where[name], kind):
-                    raise TypeError(f"{name!r} is {where[name]!r}, not of type {kind.__name__}")
-        tensors = read_regular(path.with_suffix(".safetensors"))
-        if hashlib.sha256(tensors).hexdigest() != description["tensors"]:
+        require_form("its description", description, _FORM)
+        if description["version"] != version_of(path):
+            raise ValueError(f"its version is {description['version']}")
+        workers, series = {**description["next_sequence"], **description["gate"]}, description["records"]
+        if not all(map(str.isdecimal, workers)) or len({len(values) for values in series.values()}) > 1:
+            raise ValueError("its workers have no numbers, or its records differ in length")
+        contents = read_plain(path.with_suffix(".safetensors"))
+        if hashlib.sha256(contents).hexdigest() != description["tensors"]:
             raise ValueError("the checksum of its tensors does not match")
-        return safetensors.torch.load(tensors), description
+        tensors = safetensors.torch.load(contents)
+        if bad := [name for name in tensors if not re.fullmatch(r"output|(state|record)\.\d{1,15}", name)]:
+            raise ValueError(f"it has a tensor {bad[0]!r}")
+        return tensors, description
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, SafetensorError) as error:
         raise DamagedError(f"checkpoint {str(path)!r} is damaged: {type(error).__name__}: {error}") from None

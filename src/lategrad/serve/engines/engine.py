@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -75,7 +76,9 @@ class Engine(Protocol):
         """Wait no longer for evaluations, nor for what may not come; may be called by a signal handler."""
         ...
 
-    def begin(self, checkpoint: Checkpoint | None) -> None: ...
+    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> None:
+        """Start; ``check`` is called with the record of the start there, before anything is saved."""
+        ...
 
     def start(self, member: int, worker: int) -> None: ...
 

@@ -40,6 +40,8 @@ def _remove(paths: list[Path], parent: int) -> None:
             path.parent.rmdir()
 
 
-for _theirs in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # workers that are just starting inherit it
-    signal.signal(_theirs, signal.SIG_IGN)
+_THEIRS = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+for _number in _THEIRS:  # workers that are just starting inherit it
+    signal.signal(_number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, _THEIRS)  # they were blocked while this process imported torch
 atexit.register(_remove, _listeners(), os.getppid())

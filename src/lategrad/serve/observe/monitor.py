@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.support.files import open_plain
 
 if TYPE_CHECKING:
     from lategrad.serve.settings import Settings
@@ -91,9 +93,9 @@ class LogFiles(Monitor):
         self._last = telemetry.version
         numbers = telemetry._asdict()
         row = {"step": numbers.pop("version"), **numbers.pop("metrics"), **numbers, "workers": workers}
-        with open(self._lines, "a") as file:
+        with open_plain(self._lines, "a") as file:
             file.write(json.dumps(row) + "\n")
-        with open(self._csv, "a", newline="") as file:
+        with open_plain(self._csv, "a", newline="") as file:
             writer = csv.DictWriter(file, _CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
             if file.tell() == 0:
                 writer.writeheader()
@@ -119,7 +121,10 @@ class TensorBoard(Monitor):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ValueError("log='tensorboard' needs another package: pip install 'lategrad[tensorboard]'") from None
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        events = folder / "tensorboard"
+        events.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=events).close()  # where that fails, a thread of TensorBoard prints a traceback
+        self._writer: Any = SummaryWriter(str(events))
 
     def show(self, telemetry: Telemetry, workers: int, delays: Tensor) -> None:
         for name, value in _scalars(telemetry, workers).items():

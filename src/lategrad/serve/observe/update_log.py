@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lategrad.serve.checkpoints.checkpoint import DamagedError
 from lategrad.serve.messages import STATELESS, JobInfo
-from lategrad.support.files import read_regular
+from lategrad.support.files import open_plain, read_plain
 
 _ROW = np.dtype([("time", "<f8"), ("sequence", "<i8"), ("parent_job", "<i8"), ("worker", "<i4"), ("delay", "<i4"),
                  ("local_steps", "<i4")])  # fmt: skip
@@ -95,7 +95,7 @@ class LogFile:
         contents = rows.tobytes()
         if not self._is_long_enough():
             raise OSError(f"{str(self._path)!r} was removed or truncated")
-        with open(self._path, "r+b" if self._path.exists() else "w+b") as file:
+        with open_plain(self._path, "r+b" if self._path.exists() else "w+b") as file:
             file.truncate(self.mark.updates * _ROW.itemsize)  # what an earlier attempt left behind
             file.seek(0, os.SEEK_END)
             file.write(contents)
@@ -107,7 +107,7 @@ class LogFile:
     def read(self, mark: LogMark) -> Rows:
         """The rows up to a mark; the next append overwrites those after it."""
         try:
-            contents = read_regular(self._path, mark.updates * _ROW.itemsize)
+            contents = read_plain(self._path, mark.updates * _ROW.itemsize)
         except FileNotFoundError:
             contents = b""
         except OSError as error:

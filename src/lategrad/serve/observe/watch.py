@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -69,7 +70,7 @@ class Watch:
                     tensors = {"output": output.detach().cpu().contiguous()}
                     shapes = tensor_shapes(self._records.problem)
                     save_file(tensors, part, metadata={"record": json.dumps(record), "tensors": json.dumps(shapes)})
-            except OSError as error:  # a full disk does not end a run
+            except (OSError, SafetensorError) as error:  # a full disk does not end a run
                 warnings.warn(f"the best output could not be saved, training continues: {error}", stacklevel=2)
         if self._patience is not None and newest - best >= self._patience:
             self._stop(f"stopped early: {name} was best after {self._records.steps[best]} updates")

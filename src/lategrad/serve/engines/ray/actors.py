@@ -121,16 +121,12 @@ class ServerActor:
         """Whether the trace was fetched: later updates would be in the records, and not in the trace."""
 
     def begin(
-        self,
-        problem: Problem,
-        rule: AnyRule[Any],
-        settings: Settings,
-        checkpoint: Checkpoint | None,
+        self, problem: Problem, rule: AnyRule[Any], settings: Settings, checkpoint: Checkpoint | None,
         watched: bool = False,
-    ) -> Checkpoint:
+    ) -> Checkpoint:  # fmt: skip
         """Start, from a checkpoint if there is one; returns a first checkpoint of its own."""
-        torch.set_num_threads(settings.threads)
         server = Server(problem, rule, settings, query_in_place=True)
+        torch.set_num_threads(server.threads)
         if watched:
             server.records.listener = self._keep_record
         if checkpoint is not None:
