@@ -1,10 +1,8 @@
-"""One step of SteadyAdam and SteadyMuon: on the CPU, what a server pays for an update; with --cuda, on a GPU.
+"""One step of SteadyAdam and SteadyMuon on the CPU: what a server pays for an update; bench_optim_gpu.py is for GPUs.
 
-A model of square matrices: 10^5, 10^6 and 10^7 parameters on the CPU, 2 x 10^8 in 400 tensors and 100 matrices of
-1024 x 1024 on a GPU. AdamW and Muon are torch's own.
+A model of square matrices with 10^5, 10^6 and 10^7 parameters. AdamW is torch's own.
 """
 
-import argparse
 import time
 
 import torch
@@ -27,23 +25,6 @@ def parameters(shapes, device):
     return params
 
 
-def schedule_free(shapes, device):
-    optimizer = AdamWScheduleFree(parameters(shapes, device), lr=0.01)
-    optimizer.train()
-    return optimizer.step
-
-
-def synchronised(step, device):
-    if device == "cpu":
-        return step
-
-    def run():
-        step()
-        torch.cuda.synchronize()
-
-    return run
-
-
 def on_the_cpu():
     for count, side in ((6, 128), (4, 512), (10, 1000)):
         shapes = [(side, side)] * count
@@ -63,29 +44,5 @@ def on_the_cpu():
         print(f"  a server makes at most {1 / seconds['SteadyMuon']:.1f} updates/s of SteadyMuon")
 
 
-def on_a_gpu():
-    many = [(500_000,)] * 400
-    fused = "torch.optim.AdamW(fused=True)"
-    steps = {fused: torch.optim.AdamW(parameters(many, "cuda"), fused=True).step,
-             "SteadyAdam": SteadyAdam(parameters(many, "cuda")).step}  # fmt: skip
-    if AdamWScheduleFree is not None:
-        steps[FREE] = schedule_free(many, "cuda")
-    seconds = side_by_side({name: synchronised(step, "cuda") for name, step in steps.items()})
-    report("2 x 10^8 parameters in 400 tensors on a GPU", seconds, fused)
-    ratio = seconds["SteadyAdam"] / seconds[fused]
-    verdict(f"SteadyAdam takes at most 1.1x of fused AdamW ({ratio:.2f}x)", ratio <= 1.1)
-    if FREE in seconds:
-        ratio = seconds["SteadyAdam"] / seconds[FREE]
-        verdict(f"SteadyAdam takes at most half of AdamWScheduleFree ({ratio:.2f}x)", ratio <= 0.5)
-    matrices = [(1024, 1024)] * 100
-    steps = {MUON: torch.optim.Muon(parameters(matrices, "cuda")).step,
-             "SteadyMuon": SteadyMuon(parameters(matrices, "cuda")).step}  # fmt: skip
-    seconds = side_by_side({name: synchronised(step, "cuda") for name, step in steps.items()})
-    report("100 matrices of 1024 x 1024 on a GPU", seconds, MUON)
-    verdict("SteadyMuon is no slower than torch.optim.Muon", seconds["SteadyMuon"] <= seconds[MUON])
-
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cuda", action="store_true")
-    on_a_gpu() if parser.parse_args().cuda else on_the_cpu()
+    on_the_cpu()

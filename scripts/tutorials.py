@@ -42,6 +42,7 @@ PAGES = tuple(
         "tutorials/4-drop-in.md",
         "which-rule.md",
         "tutorials/5-reproduce.md",
+        "tutorials/6-pipeline.md",
     )
 )
 NOTEBOOKS = PAGES[:2]

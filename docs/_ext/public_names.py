@@ -27,6 +27,7 @@ MODULES = {
     "lategrad.simulator": "The simulator",
     "lategrad.serve": "Training",
     "lategrad.optim": "PyTorch optimizers",
+    "lategrad.pipeline": "Asynchronous pipelines",
     "lategrad.tolerance_study": "Tolerance of delay",
     "lategrad.sklearn": "scikit-learn estimators",
     "lategrad.integrations.lightning": "Lightning",

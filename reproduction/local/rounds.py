@@ -49,7 +49,7 @@ def train_in_rounds(problem: LocalSteps, rule: AnyRule[Any], settings: Settings,
     workers, _ = settings.worker_range()
     compression = Compression(settings.compression, problem.dim, outputs[0].dtype)
     transport = Processes(problem, settings, compression, is_stopping=lambda: False)
-    with closing(transport), torch_threads(settings.threads), torch.no_grad():
+    with closing(transport), torch_threads(settings.threads or 1), torch.no_grad():
         for worker in range(workers):
             transport.start(worker, worker)
         ready = _from_all(transport, Ready, workers)

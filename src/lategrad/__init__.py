@@ -30,7 +30,7 @@ from lategrad.tolerance_study import DelayRecorder, Tolerance, tolerance
 from lategrad.trace import Trace
 
 if TYPE_CHECKING:
-    from lategrad import optim
+    from lategrad import optim, pipeline
 
 __version__ = "0.2.0"
 
@@ -38,7 +38,7 @@ __all__ = ["FTRL", "OGD", "SGD", "AdaGrad", "AdaGradNorm", "Anytime", "Ball", "B
            "DelayGate", "DelayRecorder", "HalfSpace", "L1Ball", "OptimisticFTRL", "OptimisticOGD",
            "Product", "Scheduled", "Simplex", "Steady", "SteadyAdam", "SteadyMuon", "SteadyShort",
            "StronglyConvexOGD", "Tolerance", "Trace", "WholeSpace", "baselines", "check_synchronous",
-           "clocks", "delays", "in_place", "optim", "parse_rule", "parse_set", "problems", "replay",
+           "clocks", "delays", "in_place", "optim", "parse_rule", "parse_set", "pipeline", "problems", "replay",
            "resume", "serve", "simulate", "theory", "tolerance", "train"]  # fmt: skip
 
 
@@ -47,4 +47,8 @@ def __getattr__(name: str) -> Any:
         import lategrad.optim as optim
 
         return optim
+    if name == "pipeline":
+        import lategrad.pipeline as pipeline
+
+        return pipeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lategrad.delays import Recorded
+from lategrad.delays.stages import StageDelays
 from lategrad.problems.problem import Problem, as_problem
 from lategrad.problems.worker_state import Count, JobResult, init_worker_state, is_stateful, run_job
 from lategrad.registry import as_rule
@@ -123,16 +124,16 @@ def replay(
     """Simulate a rule on the delays and samples that a real training recorded.
 
     With the run's own rule the final parameters are those of the run, to the bit, if both were computed on a CPU
-    of the same kind and the rule's update was not compiled; compiled, kernels may round sums differently, and the
-    vectors agree to a few units in the last place, which the run then amplifies as it does any rounding. With
-    another rule, the result is what it would have done under the same delays.
+    of the same kind, the server had one thread and the rule's update was not compiled; otherwise sums may round
+    differently, and the vectors agree to a few units in the last place, which the run then amplifies as it does any
+    rounding. With another rule, the result is what it would have done under the same delays.
 
     The state of workers (with local steps or compression) is computed again, worker by worker. A run in which a job
     that changed it was not applied (refused, too late, lost with the server) cannot be replayed: the query that the
     job started from is not recorded.
 
     Args:
-        trace: of :func:`~lategrad.train`.
+        trace: of :func:`~lategrad.train`, or of a pipeline (:meth:`lategrad.pipeline.Pipeline.trace`).
         problem: the one that was trained on.
         rule: the run's own, or another, also as a text such as ``"sgd:lr=0.1|1"``; hyper-parameters of shape
             ``(*runs, 1)`` try several at once. If the run had a ``schedule``, a rule that has an lr and is not
@@ -150,6 +151,8 @@ def replay(
     >>> replay(trace, problem, lg.SGD(lr=0.05)).delay_summary().mean == trace.delay_summary().mean
     True
     """
+    if "pipeline" in trace.config:
+        return _replay_pipeline(trace, as_problem(problem), as_rule(rule), record_every, device, progress)
     require("trace", trace.config.get("problem"), trace.sequence is not None and trace.worker is not None,
             "of a real training run: a simulation can be simulated again")  # fmt: skip
     lost = int((cast(Tensor, trace.worker) < 0).sum())
@@ -169,6 +172,22 @@ def replay(
             compile="rule" if trace.config["compiled"] else False, clip=settings.get("clip"),
         )  # fmt: skip
     return replace(replayed, worker=trace.worker)
+
+
+def _replay_pipeline(
+    trace: Trace, problem: Problem, rule: AnyRule[Any], record_every: int | None, device: torch.device | str,
+    progress: bool | None,
+) -> Trace:  # fmt: skip
+    """Simulate a pipeline's delays by stage, on the samples of its microbatches."""
+    options = trace.config["pipeline"]
+    require("problem", trace.config["problem"], "contents" in trace.config, "given to Pipeline.trace(problem, seed)")
+    require_same(problem, trace.config, "that was trained on", same_start=True)
+    require("trace", options, options["microbatches"] == 1 and options["stashing"],
+            "of a pipeline with stashed weights, and with one microbatch for each sample")  # fmt: skip
+    blocks = cast(Any, problem).blocks
+    profile = StageDelays(blocks, tuple(options["delays"]), longest=trace.delays)
+    return simulate(problem, rule, profile, len(trace.delays), seed=trace.config["seeds"][0],
+                    record_every=record_every, device=device, progress=progress, compile=False)  # fmt: skip
 
 
 def _scheduled(rule: AnyRule[Any], schedule: str | None) -> AnyRule[Any]:

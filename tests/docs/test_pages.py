@@ -100,7 +100,7 @@ def test_files_that_the_architecture_names_exist():
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     paths = set(re.findall(r"(?<![\w/.])(?:[a-z_]+/)+[a-z_]*(?:\.py)?|(?<![\w/.])[a-z_]+\.py", text))
     package = ROOT / "src" / "lategrad"
-    inside = ("", "simulator", "serve", "serve/engines/ray", "execution", "execution/codegen", "optim")
+    inside = ("", "simulator", "serve", "serve/engines/ray", "execution", "execution/codegen", "optim", "pipeline")
     folders = [ROOT, *(package / folder for folder in inside)]
     assert len(paths) > 30
     assert [path for path in sorted(paths) if not any((folder / path).exists() for folder in folders)] == []

@@ -99,6 +99,8 @@ def test_what_is_private_in_torch_is_still_there():
     assert callable(torch._C._nn.flatten_dense_tensors)
     assert callable(torch._C._nn.unflatten_dense_tensors)
     assert callable(torch.autograd.graph._engine_run_backward)
+    assert callable(torch.Tensor._make_wrapper_subclass)
+    assert callable(torch._C._disabled_torch_function_impl)
     assert issubclass(torch._dynamo.exc.TorchDynamoException, Exception)
     assert issubclass(torch._inductor.exc.InvalidCxxCompiler, Exception)
     assert issubclass(torch._inductor.exc.CppCompileError, Exception)

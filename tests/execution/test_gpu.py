@@ -6,9 +6,10 @@ import torch
 import lategrad as lg
 from helpers.parameters import ELEMENTWISE, backends, flat
 from lategrad.execution.codegen.emit import CHUNK
-from lategrad.optim import FromRule
+from lategrad.optim import FromRule, SteadyMuon
 from lategrad.problems import LocalSteps, Quadratic, Synchronous
 from lategrad.registry import RULES, build_rule
+from lategrad.rules import _orthogonalize
 from lategrad.rules.rule import apply_update, issue_ticket
 from lategrad.support.runs import owned, tensors
 
@@ -42,7 +43,8 @@ def test_the_optimizer_in_loops_is_its_eager_form(name, domain):
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name not in ELEMENTWISE])
-def test_a_rule_that_looks_at_shapes_is_its_cpu_form(name):
+def test_a_rule_that_looks_at_shapes_is_its_cpu_form(name, monkeypatch):
+    monkeypatch.setattr(_orthogonalize, "_rational", _orthogonalize._polynomial)  # a CPU has a cheaper form
     points = []
     for device in ("cuda", "cpu"):
         params = [torch.nn.Parameter(x.to(device)) for x in on_gpu([(30, 20), (20,), (30, 20)], 0)]
@@ -54,6 +56,22 @@ def test_a_rule_that_looks_at_shapes_is_its_cpu_form(name):
         assert backends(optimizer) == ["eager"]
         points.append(flat(params).cpu())
     torch.testing.assert_close(*points, rtol=1e-2, atol=1e-3)  # products in bf16 or TF32 round by the device
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_steady_muon_in_loops_is_its_eager_form(dtype):
+    shapes = [(300, 64), (20,), (300, 64), (280, 300), (CHUNK + 5,), (300, 64)]
+    points = []
+    for compile in (True, False):
+        params = [torch.nn.Parameter(x) for x in on_gpu(shapes, 0, dtype)]
+        optimizer = SteadyMuon(params, lr=0.05, compile=compile)
+        for t in range(4):
+            for p, grad in zip(params, on_gpu(shapes, t + 1, dtype), strict=True):
+                p.grad = grad
+            optimizer.step(delay=t % 2)
+        assert backends(optimizer) == ["loops" if compile else "eager"]
+        points.append(flat(params).float())
+    torch.testing.assert_close(*points, rtol=1e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-3)
 
 
 @pytest.mark.parametrize("backend", ["loops", "compile"])
@@ -118,3 +136,50 @@ def test_long_gradients_are_shortened_and_refused_as_on_the_cpu(compile):
     assert traces[0].config["refused"] == traces[1].config["refused"]
     assert traces[0].config["refused"][0][1] > 20
     torch.testing.assert_close(traces[0].output, traces[1].output, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sharded_parameters_on_nccl_are_trained_as_plain_ones(dtype, tmp_path):
+    """One rank: all collective operations run, and a checkpoint of the ranks continues."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    def build(shard, kind):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8)).to("cuda", dtype)
+        model = fully_shard(model) if shard else model
+        make = {
+            "muon": lambda: lg.optim.SteadyMuon(model, lr=0.01),
+            "adam": lambda: lg.optim.SteadyAdam(model.parameters(), lr=0.01, compile=None if shard else False),
+            "simplex": lambda: FromRule(model.parameters(), lg.SGD(0.1, domain=lg.Simplex(30.0)), compile=None),
+        }
+        return model, make[kind]()
+
+    def train(model, optimizer, first, last):
+        for t in range(first, last):
+            x = torch.randn(16, 32, generator=torch.Generator().manual_seed(t)).to("cuda", dtype)
+            optimizer.zero_grad()
+            model(x).float().square().mean().backward()
+            optimizer.step(delay=min(t, 2))
+        parts = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+        return torch.cat([p.detach().float().flatten() for p in parts])
+
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        for kind in ("muon", "adam", "simplex"):
+            expected = train(*build(False, kind), 0, 20)
+            saved = build(True, kind)
+            train(*saved, 0, 10)
+            folder = str(tmp_path / kind)
+            dcp.save(dict(zip(("model", "optimizer"), get_state_dict(*saved), strict=True)), checkpoint_id=folder)
+            loaded = build(True, kind)
+            state = dict(zip(("model", "optimizer"), get_state_dict(*loaded), strict=True))
+            dcp.load(state, checkpoint_id=folder)
+            set_state_dict(*loaded, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+            tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+            for result in (train(*saved, 10, 20), train(*loaded, 10, 20)):
+                assert (result - expected).norm() <= tolerance * expected.norm(), kind
+    finally:
+        dist.destroy_process_group()

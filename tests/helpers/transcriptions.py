@@ -399,19 +399,18 @@ def product(a, b):
     ]
 
 
-def newton_schulz(a):
-    """Five steps of X <- 3.4445 X - 4.7750 A X + 2.0315 A A X, A = X X', from a/|a|."""
-    size = length([value for row in a for value in row])
-    a = [[value / size for value in row] for row in a]
-    for _ in range(5):
-        gram = product(a, list(zip(*a, strict=True)))
-        once = product(gram, a)
-        twice = product(gram, once)
-        a = [
-            [3.4445 * p - 4.7750 * q + 2.0315 * r for p, q, r in zip(*rows, strict=True)]
-            for rows in zip(a, once, twice, strict=True)
-        ]
-    return a
+def orthogonal_factor(a):
+    """Of a 2 x 2 matrix: x (C + sum of b / (x^2 + c)) of its singular values, which are over |a a'|^(1/2)."""
+    gram = product(a, list(zip(*a, strict=True)))
+    size = math.sqrt(length([value for row in gram for value in row]))
+    weights = [[0.9619399092429526, 0.0], [0.0, 0.9619399092429526]]
+    for c, b in ((1.8960818006343127e-05, 0.009218828468513678), (0.0091860596284537, 0.1852775182968315)):
+        (p, q), (_, r) = [[value / size**2 for value in row] for row in gram]
+        p, r = p + c, r + c
+        inverse = [[r, -q], [-q, p]]
+        weights = [add(row, [value / (p * r - q * q) for value in other], b)
+                   for row, other in zip(weights, inverse, strict=True)]  # fmt: skip
+    return product(weights, [[value / size for value in row] for row in a])
 
 
 def muon(x0, grads, delays, *, lr, project, mu=0.95):
@@ -419,7 +418,7 @@ def muon(x0, grads, delays, *, lr, project, mu=0.95):
     for g, adam in zip(grads, adam_directions(grads), strict=True):
         m = add([mu * a for a in m], g, 1 - mu)
         n = add([mu * a for a in m], g, 1 - mu)
-        square = newton_schulz([n[:2], n[2:4]])  # in the first four entries; the rest is Adam's
+        square = orthogonal_factor([n[:2], n[2:4]])  # in the first four entries; the rest is Adam's
         step = [0.2 * math.sqrt(2) * value for row in square for value in row] + adam[4:]
         decayed = [p * (1 - lr * (0.1 if j < 4 else 0.01)) for j, p in enumerate(x[-1])]
         x.append(project(add(decayed, step, -lr)))
@@ -433,7 +432,7 @@ def ringmaster_muon(x0, grads, delays, *, lr, threshold, project, mu=0.95):
         if k[-1] - k[t - tau] < threshold:
             m = [mu * a + (1 - mu) * b for a, b in zip(m, g, strict=True)]
             n = [mu * a + (1 - mu) * b for a, b in zip(m, g, strict=True)]
-            square = newton_schulz([n[:2], n[2:4]])
+            square = orthogonal_factor([n[:2], n[2:4]])
             x.append(project(add(x[-1], [*square[0], *square[1], *n[4:]], -lr)))
             k.append(k[-1] + 1)
         else:

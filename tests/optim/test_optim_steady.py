@@ -70,7 +70,7 @@ def test_a_group_says_what_its_parameters_are():
     state = rule.update(state, torch.cat([p.grad.flatten() for p in head]), torch.tensor(0))
     optimizer.step()
     torch.testing.assert_close(torch.cat([p.detach().flatten() for p in head]), rule.query(state))
-    for kinds, message in (("scalar", "valid: matrix, embedding, other"), (["matrix"] * 3, "of shape"), ([], "0|3")):
+    for kinds, message in (("scalar", "kind of '0'"), (["matrix"] * 3, "of '2' .* shape"), ([], "or 3, one")):
         with pytest.raises(ValueError, match=message):
             SteadyMuon([{"params": body, "kinds": kinds}])
 

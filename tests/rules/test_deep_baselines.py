@@ -153,7 +153,7 @@ MATRIX_RULES = {
 def test_matrices_of_one_shape_are_taken_together_and_stay_apart(name):
     """Each moves as it would alone: along its orthogonal factor, singular values about 1, times a factor."""
     make, factor = MATRIX_RULES[name]
-    shapes = [(3, 4), (5,), (3, 4), (2, 3, 2), (8, 3), (3, 4)]
+    shapes = [(3, 4), (5,), (3, 4), (2, 3, 2, 1), (8, 3), (3, 4)]
     parts = [torch.randn(2, *shape, generator=torch.Generator().manual_seed(i)) for i, shape in enumerate(shapes)]
     moves = first_move(make, shapes, torch.cat([part.flatten(1) for part in parts], -1))
     for shape, part, move in zip(shapes, parts, moves, strict=True):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lategrad as lg
+from helpers.transcriptions import orthogonal_factor
 from lategrad.checks import check_rule
 from lategrad.rules.blocks import Block, Blocks, fill_in
 
@@ -33,23 +34,6 @@ def steady_adam(x0, grads, delays, lr, decay):
     return queries, x
 
 
-def product(a, b):
-    return [[sum(p * q for p, q in zip(row, column, strict=True)) for column in zip(*b, strict=True)] for row in a]
-
-
-def newton_schulz(matrix):
-    size = math.sqrt(sum(a * a for row in matrix for a in row))
-    x = [[a / size for a in row] for row in matrix]
-    for _ in range(5):
-        gram = product(x, [list(column) for column in zip(*x, strict=True)])
-        square = product(gram, gram)
-        mixed = [
-            [-4.775 * a + 2.0315 * b for a, b in zip(r, s, strict=True)] for r, s in zip(gram, square, strict=True)
-        ]
-        x = [[3.4445 * a + b for a, b in zip(r, s, strict=True)] for r, s in zip(x, product(mixed, x), strict=True)]
-    return x
-
-
 def steady_muon(x0, grads, delays, lr, decay):
     """The first four entries are a 2 x 2 matrix."""
     z, x, m, v, mean = list(x0), list(x0), [0.0] * len(x0), [0.0] * len(x0), 0.0
@@ -60,7 +44,7 @@ def steady_muon(x0, grads, delays, lr, decay):
         m = [beta * a + (1 - beta) * b for a, b in zip(m, g, strict=True)]
         n = [beta * a + (1 - beta) * b for a, b in zip(m, g, strict=True)]
         v = [0.999 * a + 0.001 * b * b for a, b in zip(v, g, strict=True)]
-        turned = newton_schulz([n[0:2], n[2:4]])
+        turned = orthogonal_factor([n[0:2], n[2:4]])
         d = [0.2 * math.sqrt(2) * a for row in turned for a in row]
         d += [0.3 * a / (math.sqrt(b / (1 - 0.999**t)) + 1e-8) for a, b in zip(n[4:], v[4:], strict=True)]
         step = lr * (t - tau) / t / math.sqrt(1 + max(mean, tau))

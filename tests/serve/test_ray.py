@@ -477,6 +477,20 @@ def test_workers_come_and_go_with_their_machines(cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:stopped")
+def test_workers_share_gpus(cluster):
+    """Those that Ray is told of: to it a GPU is a number."""
+    home = cluster.add_node(num_cpus=4, num_gpus=1)
+    with Run(home, steps=10**6, workers="1:4", num_gpus=0.5, slow="constant:10") as run:
+        run.wait_for(lambda: len(run.training.workers) == 2)
+        run.wait_for_progress()
+        assert ray.available_resources().get("GPU", 0) == 0
+        assert len(run.training.workers) == 2  # there are CPUs for four
+        run.end_and_replay()
+    cluster.remove_node(home)
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_workers_of_other_machines_stay_when_one_is_lost(cluster):
     home, guest = (cluster.add_node(num_cpus=2) for _ in range(2))

@@ -15,7 +15,8 @@ import lategrad as lg
 from lategrad.cli import main as cli
 from lategrad.cli.train_options import argument_help, parse_slow
 from lategrad.problems import Quadratic
-from lategrad.serve import Settings
+from lategrad.serve import Server, Settings
+from lategrad.support.threads import worthwhile_threads
 
 NAMES = [field.name for field in dataclasses.fields(Settings)]
 
@@ -122,3 +123,20 @@ def test_pauses_are_for_all_workers_or_for_some():
     assert parse_slow(["0=constant:5", "2=uniform:1,2"]) == {0: "constant:5", 2: "uniform:1,2"}
     with pytest.raises(ValueError, match="one distribution for all workers, or WORKER=DISTRIBUTION"):
         parse_slow(["constant:5", "1=constant:5"])
+
+
+@pytest.mark.parametrize("num_gpus", [-1, 1.5, 0.25])
+def test_workers_reserve_a_share_of_a_gpu_or_whole_ones_on_ray_alone(num_gpus):
+    with pytest.raises(ValueError, match="num_gpus must be"):
+        Settings(steps=1, num_gpus=num_gpus, engine="processes" if num_gpus == 0.25 else "ray")
+    assert Settings(steps=1, engine="ray", device="cuda").gpus_per_worker == 1
+    assert Settings(steps=1, engine="ray", device="cuda", num_gpus=0.25).gpus_per_worker == 0.25
+    assert Settings(steps=1, engine="ray").gpus_per_worker == 0
+
+
+def test_a_server_takes_the_threads_that_it_is_given_or_measures_them():
+    server = Server(Quadratic(), lg.SGD(lr=0.1), Settings(steps=1, threads=3))
+    assert server.config["threads"] == 3
+    small = Server(Quadratic(), lg.SGD(lr=0.1), Settings(steps=1))
+    assert small.config["threads"] == 1
+    assert worthwhile_threads(2**25, most=4) in (1, 2, 4)

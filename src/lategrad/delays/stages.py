@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lategrad.delays.base import require_count
-from lategrad.rules.blocks import Blocks
+from lategrad.rules.blocks import Blocks, first_matches
 from lategrad.support.validation import require
 
 
@@ -33,6 +32,8 @@ class StageDelays:
     stashing: bool = True
     """False: the backward pass uses the newest version of each stage, not that of the forward pass."""
     model: nn.Module | None = field(default=None, repr=False)
+    longest: Tensor | None = field(default=None, repr=False)
+    """Recorded delays of the first stage, where they are not constant: a pipeline that was drained now and then."""
 
     @property
     def largest(self) -> int:
@@ -116,14 +117,10 @@ def _blocks_of(parts: object) -> Blocks:
 def _by_pattern(names: Sequence[str], patterns: Mapping[str, int]) -> list[int]:
     for pattern, delay in patterns.items():
         require_count(f"stages[{pattern!r}]", delay)
-        is_used = any(fnmatchcase(name, pattern) for name in names)
-        require("each pattern of stages", pattern, is_used, f"one that matches a parameter: {', '.join(names)}")
-    delays = []
-    for name in names:
-        matching = [delay for pattern, delay in patterns.items() if fnmatchcase(name, pattern)]
-        require("stages", dict(patterns), len(matching) > 0, f"with a pattern for {name!r} ('*' matches all)")
-        delays.append(matching[0])
-    return delays
+    delays = first_matches("stages", patterns, [(None, [name]) for name in names])
+    for name, found in zip(names, delays, strict=True):
+        require("stages", dict(patterns), found is not None, f"with a pattern for {name!r} ('*' matches all)")
+    return [found for found in delays if found is not None]
 
 
 def _assign_stages(blocks: Blocks, stages: int) -> list[int]:

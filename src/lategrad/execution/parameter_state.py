@@ -7,22 +7,29 @@ dtype, the tensor is the only copy.
 - As loops, everything is read and written where it is, in the tensors' own memory layouts.
 - Otherwise the update runs on whole vectors: gradients and query are gathered before it, and the query is scattered
   after it. Rules that look at shapes (:mod:`lategrad.rules.blocks`), sort or slice run this way.
+
+Tensors that are sharded over ranks (:mod:`lategrad.execution.dtensors`) have the same state, of which every rank stores
+its part. The update runs eagerly, on a :class:`~lategrad.support.sharded_vector.ShardedVector`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from lategrad.execution.backend import Backend, Run, UnsupportedError, compiled, eager_run
 from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
-from lategrad.rules.rule import AnyRule, issue_ticket, needs_ticket
+from lategrad.execution.codegen.staged import is_staged, staged_init
+from lategrad.execution.dtensors import is_dtensor, like_dtensor, local_part_of, local_parts, shards_of
+from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
 from lategrad.support.runs import leaf_names, map_tensors, require_state
 from lategrad.support.runs import tensors as leaves_of
+from lategrad.support.sharded_vector import ShardedVector, Shards
 from lategrad.support.torch_private import gather, scatter
 
 
@@ -30,9 +37,13 @@ class ParameterState(NamedTuple):
     """A rule's state, apart from the query that the parameters hold."""
 
     vectors: list[dict[str, Tensor]]
-    """For each parameter, the parts of the state that have its shape, by name."""
+    """For each parameter, the parts of the state that have its shape, by name; DTensors for a DTensor."""
     scalars: dict[str, Tensor]
     """The parts that do not grow with the parameters, by name."""
+
+
+Ticket = Tensor | list[Tensor]
+"""A ticket; one that is as long as sharded parameters is a list with a DTensor for each of them."""
 
 
 def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -43,13 +54,38 @@ def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
 def state_template(rule: AnyRule[Any], tensors: Sequence[Tensor]) -> tuple[Any, Any]:
     """A rule and its first state for some tensors, without memory (rules do not look at values).
 
-    Raises a ValueError for a state that is not made of tensors.
+    Raises a ValueError for a state that is not made of tensors, and for sharded tensors a
+    :class:`~lategrad.support.sharded_vector.NotShardedError` for a rule that cannot run on them.
     """
-    meta_rule = map_tensors(lambda t: t.to("meta"), rule)
-    entries = sum(t.numel() for t in tensors)
-    state = meta_rule.init(torch.empty(entries, dtype=common_dtype(tensors), device="meta"))
+    entries, shards = sum(t.numel() for t in tensors), shards_of(tensors)
+    if shards is None and getattr(rule, "blocks", None) is not None:
+        shards = Shards([[(0, entries)]], rank=0)  # follows parts of the vector: some are of some tensors only
+    local = entries if shards is None else shards.count([(0, entries)])
+    meta_rule = in_shards(map_tensors(lambda t: t.to("meta"), rule), shards)
+    state = meta_rule.init(sharded(torch.empty(local, dtype=common_dtype(tensors), device="meta"), shards))
     require_state(state, type(rule).__name__)
+    if shards is not None and shards.group is not None:
+        delay = torch.zeros(1, dtype=torch.int64, device="meta")
+        apply_update(meta_rule, state, meta_rule.query(state), delay, issue_ticket(meta_rule, state))
     return meta_rule, state
+
+
+def in_shards(rule: Any, shards: Shards | None) -> Any:
+    """The rule, with this rank's entries of the vectors that it has, such as the centre of a ball."""
+    if shards is None or shards.size == 1:
+        return rule
+    has_all = (shards.size,)
+    return map_tensors(lambda t: shards.scatter(t) if t.shape == has_all and local_of(t) is t else t, rule)
+
+
+def sharded(local: Tensor, shards: Shards | None) -> Tensor:
+    """The vector of which this rank has the entries ``local``: all of it, or a shard."""
+    return local if shards is None else shards.vector(local)
+
+
+def local_of(vector: Tensor) -> Tensor:
+    """This rank's entries of a vector."""
+    return vector.local if isinstance(vector, ShardedVector) else vector
 
 
 class ParameterStep:
@@ -57,7 +93,7 @@ class ParameterStep:
 
     Args:
         rule: for one run, on the device of the tensors.
-        tensors: floating-point, on one device.
+        tensors: floating-point, on one device; plain ones, or DTensors of one mesh and placement.
         state: what to continue from; None starts from the tensors, which are moved to the first query. One that was
             saved, or made for another dtype or memory layout, is converted; one of another rule is refused.
         backend: as for :func:`lategrad.execution.in_place`.
@@ -69,27 +105,32 @@ class ParameterStep:
         self, rule: AnyRule[Any], tensors: Sequence[Tensor], state: ParameterState | None, backend: str | None,
         maximize: bool = False,
     ) -> None:  # fmt: skip
-        self.rule, self.tensors, self.device = rule, list(tensors), tensors[0].device
-        self.sizes, self.dtype = [t.numel() for t in self.tensors], common_dtype(self.tensors)
-        meta_rule, self._template = state_template(rule, self.tensors)
-        self._leaves = dict(zip(leaf_names(self._template), leaves_of(self._template), strict=True))
-        self._vector_names = [name for name, leaf in self._leaves.items() if leaf.shape == (sum(self.sizes),)]
-        query = meta_rule.query(self._template)
+        self.tensors, self.device, self._shards = list(tensors), tensors[0].device, shards_of(tensors)
+        self.rule = rule = in_shards(rule, self._shards)
+        parts = local_parts(self.tensors)
+        self.sizes, self.dtype = [t.numel() for t in parts], common_dtype(self.tensors)
+        meta_rule, template = state_template(rule, self.tensors)
+        self._leaves: dict[str, Tensor] = dict(zip(leaf_names(template), leaves_of(template), strict=True))
+        self._places = {name: places for name, leaf in self._leaves.items() if (places := self._places_of(name, leaf))}
+        self._short = [name for name, places in self._places.items() if len(places) < len(self.tensors)]
+        query = meta_rule.query(template)
         self._query_name = next((name for name, leaf in self._leaves.items() if leaf is query), None)
-        self.output_is_query = meta_rule.output(self._template) is query
-        self._ticket_form = meta_rule.ticket(self._template) if needs_ticket(meta_rule) else None
+        self.output_is_query = meta_rule.output(template) is query
+        self._ticket_form = meta_rule.ticket(template) if needs_ticket(meta_rule) else None
+        self._template = map_tensors(local_of, template)
         self._query_is_copied = any(not self._holds_query(t) for t in self.tensors)
         # empty_like: the strides of a copy, which has no gaps in its memory.
-        self._strides = [torch.empty_like(t, device="meta").stride() for t in self.tensors]
+        self._strides = [torch.empty_like(t, device="meta").stride() for t in parts]
         self._row_major = all(torch.empty(t.shape, device="meta").stride() == strides
-                              for t, strides in zip(self.tensors, self._strides, strict=True))  # fmt: skip
-        self._forms = [t.stride() for t in self.tensors], [t.dtype for t in self.tensors]
+                              for t, strides in zip(parts, self._strides, strict=True))  # fmt: skip
+        self._forms = [t.stride() for t in parts], [t.dtype for t in parts]
         self._delay = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._pieces: dict[str, list[Tensor]] = {}
         self._addresses: dict[str, list[int]] = {}
         self._whole: dict[str, Tensor] = {}
         self._rule_addresses: list[Address] = []
         self._maximize = maximize
+        self._init: Callable[[list[Any]], None]
         self._loops: dict[bool, Loops] = {}  # by whether the calls bring a ticket
         builders: dict[str, Callable[[], Run]] = {
             "loops": self._build_loops,
@@ -97,6 +138,10 @@ class ParameterStep:
             "eager": lambda: eager_run(rule, maximize),
         }
         self._starts = state is None
+        if self._shards is not None:
+            if backend not in (None, "eager"):
+                raise UnsupportedError(f"{backend}: sharded parameters run eagerly")
+            backend = "eager"
         self._backend = Backend(builders, backend)
         self.state = self._first_state() if state is None else self._adopt(state)
 
@@ -107,44 +152,59 @@ class ParameterStep:
 
     # ---- The state
 
+    def _places_of(self, name: str, leaf: Tensor) -> list[int]:
+        """The tensors that a vector of the state has a piece for; none for a part that does not grow with them."""
+        sizes = [t.numel() for t in self.tensors]
+        if not isinstance(leaf, ShardedVector):
+            return list(range(len(sizes))) if leaf.shape == (sum(sizes),) and self._shards is None else []
+        places = [i for i, end in enumerate(accumulate(sizes))
+                  if any(start <= end - sizes[i] and end <= stop for start, stop in leaf.segments)]  # fmt: skip
+        complete = sum(sizes[i] for i in places) == leaf.numel()
+        if not complete and self._shards is not None:
+            raise ValueError(f"state {name!r} of {type(self.rule).__name__} has parts of sharded parameters: it cannot "
+                             f"be saved")  # fmt: skip
+        return places if complete else []
+
     def _holds_query(self, tensor: Tensor) -> bool:
         """Whether a tensor is the only copy of its part of the query."""
         return self._query_name is not None and tensor.dtype == self.dtype
 
-    def _stored_names(self, tensor: Tensor) -> list[str]:
-        """The vectors of the state that are stored beside a tensor."""
-        return [n for n in self._vector_names if n != self._query_name or not self._holds_query(tensor)]
+    def _stored_at(self, name: str) -> list[int]:
+        """The tensors beside which a vector of the state is stored."""
+        return [i for i in self._places[name] if name != self._query_name or not self._holds_query(self.tensors[i])]
 
     @torch.no_grad()
     def _allocate(self, name: str, state: ParameterState) -> None:
         """Memory for one vector of the state, filled with the values that ``state`` has."""
-        positions = [i for i, t in enumerate(self.tensors) if name in self._stored_names(t)]
+        positions, parts = self._stored_at(name), local_parts(self.tensors)
         sizes = [self.sizes[i] for i in positions]
         vector = torch.empty(sum(sizes), dtype=self._leaves[name].dtype, device=self.device)
-        if self._row_major and len(positions) == len(self.tensors):
+        if self._row_major and positions == self._places[name]:
             self._whole[name] = vector
         for i, part in zip(positions, vector.split(sizes), strict=True):
-            piece = part.as_strided(self.tensors[i].shape, self._strides[i])
+            piece = part.as_strided(parts[i].shape, self._strides[i])
             if name in state.vectors[i]:
-                piece.copy_(state.vectors[i][name])
-            state.vectors[i][name] = piece
+                piece.copy_(local_part_of(state.vectors[i][name], self.tensors[i]))
+            state.vectors[i][name] = like_dtensor(piece, self.tensors[i])
         self._pieces[name] = self._pieces_in(state, name)
         self._addresses[name] = addresses_of(self._pieces[name])
 
     def _pieces_in(self, state: ParameterState, name: str) -> list[Tensor]:
         if name != self._query_name:
-            return [values[name] for values in state.vectors]
+            vectors = [state.vectors[i] for i in self._places[name]] if name in self._short else state.vectors
+            return local_parts([values[name] for values in vectors])
         if not self._query_is_copied:
-            return self.tensors
+            return local_parts(self.tensors)
         pairs = zip(self.tensors, state.vectors, strict=True)
-        return [t if self._holds_query(t) else values[name] for t, values in pairs]
+        return local_parts([t if self._holds_query(t) else values[name] for t, values in pairs])
 
     def _current_pieces(self, name: str) -> list[Tensor]:
         """The pieces of a vector; where a user has replaced one, its values are copied, or it raises."""
         pieces = self._pieces_in(self.state, name)
         if addresses_of(pieces) != self._addresses[name]:
-            for tensor, own, piece in zip(self.tensors, self._pieces[name], pieces, strict=True):
+            for i, own, piece in zip(self._places[name], self._pieces[name], pieces, strict=True):
                 if (piece.shape, piece.dtype, piece.device) != (own.shape, own.dtype, own.device):
+                    tensor = self.tensors[i]
                     raise ValueError(
                         f"state {name!r} of a parameter of shape {tuple(tensor.shape)} on {tensor.device} should be "
                         f"{own.dtype} like it, got {piece.dtype} of shape {tuple(piece.shape)} on {piece.device}"
@@ -155,21 +215,23 @@ class ParameterStep:
     def _first_state(self) -> ParameterState:
         state = ParameterState([{} for _ in self.tensors], {})
         for name, leaf in self._leaves.items():
-            if name in self._vector_names:
+            if name in self._places:
                 self._allocate(name, state)
             else:
-                state.scalars[name] = torch.empty_like(leaf, device=self.device)
+                state.scalars[name] = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device)
         if self.backend == "loops":
-            parts = [self._pieces[n] if n in self._vector_names else state.scalars[n] for n in self._leaves]
+            parts = [self._whole[n] if n in self._short else self._pieces[n] if n in self._places else state.scalars[n]
+                     for n in self._leaves]  # fmt: skip
             rule_tensors = [leaf.split(self.sizes) if leaf.shape == (sum(self.sizes),) else leaf
                             for leaf in leaves_of(self.rule)]  # fmt: skip
-            self._init([*rule_tensors, self.tensors, *parts])
+            self._init([*rule_tensors, local_parts(self.tensors), *parts])
             torch.autograd.graph.increment_version(self.tensors)
             return state
-        first = self.rule.init(gather(self.tensors, self.dtype).clone())  # one tensor may be gathered as itself
+        start = gather(local_parts(self.tensors), self.dtype).clone()  # one tensor may be gathered as itself
+        first = self.rule.init(sharded(start, self._shards))
         for name, leaf in zip(self._leaves, leaves_of(first), strict=True):
-            scatter(leaf, self._pieces[name] if name in self._vector_names else [state.scalars[name]])
-        scatter(self.rule.query(first), self.tensors)
+            scatter(local_of(leaf), self._pieces[name] if name in self._places else [state.scalars[name]])
+        scatter(local_of(self.rule.query(first)), local_parts(self.tensors))
         return state
 
     def _init_loops(self) -> Loops:
@@ -188,21 +250,21 @@ class ParameterStep:
 
     def _adopt(self, state: ParameterState) -> ParameterState:
         """Continue from a state that was saved, or made for another form of the tensors."""
-        _require_names(state.scalars, [n for n in self._leaves if n not in self._vector_names])
-        for tensor, values in zip(self.tensors, state.vectors, strict=True):
-            names = self._stored_names(tensor)
+        _require_names(state.scalars, [n for n in self._leaves if n not in self._places])
+        for i, (tensor, values) in enumerate(zip(self.tensors, state.vectors, strict=True)):
+            names = [name for name in self._places if i in self._stored_at(name)]
             if self._query_name is not None and self._query_name in names:
                 values.setdefault(self._query_name, tensor.detach())  # the tensor was the only copy
             elif self._query_name in values:
                 tensor.copy_(values.pop(self._query_name))
             _require_names(values, names)
-        for name in self._vector_names:
+        for name in self._places:
             self._allocate(name, state)
         return ParameterState(state.vectors, {n: v.to(self.device) for n, v in state.scalars.items()})
 
     # ---- The step
 
-    def __call__(self, grads: Sequence[Tensor | None], delay: int | Tensor, ticket: Tensor | None = None) -> None:
+    def __call__(self, grads: Sequence[Tensor | None], delay: int | Tensor, ticket: Ticket | None = None) -> None:
         """Consume one gradient: a tensor for each of the tensors, None for zeros.
 
         Without a ticket it is that of the present query.
@@ -210,7 +272,7 @@ class ParameterStep:
         self._delay.copy_(delay) if isinstance(delay, Tensor) else self._delay.fill_(delay)
         aligned = self._align(grads)
         if self.backend == "loops":
-            loops, table = self._loops_and_table(aligned, ticket)
+            loops, table = self._loops_and_table(aligned, cast("Tensor | None", ticket))
             loops.run(table)
             torch.autograd.graph.increment_version(self.tensors)
             return
@@ -220,19 +282,24 @@ class ParameterStep:
                 ticket = self._delay[:0]
             elif ticket is None:
                 ticket = issue_ticket(self.rule, state).clone()
-            self._backend.run(state, gather(aligned, self.dtype), self._delay, ticket, None)
+            elif isinstance(ticket, list):
+                ticket = sharded(gather(list(map(local_part_of, ticket, self.tensors))), self._shards)
+            self._backend.run(state, sharded(gather(aligned, self.dtype), self._shards), self._delay, ticket, None)
             for vector, pieces in copies:
                 scatter(vector, pieces)
             if self._query_is_copied:
-                scatter(self.rule.query(state), self.tensors)
+                scatter(local_of(self.rule.query(state)), local_parts(self.tensors))
 
     def _align(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients in the memory layout of their tensors; a missing one is zero."""
+        if is_dtensor(self.tensors[0]):
+            pairs = zip(grads, self.tensors, strict=True)
+            grads = [None if grad is None else local_part_of(grad, t) for grad, t in pairs]
         present = [grad for grad in grads if grad is not None]
         if len(present) == len(grads) and self._forms == ([g.stride() for g in present], [g.dtype for g in present]):
             return present
         aligned = []
-        for tensor, grad in zip(self.tensors, grads, strict=True):
+        for tensor, grad in zip(local_parts(self.tensors), grads, strict=True):
             if grad is None:
                 grad = torch.zeros_like(tensor)
             elif grad.stride() != tensor.stride() or grad.dtype != tensor.dtype:
@@ -243,11 +310,15 @@ class ParameterStep:
     def _whole_state(self) -> tuple[Any, list[tuple[Tensor, list[Tensor]]]]:
         """The state with whole vectors, and those of them that are copies, with the pieces to write back to."""
         leaves, copies = dict(self.state.scalars), []
-        for name in self._vector_names:
+        for name in self._places:
             pieces = self._current_pieces(name)
             leaves[name] = self._whole[name] if name in self._whole else gather(pieces)
             if name not in self._whole and leaves[name].data_ptr() != pieces[0].data_ptr():
                 copies.append((leaves[name], pieces))
+        if self._shards is not None:
+            for name, leaf in self._leaves.items():
+                if isinstance(leaf, ShardedVector):
+                    leaves[name] = ShardedVector(leaves[name], self._shards, leaf.segments)
         names = iter(self._leaves)
         return map_tensors(lambda _: leaves[next(names)], self._template), copies
 
@@ -255,11 +326,12 @@ class ParameterStep:
         if len({t.dtype for t in self.tensors}) > 1 or self._forms[0] != self._strides:
             raise UnsupportedError("tensors of several dtypes, or with gaps in their memory")
         whole = leaves_of((self.rule, self._ticket_form))
-        if not self._row_major and any(t.shape == (sum(self.sizes),) for t in whole):
+        has_matrices = getattr(self.rule, "blocks", None) is not None
+        if not self._row_major and (has_matrices or any(t.shape == (sum(self.sizes),) for t in whole)):
             raise UnsupportedError("a vector in another memory layout")
         self._loops[False] = self._update_loops(None)
         if self._starts:
-            self._init = self._init_loops()
+            self._init = staged_init(self.rule, self.dtype) if is_staged(self.rule) else self._init_loops()
         return self._loops[False]
 
     def _update_loops(self, ticket: Tensor | None) -> Loops:
@@ -281,27 +353,33 @@ class ParameterStep:
             self._ticket = check_form("ticket", ticket, self._ticket_form, self.device)  # a copy must outlive the run
             addresses.append(loops.address(self._ticket))
         for name in self._leaves:
-            if name in self._vector_names:
+            if name in self._places:
                 self._current_pieces(name)
-                addresses.append(self._addresses[name])
+                addresses.append(self._whole[name].data_ptr() if name in self._short else self._addresses[name])
             else:
                 addresses.append(self.state.scalars[name].data_ptr())
         addresses.append(addresses_of(grads))
         if self._query_is_copied:
-            addresses.append(addresses_of(self.tensors))
+            addresses.append(addresses_of(local_parts(self.tensors)))
         return loops, loops.table(addresses)
 
     # ---- What else a host asks for
 
     @torch.no_grad()
-    def ticket(self) -> Tensor | None:
+    def ticket(self) -> Ticket | None:
         """The ticket of the present query, for a rule that needs one."""
-        return self.rule.ticket(self._whole_state()[0]).clone() if needs_ticket(self.rule) else None
+        if not needs_ticket(self.rule):
+            return None
+        ticket = self.rule.ticket(self._whole_state()[0]).clone()
+        if not isinstance(ticket, ShardedVector):
+            return ticket
+        parts = zip(ticket.local.split(self.sizes), local_parts(self.tensors), self.tensors, strict=True)
+        return [like_dtensor(piece.view(part.shape), tensor) for piece, part, tensor in parts]
 
     @torch.no_grad()
     def write_output(self) -> None:
         """Write the rule's output into the tensors, in place of the query."""
-        scatter(self.rule.output(self._whole_state()[0]), self.tensors)
+        scatter(local_of(self.rule.output(self._whole_state()[0])), local_parts(self.tensors))
 
     def __repr__(self) -> str:
         return f"<{self.backend} step of {type(self.rule).__name__} on {len(self.tensors)} tensors>"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from lategrad.optim.rule_optimizer import RuleOptimizer, invalid
+from lategrad.optim.rule_optimizer import RuleOptimizer
 from lategrad.rules import SteadyAdam as SteadyAdamRule
 from lategrad.rules import SteadyMuon as SteadyMuonRule
-from lategrad.rules.blocks import KINDS, Blocks, kind_of
+from lategrad.rules.blocks import Blocks, Kinds
 from lategrad.rules.rule import AnyRule
 
 
@@ -57,18 +58,22 @@ class SteadyMuon(RuleOptimizer):
     """:class:`lategrad.SteadyMuon` as an optimizer: orthogonalised steps that look a delay ahead.
 
     The parameters are the query; what you ship is the average: see :meth:`output`, :meth:`output_state_dict`. Three
-    vectors of state, and one more for what is not a matrix.
+    vectors of state, and one more for what is not a matrix; compiled, a step takes about a third of a vector besides.
 
     Args:
-        params: a module, whose embeddings are then not treated as matrices; or as for any optimizer: then everything
-            with two dimensions and more is a matrix, unless its group says ``kinds``: one of "matrix", "embedding" and
-            "other" for all its parameters, or a list with one for each. The last layer is a matrix here, as in all our
-            measurements; most users of Muon give it to Adam: ``{"params": head.parameters(), "kinds": "other"}``.
+        params: a module, whose layers say which of their parameters are matrices; or as for any optimizer: then the
+            shapes tell, or the groups' ``kinds``.
         lr: as for Muon with its updates scaled to Adam's; the best one without delay is meant to stay the best under
             delay. LR schedulers work.
         weight_decay: decoupled.
+        kinds: what the parameters are, where it should not be found out: "matrix", "embedding", "other" or, for several
+            in one tensor, "n matrices" (attention heads in the rows, experts in the first dimension). One for all, a
+            list, or a mapping from name patterns or modules, such as ``{"head.*": "other"}``, for a module or
+            ``named_parameters()``; in a group, for that group. Print :meth:`parameter_table` to see the result. A
+            parameter of which nothing tells is refused. The last layer is a matrix here, as in all our measurements;
+            most users of Muon make it "other".
         maximize: ascend instead of descend.
-        compile: compile the step, which takes long for this rule, or run it operation by operation (the default).
+        compile: compile the step (takes a second, once), or run it operation by operation; None decides by size.
 
     >>> import torch, lategrad as lg
     >>> model = torch.nn.Linear(3, 2)
@@ -86,27 +91,48 @@ class SteadyMuon(RuleOptimizer):
     recompile_keys = ("weight_decay", "kinds")
 
     def __init__(
-        self, params: ParamsT | nn.Module, lr: float | Tensor = 0.01, *, weight_decay: float = 0.0,
+        self, params: ParamsT | nn.Module, lr: float | Tensor = 0.01, *, weight_decay: float = 0.0, kinds: Kinds = None,
         maximize: bool = False, compile: bool | None = None,
     ) -> None:  # fmt: skip
         if isinstance(params, nn.Module):
-            trained = [p for p in params.parameters() if p.requires_grad]
-            params = [{"params": trained, "kinds": [block.kind for block in Blocks.of_module(params).parts]}]
-        super().__init__(params, lr=lr, weight_decay=weight_decay, kinds=None, maximize=maximize, per_parameter=False,
+            if not isinstance(kinds, Mapping | None):
+                raise ValueError(f"kinds must be a mapping where params is a module, got {kinds!r}")
+            named = [(name, p) for name, p in params.named_parameters() if p.requires_grad]
+            params = [{"params": named, "kinds": Blocks.of_module(params, kinds).require_decided().labels}]
+            kinds = None
+        super().__init__(params, lr=lr, weight_decay=weight_decay, kinds=kinds, maximize=maximize, per_parameter=False,
                          compile=compile)  # fmt: skip
 
-    def _check(self, group: dict[str, Any]) -> None:
-        super()._check(group)
-        kinds, params = group["kinds"], group["params"]
-        if kinds is None:
-            kinds = [kind_of(p) for p in params]
-        if isinstance(kinds, str):
-            kinds = [kinds] * len(params)
-        invalid("kinds", f"{kinds}, for {len(params)} parameters", len(kinds) != len(params))
-        for kind, p in zip(kinds, params, strict=True):
-            invalid("kinds", f"{kind!r}, valid: {', '.join(KINDS)}", kind not in KINDS)
-            invalid("kinds", f"'matrix' for a parameter of shape {tuple(p.shape)}", kind == "matrix" and p.dim() < 2)
-        group["kinds"] = list(kinds)
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its parameters get names if only the others have them, as torch requires of all or none."""
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        if any("param_names" in group for group in self.param_groups) and params and isinstance(params[0], Tensor):
+            params = [(f"group {len(self.param_groups)}: {i}", p) for i, p in enumerate(params)]
+        super().add_param_group({**param_group, "params": params})
+
+    def parameter_table(self) -> str:
+        """How every parameter is taken, as text with a line for each.
+
+        >>> import torch, lategrad as lg
+        >>> optimizer = lg.optim.SteadyMuon(torch.nn.Conv2d(2, 4, 3))
+        >>> print(optimizer.parameter_table())
+        name    shape          taken as
+        weight  4 x 2 x 3 x 3  matrix of 4 x 18
+        bias    4              other
+        >>> optimizer
+        SteadyMuon(lr=0.01, weight_decay=0.0, Blocks(1 matrix, 1 other; 76 entries))
+        """
+        return "\n\n".join(_blocks_of(group).table() for group in self.param_groups)
+
+    def __repr__(self) -> str:
+        groups = [f"lr={group['lr']}, weight_decay={group['weight_decay']}, {_blocks_of(group)!r}"
+                  for group in self.param_groups]  # fmt: skip
+        return f"{type(self).__name__}({'; '.join(groups)})"
 
     def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:
         return SteadyMuonRule(lr, weight_decay=group["weight_decay"])
+
+
+def _blocks_of(group: dict[str, Any]) -> Blocks:
+    return Blocks.of_tensors(group["params"], group["kinds"], group.get("param_names"))

@@ -14,11 +14,13 @@ from torch.optim.optimizer import Optimizer
 from lategrad.delays import DelayModel, Recorded, as_delay_model
 from lategrad.delays.base import require_count
 from lategrad.delays.stages import StageDelays
+from lategrad.execution.dtensors import is_dtensor
 from lategrad.optim.arguments import require_object
 from lategrad.optim.output_mode import output_of, shipped_state
 from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
 from lategrad.optim.stage_versions import StageVersions
 from lategrad.rules.rule import needs_ticket
+from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require
 
 _FIRST_DRAW = 1024
@@ -134,6 +136,8 @@ class Delayed(Optimizer):
             carrying = [g["rule"] for g in optimizer.param_groups if "rule" in g and needs_ticket(g["rule"])]
             require("optimizer", carrying, not carrying, "one whose rule carries no ticket, with delays by stage")
             params = [p for group in optimizer.param_groups for p in group["params"]]
+            sharded = sum(map(is_dtensor, params))
+            require("params", f"{sharded} DTensors", not sharded, "plain tensors, with delays by stage")
             versions = StageVersions(delays, params, delay_cap)
         values: tuple[Any, ...] = (optimizer, delays, delay_cap, seed, steps, 0, {}, versions)
         self.__setstate__(dict(zip(_STATE, values, strict=True)))
@@ -276,6 +280,8 @@ class Delayed(Optimizer):
                                  f"not {getattr(self, name)}")  # fmt: skip
         if ("versions" in own) != (self._versions is not None):
             raise ValueError("the state is of other delays: one of the two is by stage")
+        if "state" in inner:
+            inner["state"] = _with_numbers(inner["state"])
         self.optimizer.load_state_dict(inner)
         if self._versions is not None:
             self._versions.load(own["versions"])
@@ -283,11 +289,11 @@ class Delayed(Optimizer):
         self._reset_draws()
         devices = [p.device for p in self._params()]
         group_devices = [group["params"][0].device if group["params"] else None for group in self.param_groups]
-        for t, saved in own["pending"].items():
+        for t, saved in _with_numbers(own["pending"]).items():
             grads = [None if g is None else g.to(device, copy=True)
                      for g, device in zip(saved["grads"], devices, strict=False)]  # fmt: skip
             tickets = saved["tickets"] and [
-                of_group and [ticket.to(device, copy=True) for ticket in of_group]
+                of_group and map_tensors(lambda t, device=device: t.to(device, copy=True), of_group)  # type: ignore[misc]
                 for of_group, device in zip(saved["tickets"], group_devices, strict=False)
             ]
             self._pending[t] = PendingGradient(grads, tickets)
@@ -304,3 +310,8 @@ class Delayed(Optimizer):
 
     def __repr__(self) -> str:
         return f"Delayed({self.optimizer!r}, {self.delays!r}, delay_cap={self.delay_cap})"
+
+
+def _with_numbers(saved: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Numbers as keys, of which ``torch.distributed.checkpoint`` makes texts."""
+    return {int(key) if isinstance(key, str) and key.isdigit() else key: value for key, value in saved.items()}

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from lategrad.execution.dtensors import GatherAnew, is_dtensor, largest_over_ranks, local_part_of, local_parts
+
 Values = dict[Tensor, Tensor]
 """A value for some parameters."""
 
@@ -63,6 +65,8 @@ class OutputMode(Optimizer):
     """The queries of the parameters that hold an output now; None when they hold the query."""
     _loaded: Values
     """The queries that came with a state saved in eval mode, until the first step."""
+
+    _gathering: GatherAnew | None = None
 
     def _reset_mode(self) -> None:
         self._evaluating, self._queries, self._loaded = False, None, {}
@@ -137,10 +141,15 @@ class OutputMode(Optimizer):
 
     def _show_output(self) -> None:
         self._queries = self._write_output() or None
+        if any(map(is_dtensor, self._queries or ())):
+            self._gathering = GatherAnew()
 
     def _show_query(self) -> None:
         write_values(self._queries or {})
         self._queries = None
+        if self._gathering is not None:
+            self._gathering.close()
+            self._gathering = None
 
     # ---- Saving while the parameters hold the output
 
@@ -167,7 +176,9 @@ class OutputMode(Optimizer):
     def _check_loaded(self) -> None:
         """Before the first step after loading: raise if the model, with its output, was loaded over the queries."""
         loaded, self._loaded = self._loaded, {}
-        if any(not torch.equal(p, query.to(p.device, p.dtype)) for p, query in loaded.items()):
+        queries = [local_part_of(query, p).to(p.device, p.dtype) for p, query in loaded.items()]
+        equal = all(map(torch.equal, local_parts(list(loaded)), queries))
+        if loaded and largest_over_ranks(next(iter(loaded)), [not equal])[0]:
             raise RuntimeError(
                 "the parameters have changed since load_state_dict() put the query there: the state was saved in eval "
                 "mode, so load the model before the optimizer"

@@ -15,7 +15,9 @@ from torch.optim.optimizer import ParamsT
 
 from lategrad.execution import ParameterState, ParameterStep, in_place
 from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
-from lategrad.execution.parameter_state import state_template
+from lategrad.execution.codegen.staged import is_staged
+from lategrad.execution.dtensors import check_sharding, is_dtensor, largest_over_ranks, local_parts, shards_of
+from lategrad.execution.parameter_state import Ticket, in_shards, local_of, sharded, state_template
 from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
 from lategrad.optim.output_mode import OutputMode, Values, write_values
 from lategrad.registry import parse_set
@@ -24,9 +26,12 @@ from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
 from lategrad.support.torch_private import gather, scatter
-from lategrad.support.validation import Scalar
+from lategrad.support.validation import Scalar, require
 
-Tickets = list[list[Tensor] | None]
+ALWAYS_CHECKED = 8
+"""Steps in which ranks always compare their delays; later in step 16, 32, 64, ... only."""
+
+Tickets = list[list[Ticket] | None]
 """The tickets of the queries of all groups, for rules that need them."""
 
 
@@ -77,6 +82,9 @@ class RuleOptimizer(OutputMode):
             invalid(f"{name} value", group[name], not isinstance(group[name], bool))
         invalid("compile value", group["compile"], not isinstance(group["compile"], bool | None))
         invalid("weight_decay value", group["weight_decay"], not is_number(group["weight_decay"], low=0))
+        if "kinds" in group:
+            blocks = Blocks.of_tensors(group["params"], group["kinds"], group.get("param_names"))
+            group["kinds"] = blocks.require_decided().labels
 
     # ---- torch.optim's contract
 
@@ -116,10 +124,12 @@ class RuleOptimizer(OutputMode):
         all_grads = [[p.grad for p in group["params"]] for group in self.param_groups]
         if {grad.layout for grads in all_grads for grad in grads if grad is not None} - {torch.strided}:
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
-        for i, grads in enumerate(all_grads):
-            if all(grad is None for grad in grads):
-                continue
-            steps = self._steps_with_current_lr(i)
+        present = [i for i, grads in enumerate(all_grads) if any(grad is not None for grad in grads)]
+        steps_of = {i: self._steps_with_current_lr(i) for i in present}
+        for i in present:
+            self._cache[i].require_agreement(delay)
+        for i, steps in steps_of.items():
+            grads = all_grads[i]
             if self._cache[i].skips_some:
                 pairs = zip(self.param_groups[i]["params"], grads, strict=True)
                 grads = [grad for p, grad in pairs if p.numel() and p.requires_grad]
@@ -144,6 +154,7 @@ class RuleOptimizer(OutputMode):
         for group in saved["param_groups"]:
             for name in self.not_saved:
                 group.pop(name, None)
+            group["without_query"] = self._queries is not None  # then the model's state lacks it
         return self._with_queries(saved)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -154,12 +165,16 @@ class RuleOptimizer(OutputMode):
         self.require_query("load_state_dict()")
         needed = {*self.recompile_keys, "maximize", "per_parameter", "scalars"} - {*self.not_saved, "weight_decay"}
         require_state_of(type(self).__name__, state_dict, needed)
+        if "query" not in state_dict and any(group.get("without_query") for group in state_dict["param_groups"]):
+            raise ValueError("the state was saved in eval mode or inside output(), and the query has been dropped, as "
+                             "torch.distributed.checkpoint does: save it in train mode")  # fmt: skip
         before: dict[str, Any] = {"state": self.state, "param_groups": self.param_groups}
         super().load_state_dict(dict(state_dict))
         with ExitStack() as undo:
             undo.callback(self.__setstate__, before)
             for old, group in zip(before["param_groups"], self.param_groups, strict=True):
                 group |= {name: old[name] for name in self.not_saved if name in old}
+                group.pop("without_query", None)
                 group.setdefault("weight_decay", old["weight_decay"])  # missing in old states
             queries = self._saved_queries(state_dict)
             undo.callback(write_values, {p: p.detach().clone() for p in queries})
@@ -217,7 +232,8 @@ class RuleOptimizer(OutputMode):
         for rule, params in self._vectors(group, torch.ones(1, dtype=torch.float64, device=device)):
             state_template(rule, params)  # raises for a state that cannot be saved
             if not isinstance(rule.domain, WholeSpace):
-                scatter(rule.domain.project(gather(params)), params)
+                shards, parts = shards_of(params), local_parts(params)
+                scatter(local_of(in_shards(rule, shards).domain.project(sharded(gather(parts), shards))), parts)
 
     def in_place_steps(self, i: int) -> list[ParameterStep]:
         """The step of each vector of group i; ``backend`` says what runs it.
@@ -241,9 +257,12 @@ class RuleOptimizer(OutputMode):
         lr = torch.ones(1, dtype=torch.float64, device=params[0].device if params else None)
         vectors = self._vectors(group, lr)
         compile = group["compile"]
+        if any(shards_of(members) is not None for _, members in vectors):
+            invalid("compile value", "True: the step of sharded parameters cannot be compiled", compile is True)
+            compile = False
         if compile is None:
             total = sum(p.numel() for p in params)
-            shaped = any(getattr(rule, "blocks", None) is not None for rule, _ in vectors)  # slow to compile
+            shaped = any(getattr(rule, "blocks", None) is not None and not is_staged(rule) for rule, _ in vectors)
             compile = not shaped and compiling_pays(EXPECTED_STEPS, total, backend="loops")
         saved = group["scalars"] or [None] * len(vectors)
         if len(saved) != len(vectors):
@@ -287,12 +306,27 @@ class _CachedSteps:
     trained: list[bool]
     """Whether each parameter requires a gradient."""
     last_lr: float = 1.0
+    calls: int = 0
+
+    def require_agreement(self, delay: int | Tensor) -> None:
+        """Raise if ranks that share a parameter disagree about the delay or the learning rate.
+
+        That takes a collective operation, so it is checked in the first steps, and then ever more rarely.
+        """
+        self.calls += 1
+        often = self.calls <= ALWAYS_CHECKED or self.calls & (self.calls - 1) == 0
+        if self.steps and is_dtensor(self.params[0]) and often:
+            lr, late = self.lr.item(), float(delay)
+            low_lr, low_delay, lr, late = largest_over_ranks(self.params[0], [-lr, -late, lr, late])
+            for name, low, high in (("lr", -low_lr, lr), ("delay", -low_delay, late)):
+                require(name, f"values from {low:g} to {high:g}", low == high, "the same on every rank")
 
 
 def _check_params(name: str, params: list[Tensor]) -> None:
     devices = {p.device for p in params}
     if len(devices) > 1:
         raise ValueError(f"{name} needs the parameters of a group on one device, got {sorted(map(str, devices))}")
+    check_sharding(name, params)
     for p in params:
         if not p.is_floating_point():
             raise ValueError(f"{name} needs floating-point parameters, got {p.dtype}")

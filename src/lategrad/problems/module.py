@@ -71,6 +71,8 @@ class ModuleProblem:
         metrics: from (module output, targets) to a mean over the batch, by name; recorded on the held-out data.
         columns: where rows are dicts: ``("image", "label")``, or ``(("input_ids", "attention_mask"), "labels")``
             for inputs that are passed by name.
+        kinds: which parameters are matrices, where rules such as :class:`~lategrad.SteadyMuon` should not find it out:
+            see :meth:`lategrad.Blocks.of_module`; ``{"head.*": "other"}``.
 
     >>> from lategrad.problems import load
     >>> mlp = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -90,6 +92,7 @@ class ModuleProblem:
         sampling: str = "iid", evaluate: int | None = None, micro_batch: int | None = None, test: Any = None,
         validation: float = 0.0, evaluate_held_out: int | None = None,
         metrics: Mapping[str, Callable[[Any, Tensor], Tensor]] | None = None, columns: Columns | None = None,
+        kinds: Mapping[str | nn.Module, str] | None = None,
     ) -> None:  # fmt: skip
         counts = {"evaluate": evaluate, "micro_batch": micro_batch, "evaluate_held_out": evaluate_held_out}
         for name, value in counts.items():
@@ -103,7 +106,8 @@ class ModuleProblem:
         self._tracking = list(tracking_layers(self.module))
         self.training = FlatModule(stop_tracking(copy.deepcopy(module)))
         self.evaluated = FlatModule(copy.deepcopy(module).eval())
-        self.blocks = Blocks.of_module(module)
+        self.blocks = Blocks.of_module(module, kinds)
+        self._labels = self.blocks.labels if kinds else []  # what was told is part of the problem
         self.dim = self.training.dim
         require("module", module, self.dim > 0, "a module with parameters to train")
         self.data, self.splits = data, split_data(data, test, validation, evaluate, columns)
@@ -119,7 +123,7 @@ class ModuleProblem:
         """Data, module with all that is not trained, name of the loss; not the first parameters, which are random."""
         contents = hashlib.sha256(self.splits.loss_rows.fingerprint())
         trained = {block.name: block.shape for block in self.blocks.parts}
-        contents.update(repr(list(trained.items())).encode())
+        contents.update(repr(list(trained.items()) + self._labels).encode())
         for part in (part for name, part in self.module.state_dict().items() if name not in trained):
             contents.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         loss = getattr(self.loss_of_batch, "__name__", type(self.loss_of_batch).__name__)

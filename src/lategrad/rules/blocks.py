@@ -4,40 +4,85 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lategrad.support.validation import require_choice
+from lategrad.support.validation import require
 
 KINDS = ("matrix", "embedding", "other")
 """Singular values mean something for a matrix, which maps vectors to vectors, but not for the rows of an embedding."""
+UNDECIDED = "undecided"
+"""The kind of a tensor whose module and shape do not tell; rules that use kinds refuse it."""
+_VALID = ", ".join(map(repr, KINDS)) + " or, for several in one tensor, 'n matrices' such as '12 matrices'"
 
 AnyRule = TypeVar("AnyRule")
+Value = TypeVar("Value")
+Kinds = str | Sequence[str] | Mapping[Any, str] | None
+"""One kind for all tensors, one for each, or some of them by pattern of name or by module."""
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_WITH_MATRICES = (nn.Linear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_WITHOUT_MATRICES = (nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
 class Block:
-    """One tensor of a model."""
+    """One tensor of a model.
+
+    Args:
+        name: of the parameter.
+        shape: of the tensor.
+        label: its kind, "matrix", "embedding" or "other"; or "n matrices" that lie one after another in it, such as
+            attention heads in the rows of a projection or experts in the first dimension.
+
+    >>> Block("query.weight", (12, 8), "3 matrices").matrix_shape  # three heads
+    (3, 4, 8)
+    >>> Block("experts", (5, 4, 8), "5 matrices").matrix_shape
+    (5, 4, 8)
+    >>> Block("convolution.weight", (6, 4, 3, 3), "matrix").matrix_shape
+    (6, 36)
+    """
 
     name: str
     shape: tuple[int, ...]
-    kind: str
+    label: str
 
     def __post_init__(self) -> None:
-        require_choice("kind", self.kind, KINDS)
+        require(f"kind of {self.name!r}", self.label, self.kind in (*KINDS, UNDECIDED), _VALID)
+        if self.kind == "matrix" and self.size:
+            fits = len(self.shape) >= 2 and self.count != 0 and math.prod(self.matrix_shape) == self.size
+            require(f"kind of {self.name!r}", self.label, fits, f"one that its shape {self.shape} allows: a matrix has "
+                    f"two dimensions, n matrices divide the first dimension or make up several")  # fmt: skip
+
+    @property
+    def count(self) -> int | None:
+        """The number of matrices, if it is not one that fills the tensor."""
+        stacked = re.fullmatch(r"(\d+) matrices", str(self.label))
+        return int(stacked[1]) if stacked else None
+
+    @property
+    def kind(self) -> str:
+        return self.label if self.count is None else "matrix"
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
     @property
-    def matrix_shape(self) -> tuple[int, int]:
-        """Rows and columns; a convolution has a row for every output channel."""
-        return self.shape[0], math.prod(self.shape[1:])
+    def matrix_shape(self) -> tuple[int, ...]:
+        """Rows and columns, after the count of several matrices; a convolution has a row for every output channel."""
+        first, second, *rest = self.shape
+        if self.count is None:
+            return first, math.prod(self.shape[1:])
+        if rest and self.count % first == 0:  # the first dimension counts matrices, each with rows of its own
+            return self.count, first * second // self.count, math.prod(rest)
+        return self.count, first // self.count, math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -58,19 +103,84 @@ class Blocks:
     parts: tuple[Block, ...]
 
     @classmethod
-    def of_module(cls, module: nn.Module) -> Blocks:
-        """The trainable parameters of a module, in its order."""
-        embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-        named = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
-        return cls(tuple(Block(name, tuple(p.shape), "embedding" if id(p) in embeddings else kind_of(p))
-                         for name, p in named))  # fmt: skip
+    def of_module(cls, module: nn.Module, kinds: Mapping[str | nn.Module, str] | None = None) -> Blocks:
+        """The trainable parameters of a module, in its order.
+
+        Modules of torch say what their tensors are: embeddings (also where another layer shares their weight), linear,
+        recurrent and attention layers, convolutions (one matrix for each of their groups), normalisation. Other tensors
+        are judged by their shape, as in :meth:`of_tensors`.
+
+        Args:
+            module: the model.
+            kinds: what some parameters are, by pattern of their name or by submodule: "matrix", "embedding", "other",
+                or "n matrices". The first key that matches counts, and every key must match.
+
+        >>> attention = nn.MultiheadAttention(8, num_heads=2)
+        >>> print(Blocks.of_module(attention, {"in_proj_weight": "6 matrices", attention.out_proj: "other"}).table())
+        name             shape   taken as
+        in_proj_weight   24 x 8  6 matrices of 4 x 8
+        in_proj_bias     24      other
+        out_proj.weight  8 x 8   other
+        out_proj.bias    8       other
+        """
+        names: dict[Tensor, list[str]] = {}
+        found: dict[Tensor, list[str]] = {}
+        for path, part in module.named_modules(remove_duplicate=False):
+            for name, p in part.named_parameters(path, recurse=False):
+                names.setdefault(p, []).append(name)
+                found.setdefault(p, []).append(_kind_in(part, name.rpartition(".")[2], p))
+        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        told = first_matches("kinds", kinds or {}, [(p, names[p]) for _, p in trained])
+        labels = ["embedding" if "embedding" in found[p] else found[p][0] for _, p in trained]
+        return cls(tuple(Block(name, tuple(p.shape), label if said is None else said)
+                         for (name, p), said, label in zip(trained, told, labels, strict=True)))  # fmt: skip
 
     @classmethod
-    def of_tensors(cls, tensors: Iterable[Tensor], kinds: Sequence[str] | None = None) -> Blocks:
-        """Tensors without names: those with two dimensions and more are matrices unless ``kinds`` says otherwise."""
+    def of_tensors(cls, tensors: Iterable[Tensor], kinds: Kinds = None, names: Sequence[str] | None = None) -> Blocks:
+        """Tensors without their modules: matrices where the shape leaves little doubt, unless ``kinds`` tells.
+
+        These are tensors of two dimensions, and of four and more (convolutions), with at least two rows and columns. A
+        row or a column may be a vector, three dimensions a convolution or a stack of matrices: they stay undecided.
+        """
         tensors = list(tensors)
-        pairs = zip(tensors, kinds or [kind_of(tensor) for tensor in tensors], strict=True)
-        return cls(tuple(Block(str(i), tuple(tensor.shape), kind) for i, (tensor, kind) in enumerate(pairs)))
+        told: Sequence[str | None] = [None] * len(tensors)
+        if isinstance(kinds, Mapping):
+            remedy = "one kind, or a list, for parameters without names: pass the module, or its named_parameters()"
+            require("kinds", kinds, names is not None, remedy)
+            told = first_matches("kinds", kinds, [(p, [name]) for p, name in zip(tensors, names or (), strict=True)])
+        elif kinds is not None:
+            told = [kinds] * len(tensors) if isinstance(kinds, str) else kinds
+            require("kinds", kinds, len(told) == len(tensors), f"one kind, or {len(tensors)}, one for each parameter")
+        names = names or [str(i) for i in range(len(tensors))]
+        return cls(tuple(Block(name, tuple(p.shape), kind_of(p) if said is None else said)
+                         for name, p, said in zip(names, tensors, told, strict=True)))  # fmt: skip
+
+    @property
+    def labels(self) -> list[str]:
+        """The kind of each tensor, as ``kinds`` takes them."""
+        return [block.label for block in self.parts]
+
+    def require_decided(self) -> Blocks:
+        """Itself; raises a ``ValueError`` if the kind of some tensor is not known."""
+        open_ = [block for block in self.parts if block.kind == UNDECIDED and block.size]
+        if open_:
+            listed = ", ".join(f"{block.name!r} {block.shape}" for block in open_)
+            raise ValueError(
+                f"is it a matrix? Neither a known module nor the shape tells for the parameters {listed}. Say it with "
+                f"kinds=, such as {{{open_[0].name!r}: 'other'}} (a list with one for each where they have no names): "
+                f"{_VALID}, stacked in the first dimension. For weights of layers of torch, pass the module instead."
+            )
+        return self
+
+    def table(self) -> str:
+        """How every tensor is taken, as text with a line for each."""
+        rows = [("name", "shape", "taken as")]
+        for block in self.parts:
+            parts = " x ".join(map(str, block.matrix_shape[-2:])) if block.kind == "matrix" else ""
+            rows.append((block.name, " x ".join(map(str, block.shape)) or "scalar",
+                         f"{block.label} of {parts}" if parts else block.kind))  # fmt: skip
+        widths = [max(len(row[i]) for row in rows) for i in range(2)]
+        return "\n".join(f"{name:{widths[0]}}  {shape:{widths[1]}}  {kind}" for name, shape, kind in rows)
 
     @property
     def size(self) -> int:
@@ -89,23 +199,61 @@ class Blocks:
         return torch.cat(flat, dim=-1)
 
     def __repr__(self) -> str:
-        counts = [(kind, sum(block.kind == kind for block in self.parts)) for kind in KINDS]
+        counts = [(kind, sum(block.kind == kind for block in self.parts)) for kind in (*KINDS, UNDECIDED)]
         return f"Blocks({', '.join(f'{count} {kind}' for kind, count in counts if count)}; {self.size} entries)"
 
 
 def kind_of(tensor: Tensor) -> str:
-    """The kind of a tensor, judged by its shape alone."""
-    return "matrix" if tensor.dim() >= 2 else "other"
+    """The kind of a tensor, judged by its shape alone; "undecided" where that does not tell."""
+    if tensor.dim() < 2:
+        return "other"
+    return "matrix" if tensor.dim() != 3 and min(tensor.shape[:2]) != 1 else UNDECIDED
+
+
+def _kind_in(module: nn.Module, name: str, p: Tensor) -> str:
+    """The kind of a parameter of that name in the module that holds it."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return "embedding"
+    if p.dim() < 2 or isinstance(module, _WITHOUT_MATRICES) or name in ("bias_k", "bias_v"):
+        return "other"
+    if isinstance(module, _CONVOLUTIONS):
+        return f"{module.groups} matrices" if module.groups > 1 else "matrix"
+    return "matrix" if isinstance(module, _WITH_MATRICES) else kind_of(p)
+
+
+def first_matches(
+    what: str, patterns: Mapping[Any, Value], named: Sequence[tuple[Tensor | None, Sequence[str]]]
+) -> list[Value | None]:
+    """The value of the first pattern that matches each parameter; None where none does.
+
+    Args:
+        what: the argument that messages are about.
+        patterns: values by pattern of names, or by module; each must match.
+        named: the parameters, each with all its names.
+    """
+    values: list[Value | None] = [None] * len(named)
+    for pattern, value in patterns.items():
+        require(f"each pattern of {what}", pattern, isinstance(pattern, str | nn.Module), "a text or a module")
+        require(f"{what}[{pattern!r}]", value, value is not None, "given")
+        own = set(pattern.parameters()) if isinstance(pattern, nn.Module) else set()
+        matching = [i for i, (p, names) in enumerate(named) if p in own or (isinstance(pattern, str) and any(
+                    fnmatchcase(name, pattern) for name in names))]  # fmt: skip
+        require(f"each pattern of {what}", pattern, len(matching) > 0,
+                f"one that matches a parameter: {', '.join(name for _, names in named for name in names)}")  # fmt: skip
+        for i in matching:
+            values[i] = value if values[i] is None else values[i]
+    return values
 
 
 def fill_in(rule: AnyRule, blocks: Blocks | None) -> AnyRule:
-    """The rule with its host's blocks, if it takes blocks and has none of its own.
+    """The rule with its host's blocks, if it takes blocks and has none of its own; raises if a kind is undecided.
 
     >>> fill_in("a rule without blocks", Blocks(()))
     'a rule without blocks'
     """
     if blocks is None or getattr(rule, "blocks", blocks) is not None:
         return rule
+    blocks.require_decided()
     inside = getattr(rule, "with_blocks", None)  # of a rule that wraps another
     filled: Any = inside(blocks) if inside else dataclasses.replace(rule, blocks=blocks)  # type: ignore[type-var]
     return filled  # type: ignore[no-any-return]

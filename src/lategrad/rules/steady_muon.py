@@ -118,12 +118,23 @@ class SteadyMuon:
         return state.q
 
     def update(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> SteadyMuonState:
+        return self.advance(state, grad, delay, self._matrix_direction(self.momentum(state, grad, delay)))
+
+    def momentum(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> Tensor:
+        """n, which is orthogonalised where it is a matrix."""
+        _, n = self._momenta(state, grad, delay)
+        return n
+
+    def advance(
+        self, state: SteadyMuonState, grad: Tensor, delay: Delay, direction: Tensor | None = None
+    ) -> SteadyMuonState:
+        """The update along ``direction``; None where there is no matrix, and every entry has Adam's direction."""
         t = state.t + 1
         mean_delay = next_mean_delay(state.mean_delay, delay, t)
-        beta = as_dtype(1 - 1 / (_MEMORY + mean_delay), grad)
-        m = torch.lerp(grad, state.m, beta)
-        n = torch.lerp(grad, m, beta)
-        d, v = self._direction(grad, n, state.v, t)
+        m, n = self._momenta(state, grad, delay)
+        v = torch.lerp(state.v, self._others(grad) ** 2, 1 - _BETA2)
+        adam = _OTHER * self._others(n) / root_mean_square(v, t, _BETA2, _EPS)
+        d = adam if direction is None else self._join(direction, adam)
 
         lr = self.lr * (t - delay).clamp_min(1) / t / (1 + torch.maximum(mean_delay, delay + 0 * t)).sqrt()
         z = self.domain.project(decayed(state.z, lr, self.weight_decay) - as_dtype(lr, grad) * d)
@@ -139,20 +150,32 @@ class SteadyMuon:
         r"""After T updates, :math:`x_{T+1}`."""
         return state.x
 
+    def _momenta(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> tuple[Tensor, Tensor]:
+        mean_delay = next_mean_delay(state.mean_delay, delay, state.t + 1)
+        beta = as_dtype(1 - 1 / (_MEMORY + mean_delay), grad)
+        m = torch.lerp(grad, state.m, beta)
+        return m, torch.lerp(grad, m, beta)
+
     def _others(self, x: Tensor) -> Tensor:
         """The entries that are in no matrix, in one piece."""
-        if self.blocks is None:
+        kinds = {"other"} if self.blocks is None else {block.kind for block in self.blocks.parts}
+        if self.blocks is None or "matrix" not in kinds:
             return x
         parts = zip(x.split([block.size for block in self.blocks.parts], dim=-1), self.blocks.parts, strict=True)
-        return torch.cat([x[..., :0], *(part for part, block in parts if block.kind != "matrix")], dim=-1)
+        others = [part for part, block in parts if block.kind != "matrix"]
+        return torch.cat(others, dim=-1) if others else x[..., :0]
 
-    def _direction(self, grad: Tensor, n: Tensor, v: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        v = torch.lerp(v, self._others(grad) ** 2, 1 - _BETA2)
-        adam = _OTHER * self._others(n) / root_mean_square(v, t, _BETA2, _EPS)
-        if self.blocks is None:
-            return adam, v
-        steps = matrix_steps(self.blocks, self.blocks.split(n))
-        rest = [i for i, block in enumerate(self.blocks.parts) if block.kind != "matrix"]
-        for i, part in zip(rest, adam.split([self.blocks.parts[i].size for i in rest], dim=-1), strict=True):
-            steps[i] = part.reshape(steps[i].shape)
-        return self.blocks.join(steps), v
+    def _matrix_direction(self, n: Tensor) -> Tensor | None:
+        """n with the steps of its matrices in their places; None where there is none."""
+        if self.blocks is None or all(block.kind != "matrix" for block in self.blocks.parts):
+            return None
+        return self.blocks.join(matrix_steps(self.blocks, self.blocks.split(n)))
+
+    def _join(self, direction: Tensor, adam: Tensor) -> Tensor:
+        """The direction with Adam's in the entries that are in no matrix."""
+        if not adam.shape[-1] or self.blocks is None:
+            return direction
+        sizes = [block.size for block in self.blocks.parts]
+        others = iter(adam.split([block.size for block in self.blocks.parts if block.kind != "matrix"], dim=-1))
+        pairs = zip(direction.split(sizes, dim=-1), self.blocks.parts, strict=True)
+        return torch.cat([part if block.kind == "matrix" else next(others) for part, block in pairs], dim=-1)

@@ -42,6 +42,7 @@ from lategrad.serve.settings import Settings
 from lategrad.serve.worker import keeps_state
 from lategrad.sets import norm
 from lategrad.support.runs import map_tensors, tensors
+from lategrad.support.threads import free_cores, worthwhile_threads
 from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
 
@@ -84,6 +85,8 @@ class Server:
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype, self.device = query.shape[-1], query.dtype, device
         self.compression = Compression(settings.compression, self.dim, self.dtype)
+        vector, cores = (query.nbytes if device.type == "cpu" else 0), free_cores(settings.worker_range()[1])
+        self.threads = worthwhile_threads(vector, cores) if settings.threads is None else settings.threads
         self._query_in_place = query_in_place and any(query is leaf for leaf in tensors(self.state))
         self._writes_query = not self._query_in_place and device.type == "cpu"  # in the pass of the update
         shaped = getattr(rule, "blocks", None) is not None  # its matrix products gain little, and compile for long
@@ -92,8 +95,8 @@ class Server:
         self._update = in_place(self.rule, self.state, backend=None if self.compiled else "eager")
         self.config: dict[str, Any] = {
             **identify(problem), "rule": describe(rule), "steps": self.steps, "compiled": self.compiled,
-            "backend": self._update.backend, "torch": torch.__version__, "settings": settings.saved(), "replaced": {},
-            "returns": 0,
+            "threads": self.threads, "backend": self._update.backend, "torch": torch.__version__,
+            "settings": settings.saved(), "replaced": {}, "returns": 0,
         }  # fmt: skip
         self.log = UpdateLog()
         # A copy of its own: a thread may evaluate while the user's callback does.

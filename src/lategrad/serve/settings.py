@@ -45,8 +45,9 @@ class Settings:
     data_shards: int | None = None
     device: str = "cpu"
     server_device: str = "cpu"
+    num_gpus: float | None = None
     slow: Slow = None
-    threads: int = 1
+    threads: int | None = None
     prefetch: int = 0
     compression: str = "none"
     deadline: float = 300.0
@@ -71,11 +72,11 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", str(self.device))  # a torch.device is accepted too
         object.__setattr__(self, "server_device", str(self.server_device))
-        for name in ("steps", "keep", "threads"):
+        for name in ("steps", "keep"):
             self._require_count(name, low=1)
-        require("threads", self.threads, self.threads <= _MAX_THREADS, f"<= {_MAX_THREADS}")
-        for name in ("record_every", "checkpoint_every", "max_refusals", "patience", "data_shards"):
+        for name in ("record_every", "checkpoint_every", "max_refusals", "patience", "data_shards", "threads"):
             self._require_count(name, low=1, optional=True)
+        require("threads", self.threads, (self.threads or 1) <= _MAX_THREADS, f"<= {_MAX_THREADS}")
         self._require_count("max_delay", low=0, optional=True)
         self._require_count("seed", low=0)
         for name, kind in (("address", str), ("monitor", str), ("log", str), ("compile", bool), ("progress", bool)):
@@ -97,6 +98,10 @@ class Settings:
         require_device("server_device", self.server_device)
         if not on_ray:  # the driver need not have the GPUs of its workers
             require_device("device", self.device)
+        gpus = self.num_gpus
+        require("num_gpus", gpus, gpus is None or on_ray, "None, unless engine='ray'")
+        whole_or_share = gpus is None or 0 <= gpus < 1 or float(gpus).is_integer()
+        require("num_gpus", gpus, whole_or_share and (gpus or 0) >= 0, "a share of one GPU such as 0.25, or an integer")
         require("monitor", self.monitor, self.monitor is not None or self.patience is None,
                 "given with patience: the recorded value to improve")  # fmt: skip
         require("on_record", self.on_record, self.on_record is None or callable(self.on_record),
@@ -139,6 +144,11 @@ class Settings:
         valid = f"an integer >= 1 and <= {MAX_WORKERS}, or a range such as '2:8'"
         require("workers", self.workers, is_range and not isinstance(self.workers, bool), valid)
         return low_high[0], low_high[-1]
+
+    @property
+    def gpus_per_worker(self) -> float:
+        """What a worker asks Ray for: by default a whole GPU, if it computes on one."""
+        return float(self.device.startswith("cuda")) if self.num_gpus is None else self.num_gpus
 
     @property
     def streams(self) -> Streams:

@@ -42,7 +42,8 @@ def train(
     engine: str = "processes", address: str | None = None,
     seed: int = 0, data_shards: int | None = None,
     device: torch.device | str = "cpu", server_device: torch.device | str = "cpu",
-    slow: Slow = None, threads: int = 1, prefetch: int = 0, compression: str = "none",
+    num_gpus: float | None = None, slow: Slow = None, threads: int | None = None,
+    prefetch: int = 0, compression: str = "none",
     deadline: float = 300.0, max_refusals: int | None = 10, max_delay: int | None = None,
     schedule: str | Share | None = None,
     clip: float | None = None, max_norm_ratio: float | None = None, stall: float | None = 3600.0,
@@ -74,11 +75,15 @@ def train(
             worker is away.
         device: where gradients are computed: cpu or cuda.
         server_device: where the server keeps its state and computes its updates: cpu or cuda. Vectors are copied if
-            it is not the workers' device. Not available on Ray.
+            it is not the workers' device; on the same GPU they never leave it. Not available on Ray.
+        num_gpus: GPUs that each worker reserves on Ray; with 0.25 four workers share one. By default 1 if device is
+            cuda.
         slow: slow workers down on purpose: a distribution such as lognormal:3,1 of the milliseconds by which each
             gradient is held back, or one for each of some workers, {0: 'constant:100'} (on the command line
             0=constant:100).
-        threads: torch threads of the server; each worker process has one.
+        threads: torch threads of the server; each worker process has one. By default as many, of the cores that the
+            workers leave, as make passes over its vectors faster, which is measured at the start
+            (trace.config['threads']).
         prefetch: extra jobs queued on each worker, so that it does not wait for the server. Faster where a gradient
             takes less than a few milliseconds, but delays grow by a factor of 1 + prefetch. Not available on Ray.
         compression: how gradients are sent: none; or, for slow networks, bfloat16 or int8, which take half and a
@@ -146,7 +151,8 @@ def resume(
     steps: int = _UNCHANGED, workers: int | str = _UNCHANGED,
     engine: str = _UNCHANGED, address: str | None = _UNCHANGED,
     device: torch.device | str = _UNCHANGED, server_device: torch.device | str = _UNCHANGED,
-    slow: Slow = _UNCHANGED, threads: int = _UNCHANGED, prefetch: int = _UNCHANGED,
+    num_gpus: float | None = _UNCHANGED, slow: Slow = _UNCHANGED, threads: int | None = _UNCHANGED,
+    prefetch: int = _UNCHANGED,
     deadline: float = _UNCHANGED, max_refusals: int | None = _UNCHANGED, max_delay: int | None = _UNCHANGED,
     schedule: str | Share | None = _UNCHANGED,
     clip: float | None = _UNCHANGED, max_norm_ratio: float | None = _UNCHANGED, stall: float | None = _UNCHANGED,

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from lategrad.delays import Arrivals, Constant, DelayModel, as_delay_model
+from lategrad.delays import Arrivals, Constant, DelayModel, Recorded, as_delay_model
 from lategrad.delays.clocks import Barrier, Cluster
 from lategrad.delays.stages import StageDelays
 from lategrad.gates import require_norm_options
@@ -85,9 +85,10 @@ def simulate(
         device: "cpu", "cuda", ...; the samples are the same on all.
         share_samples: runs with the same seed see the same samples, which makes them comparable and fast;
             False gives every run samples of its own.
-        compile: use ``torch.compile`` for gradient and update together, or for the rule's update alone ("rule", as a
-            real server does); by default where it pays (:func:`lategrad.execution.compiling_pays`). Problems whose
-            workers keep a state are not compiled by default.
+        compile: compile gradient and update together (linear models with small batches to C, anything else with
+            ``torch.compile``), or the rule's update alone ("rule", as a real server does); by default where it pays
+            (:func:`lategrad.execution.compiling_pays`). Problems whose workers keep a state are not compiled by
+            default. ``trace.config["backend"]`` says what ran: "loops", "compile" or "eager".
         progress: show a progress bar; by default on a terminal.
         save_to: write the trace to this file at every record, so that a killed run is not lost.
         axes: a name for every run dimension of the rule (and of the start); by default that of the one
@@ -183,7 +184,8 @@ def _label(value: Delays) -> int | str:
 def _draw(model: DelayModel | StageDelays, problem: Problem, steps: int, seed: int, share_samples: bool) -> Arrivals:
     if isinstance(model, StageDelays):
         require("delays", model, model.blocks.size == problem.dim, f"of the problem's {problem.dim} entries")
-        return Constant(model.largest).draw(steps, seed)
+        longest = Constant(model.largest) if model.longest is None else Recorded(model.longest)
+        return longest.draw(steps, seed)
     if not model.needs_labels:
         return model.draw(steps, seed)
     require("share_samples", share_samples, share_samples, "True when delays depend on the samples")

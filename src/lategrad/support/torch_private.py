@@ -5,6 +5,8 @@
 - ``TorchDynamoException`` is what ``torch.compile`` raises for what it cannot do;
 - ``flatten_dense_tensors``, ``unflatten_dense_tensors`` and ``torch._foreach_copy_`` gather and scatter many tensors in
   a few calls: 400 take a quarter of the time of a loop in Python;
+- ``_make_wrapper_subclass`` and ``_disabled_torch_function_impl`` make tensors whose operations are defined in Python,
+  as DTensor is one;
 - ``_engine_run_backward`` is what ``torch.autograd.grad`` calls after some 40 µs of checking its arguments.
 """
 
@@ -21,12 +23,16 @@ from torch.autograd.graph import _engine_run_backward
 
 
 @lru_cache(maxsize=256)
-def cpu_library(code: str) -> Any:
-    """C++ code, compiled and loaded with ctypes."""
+def cpu_library(code: str, *flags: str) -> Any:
+    """C++ code, compiled with flags of its own and loaded with ctypes."""
     from torch._inductor.codecache import CppCodeCache
 
-    flags = ("-ftree-loop-vectorize", "-fno-math-errno")  # torch's default flags assume vectorized code
-    return CppCodeCache.load(code, device_type="cpu", extra_flags=flags)
+    vectorize = (
+        "-ftree-loop-vectorize",
+        "-fno-unswitch-loops",
+        "-fno-math-errno",
+    )  # torch's default flags assume vectorized code
+    return CppCodeCache.load(code, device_type="cpu", extra_flags=(*vectorize, *flags))
 
 
 @lru_cache(maxsize=256)
@@ -88,3 +94,14 @@ def gradients(value: Tensor, parameters: tuple[Tensor, ...]) -> list[Tensor]:
     parts = _engine_run_backward((value,), (torch.ones_like(value),), False, False, parameters, True,
                                  accumulate_grad=False)  # fmt: skip
     return [torch.zeros_like(p) if part is None else part for p, part in zip(parameters, parts, strict=True)]
+
+
+class WrapperTensor(Tensor):
+    """A tensor without memory of its own; subclasses define its operations in ``__torch_dispatch__``."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def allocate(cls, shape: Sequence[int], like: Tensor) -> Any:
+        """An object of this class, with the dtype and device of ``like``."""
+        return Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=like.dtype, device=like.device)

@@ -77,7 +77,7 @@ def require_share(name: str, value: float) -> None:
 
 
 def require_device(name: str, value: str | torch.device) -> torch.device:
-    """Require a device that torch can use here.
+    """Require a device that torch can use here; a GPU is returned with its number.
 
     >>> require_device("device", "cpu")
     device(type='cpu')
@@ -90,6 +90,7 @@ def require_device(name: str, value: str | torch.device) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         require(name, str(value), (device.index or 0) < count, f"'cpu': torch can use {count} GPU(s) here")
+        return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     return device
 
 

@@ -293,7 +293,7 @@ class _Emitter:
             stages=[is_loop for _, is_loop in self.stages()],
             operands=len(self.dtypes),
             scalars=max(1, len(self.slots)),
-            sums=max([1, *(len(loop.sums) for loop in self.loops)]),
+            sums=max([0, *(len(loop.sums) for loop in self.loops)]),
         )
 
     def stages(self) -> list[tuple[str, bool]]:

@@ -39,7 +39,7 @@ class RingmasterMuon(LastIterate):
 
     Source: checked against the authors' code (vectozavr/ringmaster-lmo, ``RingmasterMuonASGD``), constants included:
     :math:`\mu` = 0.95, R = 2 (tuned from 1 to 16, with lr from 0.04 to 5). It stops a computation as soon as its delay
-    is R, and orthogonalises by Polar Express; ours finishes and is thrown away, and uses Muon's iteration. The
+    is R, and orthogonalises by Polar Express; ours finishes and is thrown away. The
     projection is ours.
 
     Args:
@@ -90,7 +90,7 @@ class RingmasterMuon(LastIterate):
         steps = matrix_steps(self.blocks, self.blocks.split(nesterov))  # 0.2 sqrt(max(r, c)) orth on matrices
         for i, block in enumerate(self.blocks.parts):
             if block.kind == "matrix":
-                steps[i] = steps[i] * (5 / block.matrix_shape[1] ** 0.5)  # sqrt(max(1, r/c)) orth
+                steps[i] = steps[i] * (5 / block.matrix_shape[-1] ** 0.5)  # sqrt(max(1, r/c)) orth
         return self.blocks.join(steps)
 
     def update(self, state: RingmasterMuonState, grad: Tensor, delay: Delay, ticket: Tensor) -> RingmasterMuonState:

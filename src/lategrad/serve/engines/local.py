@@ -46,7 +46,6 @@ class LocalEngine:
             self._transport: Transport = Threads(problem, settings)
         else:
             self._transport = Processes(problem, settings, self.server.compression, lambda: self._stopping)
-        self._threads = settings.threads
         self._handles: dict[int, WorkerHandle] = {}
         self._expelled: set[int] = set()
         self._shown = 0
@@ -69,7 +68,7 @@ class LocalEngine:
 
     def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> None:
         """Start, from a checkpoint if there is one; where checkpoints are asked for, the first must succeed."""
-        self._resources.enter_context(torch_threads(self._threads))
+        self._resources.enter_context(torch_threads(self.server.threads))
         if checkpoint is not None:
             self.server.restore(checkpoint)
             self._shown = self.server.version

@@ -1,5 +1,7 @@
 """Workers as processes of this machine; vectors travel through shared memory, headers through a socket.
 
+Where workers and server compute on the same GPU, the memory that they share is there.
+
 Each worker has a segment of memory with a query and a gradient for each job that it may hold: the server writes the
 query and the worker reads it, the worker writes the gradient, as it travels, and the server reads it. Messages on a
 socket pair decide whose turn it is: the header of a gradient is sent after the gradient is written, so that a worker
@@ -38,13 +40,14 @@ from torch import Tensor
 
 from lategrad.problems.problem import Problem
 from lategrad.serve.compression import Compression
-from lategrad.serve.engines.segment import END, FAILED, HEADER, JOB, READY, RESULT, Header, Segment
+from lategrad.serve.engines.segment import END, FAILED, HEADER, JOB, READY, RESULT, GpuSegment, Header, Segment
 from lategrad.serve.engines.transport import Disconnected, Event, Failed, Malformed, Ready, Result
 from lategrad.serve.messages import Answer, Job, unusable
 from lategrad.serve.settings import Settings
 from lategrad.serve.shared_pickle import SharedPickle
 from lategrad.serve.worker import Oracle, work
 from lategrad.support.timeouts import limited
+from lategrad.support.validation import require_device
 
 fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone
 SERVER_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # sent to all processes, and meant for one
@@ -63,7 +66,9 @@ if __name__ == "__main__":
 class _ProcessHandle:
     """The server's end of one worker process."""
 
-    def __init__(self, member: int, worker: int, process: Any, channel: socket.socket, segment: Segment) -> None:
+    def __init__(
+        self, member: int, worker: int, process: Any, channel: socket.socket, segment: Segment | GpuSegment
+    ) -> None:
         self.member, self.worker = member, worker
         self.process, self.channel, self.pid, self._segment = process, channel, process.pid, segment
         self._slots = {query.data_ptr(): slot for slot, query in enumerate(segment.queries)}
@@ -72,6 +77,7 @@ class _ProcessHandle:
     def send(self, job: Job) -> None:
         slot = self._slots[job.query.data_ptr()]
         self._job_in[slot] = job.sequence
+        self._segment.synchronize()
         self._write(Header(JOB, slot, sequence=job.sequence, version=job.version))
 
     def dismiss(self) -> None:
@@ -135,33 +141,36 @@ class Processes:
         _require_main_guard()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__, fork_server])
-        device = torch.device(settings.device)
+        device = require_device("device", settings.device)
+        server_device = require_device("server_device", settings.server_device)
         self._parts = (_packed(problem), settings.streams, settings.slowness(), device, settings.compression)
         self._form = compression, 1 + settings.prefetch
+        self._gpu = device if device.type == "cuda" and device == server_device else None
         self._stopping = is_stopping
         self._selector = selectors.DefaultSelector()
         self._handles: set[_ProcessHandle] = set()
 
     def start(self, member: int, worker: int) -> _ProcessHandle:
         """Fork a worker with a new segment; ``OSError`` if that cannot be done, or takes too long."""
-        segment = Segment.create(*self._form)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        process = self._context.Process(
-            target=_run, args=(worker, theirs, segment, *self._parts), name=f"lategrad-worker-{worker}", daemon=True
-        )
+        segment = Segment.create(*self._form) if self._gpu is None else GpuSegment.create(*self._form, self._gpu)
+        name = f"lategrad-worker-{worker}"
 
-        def fork() -> None:
+        def fork() -> tuple[Any, socket.socket]:
             # A fork server that still imports torch would die of Ctrl-C; it unblocks what it ignores by then.
             resource_tracker.ensure_running()  # which, where it does start one, unblocks them here
             signal.pthread_sigmask(signal.SIG_BLOCK, SERVER_SIGNALS)
-            with theirs:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs, contextlib.ExitStack() as undo:
+                undo.callback(ours.close)
+                parts = (worker, theirs, segment, *self._parts)
+                process = self._context.Process(target=_run, args=parts, name=name, daemon=True)
                 process.start()
+                undo.pop_all()
+            return process, ours
 
-        with contextlib.ExitStack() as undo:
-            undo.callback(ours.close)  # a worker that starts too late then ends at once
-            limit = lambda: 0.0 if self._stopping() else START_TIMEOUT  # noqa: E731
-            limited(fork, limit, "the fork server has not forked a worker")
-            undo.pop_all()
+        limit = lambda: 0.0 if self._stopping() else START_TIMEOUT  # noqa: E731
+        late = lambda forked: forked[1].close()  # noqa: E731 - a worker that starts too late then ends at once
+        process, ours = limited(fork, limit, "the fork server has not forked a worker", undo=late)
         handle = _ProcessHandle(member, worker, process, ours, segment)
         self._handles.add(handle)
         self._selector.register(ours, selectors.EVENT_READ, handle)
@@ -224,7 +233,7 @@ def _require_main_guard() -> None:
 class ProcessLink:
     """The worker's end."""
 
-    def __init__(self, worker: int, channel: socket.socket, segment: Segment) -> None:
+    def __init__(self, worker: int, channel: socket.socket, segment: Segment | GpuSegment) -> None:
         self.worker, self.channel, self.slot, self._segment = worker, channel, 0, segment
 
     def receive(self) -> Job | None:
@@ -246,6 +255,7 @@ class ProcessLink:
             return
         if grad.data_ptr() != target.data_ptr():
             target.copy_(grad)
+        self._segment.synchronize()
         self.channel.send(Header(RESULT, self.slot, -1, job.sequence, job.version, *answer.info).pack())
 
     def fail(self, job: Job, reason: str) -> None:
@@ -253,7 +263,9 @@ class ProcessLink:
         self.channel.send((header.pack() + reason.encode())[:_LARGEST])
 
 
-def _run(worker: int, channel: socket.socket, segment: Segment, problem: SharedPickle, *parts: Any) -> None:
+def _run(
+    worker: int, channel: socket.socket, segment: Segment | GpuSegment, problem: SharedPickle, *parts: Any
+) -> None:
     """What a worker process runs; the other parts are those of its :class:`~lategrad.serve.worker.Oracle`."""
     for ours in SERVER_SIGNALS:
         signal.signal(ours, signal.SIG_IGN)  # Ctrl-C is the server's: it ends its workers itself

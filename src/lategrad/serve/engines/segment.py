@@ -1,7 +1,7 @@
 """How a server and a worker process talk: the header of every message, and memory that both share for the vectors.
 
-A segment has no name (it is a memory file, reached through its descriptor), so that nothing is left behind however a
-process ends.
+A segment has no name (it is a memory file, reached through its descriptor, or memory of a GPU, reached through a
+handle), so that nothing is left behind however a process ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lategrad.serve.compression import Compression
 from lategrad.serve.messages import JobInfo
+from lategrad.support import cuda_ipc
 
 READY, JOB, RESULT, FAILED, END = range(5)
 """Kinds of messages: a worker has started; a job for it; its gradient; why there is none; there is no more work."""
@@ -74,17 +75,18 @@ class Segment:
 
     def __init__(self, address: SegmentAddress) -> None:
         self.address = address
-        offset, size = _sizes(address)
-        memory = mmap.mmap(address.descriptor, size)
-        form = address.compression
-        self.queries = _vectors(memory, 0, address.slots, form.dim, form.dtype)
-        self.grads = _vectors(memory, offset, address.slots, form.message_length, form.message_dtype)
+        size = _sizes(address.compression, address.slots)[1]
+        memory = torch.frombuffer(mmap.mmap(address.descriptor, size), dtype=torch.uint8)
+        self.queries, self.grads = _vectors(memory, address.compression, address.slots)
+
+    def synchronize(self) -> None:
+        """What is written is there for the other process at once."""
 
     @classmethod
     def create(cls, compression: Compression, slots: int = 1) -> Segment:
         descriptor = os.memfd_create("lategrad-segment")
         address = SegmentAddress(os.getpid(), descriptor, slots, compression)
-        os.ftruncate(descriptor, _sizes(address)[1])
+        os.ftruncate(descriptor, _sizes(compression, slots)[1])
         segment = cls(address)
         weakref.finalize(segment, os.close, descriptor)
         return segment
@@ -109,12 +111,45 @@ def _inherit(duplicate: Any, address: SegmentAddress) -> Segment:
     return Segment._open(duplicate.detach(), address)
 
 
-def _sizes(address: SegmentAddress) -> tuple[int, int]:
+class GpuSegment:
+    """The same in the memory of a GPU that the worker and the server compute on.
+
+    The process that creates it keeps it until the other has ended.
+    """
+
+    def __init__(self, memory: Tensor, handle: bytes, compression: Compression, slots: int) -> None:
+        self._memory, self._parts = memory, (handle, memory.device, compression, slots)
+        self.queries, self.grads = _vectors(memory, compression, slots)
+
+    @classmethod
+    def create(cls, compression: Compression, slots: int, device: torch.device) -> GpuSegment:
+        memory, handle = cuda_ipc.allocate(_sizes(compression, slots)[1], device)
+        return cls(memory, handle, compression, slots)
+
+    @classmethod
+    def open(cls, handle: bytes, device: torch.device, compression: Compression, slots: int) -> GpuSegment:
+        try:
+            memory = cuda_ipc.open_handle(handle, _sizes(compression, slots)[1], device)
+        except OSError as error:
+            raise OSError(f"a worker cannot share memory on {device} with the server: {error}; use "
+                          "server_device='cpu'") from None  # fmt: skip
+        return cls(memory, handle, compression, slots)
+
+    def synchronize(self) -> None:
+        """Wait until the GPU has written, and read, what this process asked it to."""
+        torch.cuda.current_stream(self._memory.device).synchronize()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GpuSegment.open, self._parts
+
+
+def _sizes(form: Compression, slots: int) -> tuple[int, int]:
     """Bytes of the queries, with room to align what follows, and of the whole segment."""
-    form = address.compression
-    queries = -(-address.slots * form.dim * form.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-    return queries, queries + address.slots * form.message_length * form.message_dtype.itemsize
+    queries = -(-slots * form.dim * form.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    return queries, queries + slots * form.message_length * form.message_dtype.itemsize
 
 
-def _vectors(memory: mmap.mmap, offset: int, slots: int, length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return torch.frombuffer(memory, dtype=dtype, count=slots * length, offset=offset).view(slots, length).unbind()
+def _vectors(memory: Tensor, form: Compression, slots: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The queries and the gradients in the bytes of a segment."""
+    queries, grads = memory[: slots * form.dim * form.dtype.itemsize], memory[_sizes(form, slots)[0] :]
+    return queries.view(form.dtype).view(slots, -1).unbind(), grads.view(form.message_dtype).view(slots, -1).unbind()

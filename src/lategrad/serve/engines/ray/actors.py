@@ -125,8 +125,8 @@ class ServerActor:
         watched: bool = False,
     ) -> Checkpoint:  # fmt: skip
         """Start, from a checkpoint if there is one; returns a first checkpoint of its own."""
-        torch.set_num_threads(settings.threads)
         server = Server(problem, rule, settings, query_in_place=True)
+        torch.set_num_threads(server.threads)
         if watched:
             server.records.listener = self._keep_record
         if checkpoint is not None:

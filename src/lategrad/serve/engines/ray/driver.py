@@ -49,7 +49,7 @@ _STATUS_INTERVAL = 0.2  # seconds between two questions to the server
 _CAPACITY_POLL = 1.0  # seconds between two looks at the cluster's CPUs
 _CAPACITY_RETRY = 30.0  # seconds until the next one, where Ray did not answer
 _RPC_TIMEOUT = 5.0  # seconds for what takes Ray milliseconds
-_NO_CPU_WARNING = 30.0  # seconds after which to warn that workers wait for CPUs
+_WAITING_WARNING = 30.0  # seconds after which to warn that workers wait for CPUs
 _MIRROR_INTERVAL = 4.0  # seconds: a lost server costs the updates since
 _MIRROR_SHARE = 0.05  # of the time, at most, is spent on it
 _START_TIMEOUT = 300.0  # seconds for the first answer: a machine for the server may have to be found
@@ -91,7 +91,10 @@ class RayEngine:
         self._version = 0
         self._telemetry: Telemetry | None = None
         self._delays: list[Tensor] = []
-        self._cpus, self._room, self._polled_capacity, self._warned_no_cpu = 0, 0, -math.inf, False
+        needs = {"CPU": 1.0, "GPU": settings.gpus_per_worker}
+        self._needs = {name: need for name, need in needs.items() if need}
+        self._cluster: dict[str, float] = {}
+        self._room, self._polled_capacity, self._warned_of_waiting = 0, -math.inf, False
         self._replaced: dict[str, int] = {}
         self.records = Records(problem, settings.record_every or settings.steps)
         self._look: Look | None = None
@@ -288,7 +291,7 @@ class RayEngine:
 
     def start(self, member: int, worker: int) -> None:
         """Start a worker's actor; Ray looks for a machine that has a CPU for it, and a GPU where it needs one."""
-        gpus = 1 if self._settings.device.startswith("cuda") else 0
+        gpus = self._settings.gpus_per_worker
 
         def create() -> _WorkerHandle:
             remote = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(WorkerActor)
@@ -343,29 +346,34 @@ class RayEngine:
         return Ended(member, reason)
 
     def room(self) -> float:
-        """The cluster's CPUs."""
+        """The number of workers that the cluster has CPUs, and GPUs, for."""
         now = time.monotonic()
         if now - self._polled_capacity > _CAPACITY_POLL:
             self._polled_capacity = now
             try:
-                before = self._cpus
-                self._cpus = int(self._calls.limited(ray.cluster_resources, _RPC_TIMEOUT).get("CPU", 0))
-                self._room = max(before, self._cpus)  # of a lost machine, its workers are to be reported first
-                self._warn_of_no_cpu(now)
+                before = self._capacity
+                self._cluster = self._calls.limited(ray.cluster_resources, _RPC_TIMEOUT)
+                self._room = max(before, self._capacity)  # of a lost machine, its workers are to be reported first
+                self._warn_of_waiting(now)
             except OutOfTimeError:  # as many as before
                 self._polled_capacity = now + _CAPACITY_RETRY
         return self._room
 
-    def _warn_of_no_cpu(self, now: float) -> None:
+    @property
+    def _capacity(self) -> int:
+        return min(int(self._cluster.get(name, 0) / need) for name, need in self._needs.items())
+
+    def _warn_of_waiting(self, now: float) -> None:
         joined = () if self._status is None else self._status.report.activities
-        waiting = sum(member not in joined and now - handle.started > _NO_CPU_WARNING
+        waiting = sum(member not in joined and now - handle.started > _WAITING_WARNING
                       for member, handle in self._handles.items())  # fmt: skip
-        if not waiting or self._warned_no_cpu:
+        if not waiting or self._warned_of_waiting:
             return
-        if self._calls.limited(ray.available_resources, _RPC_TIMEOUT).get("CPU", 0) < 1:
-            self._warned_no_cpu = True
-            warnings.warn(f"{waiting} workers wait for a CPU: the cluster has {self._cpus}, all of them in use",
-                          stacklevel=2)  # fmt: skip
+        free = self._calls.limited(ray.available_resources, _RPC_TIMEOUT)
+        for name in [name for name, need in self._needs.items() if free.get(name, 0) < need]:
+            self._warned_of_waiting = True
+            warnings.warn(f"{waiting} workers wait for a {name}: the cluster has {self._cluster.get(name, 0):g}, all "
+                          "of them in use", stacklevel=2)  # fmt: skip
 
     def close(self) -> None:
         """End all actors, and the Ray that was started for them; with a connection of ours Ray ends them itself."""

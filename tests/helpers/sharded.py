@@ -1,0 +1,400 @@
+"""Training runs for one process (mesh None) and for the ranks of a mesh, on the same numbers."""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import lategrad as lg
+from helpers.examples import example
+from lategrad.registry import build_rule
+from lategrad.rules import _orthogonalize
+
+SHAPES = [(5, 3), (4,), (1,), (3, 4), (6, 4), (5, 3)]
+"""Uneven over 2 and 3 ranks; one is smaller than the mesh."""
+SIZE = 71
+CPU = torch.device("cpu")
+
+
+class Holder(nn.Module):
+    """Parameters with random values, and one that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.weights = nn.ParameterList([torch.randn(shape, generator=generator) for shape in SHAPES])
+        self.weights.append(nn.Parameter(torch.ones(3), requires_grad=False))
+
+
+def holder(mesh, dtype=torch.float32):
+    model = Holder().to(dtype)
+    return model if mesh is None else fully_shard(model, mesh=mesh)
+
+
+def like(value, p):
+    """A value that every rank has, in the form of a parameter."""
+    return (
+        distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None) if isinstance(p, DTensor) else value
+    )
+
+
+def set_gradients(params, t):
+    """The gradient of a quadratic function, plus noise that depends on t alone."""
+    generator = torch.Generator().manual_seed(t)
+    for p in params:
+        noise = like(torch.randn(p.shape, generator=generator).to(p.dtype), p)
+        p.grad = (0.5 * p.detach() + 0.3 * noise) if p.requires_grad else None
+
+
+def whole(params):
+    """All entries of the parameters, on every rank."""
+    return torch.cat([(p.full_tensor() if isinstance(p, DTensor) else p).detach().flatten().float() for p in params])
+
+
+def optimizers(name, params, domain, **options):
+    """A drop-in of ``lg.optim``, or FromRule with a registered rule."""
+    if name == "AnytimeSGD":
+        return lg.optim.AnytimeSGD(params, lr=0.3, domain=domain, **options)
+    if name == "AnytimeSGD-0.5":
+        return lg.optim.AnytimeSGD(params, lr=0.3, domain=domain, interpolation=0.5, weight_decay=0.1, **options)
+    if name == "OptimisticAnytime":
+        return lg.optim.OptimisticAnytime(params, diameter=3.0, domain=domain, **options)
+    if name == "StronglyConvexSGD":
+        return lg.optim.StronglyConvexSGD(params, strong_convexity=2.0, domain=domain, **options)
+    if name == "SteadyAdam":
+        return lg.optim.SteadyAdam(params, lr=0.05, weight_decay=0.1, **options)
+    if name == "SteadyMuon-0":
+        return lg.optim.SteadyMuon(params, lr=0.05)
+    if name == "SteadyMuon":
+        return lg.optim.SteadyMuon(params, lr=0.05, weight_decay=0.1, **options)
+    return lg.optim.FromRule(params, build_rule(name, 0.1, domain), **options)
+
+
+DROP_INS = ("AnytimeSGD", "AnytimeSGD-0.5", "OptimisticAnytime", "StronglyConvexSGD", "SteadyAdam", "SteadyMuon")
+
+
+def steps(optimizer, params, first, last):
+    for t in range(first, last):
+        set_gradients(params, t)
+        optimizer.step() if isinstance(optimizer, lg.optim.Delayed) else optimizer.step(delay=min(t, 3))
+
+
+def train(mesh, name, domain, count, options=None, delays=None, form="sharded"):
+    """Parameters and output after some steps; late by ``delays`` if given. Forms: sharded, replicated, bfloat16."""
+    if form == "replicated" and mesh is not None:
+        params = [nn.Parameter(distribute_tensor(p.detach(), mesh, [Replicate()]), p.requires_grad)
+                  for p in Holder().parameters()]  # fmt: skip
+    else:
+        params = list(holder(mesh, torch.bfloat16 if form == "bfloat16" else torch.float32).parameters())
+    optimizer = optimizers(name, params, domain, **(options or {}))
+    if delays is not None:
+        optimizer = lg.optim.Delayed(optimizer, delays)
+    steps(optimizer, params, 0, count)
+    with optimizer.output():
+        output = whole(params)
+    return torch.stack([whole(params), output])
+
+
+def train_all(mesh, names, domain, count):
+    """What :func:`train` returns, for many rules."""
+    return {name: train(mesh, name, domain, count) for name in names}
+
+
+class Tied(nn.Module):
+    """An embedding that is also the last layer, a frozen layer, and a parameter without a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.frozen, self.hidden = nn.Embedding(7, 5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.head = nn.Linear(5, 7, bias=False)
+        self.head.weight = self.embedding.weight
+        self.frozen.requires_grad_(False)
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.hidden(self.frozen(self.embedding(tokens)))))
+
+
+def train_tied(mesh, name, wrapper, count=6):
+    """Training with the gradients that FSDP2 or DDP computes, each rank from its share of the batch.
+
+    Returns the parameters at the end and the losses on the way, of the query and of the output.
+    """
+    torch.manual_seed(3)
+    model, losses = Tied(), []
+    rank, ranks = 0, 1
+    if mesh is not None:
+        rank, ranks = mesh.get_rank(), mesh.size()
+        if wrapper == "ddp":
+            model = DistributedDataParallel(model, process_group=mesh.get_group(), find_unused_parameters=True)
+        else:
+            fully_shard(model, mesh=mesh)
+    optimizer = optimizers(name, model if name == "SteadyMuon" else model.parameters(), lg.Ball(5.0))
+    for t in range(count):
+        tokens = torch.randint(7, (12,), generator=torch.Generator().manual_seed(t))
+        own = tokens[rank * 12 // ranks : (rank + 1) * 12 // ranks]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(own), (own + 1) % 7).backward()
+        optimizer.step(delay=min(t, 2))
+        losses += [validation_loss(model)]
+        with optimizer.output():
+            losses += [validation_loss(model)]
+    if isinstance(model, FSDPModule):
+        model.reshard()  # the last pass has no backward pass
+    return torch.cat([whole(model.parameters()), torch.tensor(losses)])
+
+
+def validation_loss(model):
+    """A pass without a backward pass, after which FSDP does not shard the root's parameters again."""
+    tokens = torch.arange(7)
+    with torch.no_grad():
+        return nn.functional.cross_entropy(model(tokens), (tokens + 1) % 7).item()
+
+
+# ---- Checkpoints
+
+
+def save(mesh, name, folder, count):
+    """Train for some steps and save model and optimizer with torch.distributed.checkpoint."""
+    model = holder(mesh)
+    params = list(model.parameters())
+    optimizer = optimizers(name, params, lg.Ball(2.0))
+    steps(optimizer, params, 0, count)
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder,
+             process_group=mesh.get_group())  # fmt: skip
+    return whole(params)
+
+
+def resume(mesh, name, folder, first, last):
+    """Load what :func:`save` saved into new objects and train on; returns the parameters as loaded and at the end."""
+    model = holder(mesh)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.9)
+    params = list(model.parameters())
+    optimizer = optimizers(name, params, lg.Ball(2.0))
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state}
+    group = None if mesh is None else mesh.get_group()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of dcp, for one process
+        dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=mesh is None)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    loaded = whole(params)
+    steps(optimizer, params, first, last)
+    return torch.stack([loaded, whole(params)])
+
+
+def save_in_eval_mode(mesh, name, folder):
+    """Save with torch.distributed.checkpoint while the parameters hold the output; what loading it says."""
+    model = holder(mesh)
+    params = list(model.parameters())
+    optimizer = optimizers(name, params, lg.Ball(2.0))
+    steps(optimizer, params, 0, 3)
+    optimizer.eval()
+    dcp.save({"optimizer": get_optimizer_state_dict(model, optimizer)}, checkpoint_id=folder,
+             process_group=mesh.get_group())  # fmt: skip
+    optimizer.train()
+    state = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.load(state, checkpoint_id=folder, process_group=mesh.get_group())
+    return message(lambda: set_optimizer_state_dict(model, optimizer, state["optimizer"]))
+
+
+def save_delayed(mesh, name, folder, count):
+    """The same for late gradients, of which some are pending: the optimizer's own state dict is saved."""
+    params = list(holder(mesh).parameters())
+    optimizer = lg.optim.Delayed(optimizers(name, params, lg.Ball(2.0)), 3)
+    steps(optimizer, params, 0, count)
+    dcp.save({"params": params, "optimizer": optimizer.state_dict()}, checkpoint_id=folder,
+             process_group=mesh.get_group())  # fmt: skip
+    return optimizer.pending
+
+
+def resume_delayed(mesh, name, file, first, last):
+    """Continue from a file of whole tensors."""
+    params = list(holder(mesh).parameters())
+    saved = torch.load(file, weights_only=True)
+    with torch.no_grad():
+        for p, value in zip(params, saved["params"], strict=True):
+            p.copy_(like(value, p))
+    optimizer = lg.optim.Delayed(optimizers(name, params, lg.Ball(2.0)), 3)
+    optimizer.load_state_dict(saved["optimizer"])
+    steps(optimizer, params, first, last)
+    return whole(params)
+
+
+def state_in_eval_mode(mesh, name):
+    """Save in eval mode and continue from that with new objects; then without reloading the model in its order."""
+    model = holder(mesh)
+    params = list(model.parameters())
+    optimizer = optimizers(name, params, lg.Ball(2.0))
+    steps(optimizer, params, 0, 5)
+    optimizer.eval()
+    saved_model, saved = model.state_dict(), optimizer.state_dict()
+    other = holder(mesh)
+    other.load_state_dict(saved_model)
+    others = list(other.parameters())
+    second = optimizers(name, others, lg.Ball(2.0))
+    second.load_state_dict(saved)
+    steps(second, others, 5, 8)
+    optimizer.train()
+    steps(optimizer, params, 5, 8)
+    third = holder(mesh)
+    thirds = list(third.parameters())
+    wrong = optimizers(name, thirds, lg.Ball(2.0))
+    wrong.load_state_dict(saved)
+    third.load_state_dict(saved_model)
+    set_gradients(thirds, 5)
+    return whole(params), whole(others), message(lambda: wrong.step())
+
+
+# ---- Errors
+
+
+def message(call):
+    try:
+        call()
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def refused_parameters(meshes):
+    """What the optimizers say to parameters that they cannot train, by case; of the ranks in no mesh, nothing."""
+    whole_tensor, said = torch.ones(4, 4), {}
+
+    def placed(mesh, *placements):
+        return nn.Parameter(distribute_tensor(whole_tensor, mesh, placements))
+
+    def refused(case, *params, **options):
+        said[case] = message(lambda: lg.optim.AnytimeSGD(list(params), lr=0.1, **options))
+
+    square = meshes["2x2"]
+    refused("two sharded dimensions", placed(square, Shard(0), Shard(0)))
+    if square.get_rank() < 2:
+        mesh = meshes[2]
+        refused("mixed", placed(mesh, Shard(0)), nn.Parameter(torch.ones(3)))
+        refused("meshes", placed(mesh, Shard(0)), placed(meshes["1x2"], Replicate(), Shard(0)))
+        refused("placements", placed(mesh, Shard(0)), placed(mesh, Replicate()))
+        refused("columns", placed(mesh, Shard(1)))
+        refused("partial", nn.Parameter(DTensor.from_local(whole_tensor, mesh, [Partial()])))
+        for use_orig_params in (True, False):
+            model = FullyShardedDataParallel(nn.Linear(4, 4), process_group=mesh.get_group(), device_id=CPU,
+                                             use_orig_params=use_orig_params)  # fmt: skip
+            refused(f"FSDP1 {use_orig_params}", *model.parameters())
+        model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), mesh=mesh)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        said["by stage"] = message(lambda: lg.optim.Delayed(plain, lg.delays.by_stage(model, 2)))
+        compiled = lg.optim.AnytimeSGD([placed(mesh, Shard(0))], lr=0.1, compile=True)
+        set_gradients(compiled.param_groups[0]["params"], 0)
+        said["compile"] = message(compiled.step)
+    return said
+
+
+@dataclass(frozen=True, eq=False)
+class Reducing(lg.SGD):
+    """SGD that reduces its gradient in some way."""
+
+    way: str = "sum"
+
+    def update(self, state, grad, delay):
+        return super().update(state, grad + WAYS[self.way](grad), delay)
+
+
+WAYS = {
+    "sum": lambda g: g.sum(),
+    "mean": lambda g: g.mean(-1, keepdim=True),
+    "norm": lambda g: g.norm(),
+    "norm of a part": lambda g: g[3:20].norm(dim=-1),
+    "largest": lambda g: g.amax(-1) - g.amin(),
+    "all": lambda g: (g > -1).all(-1, keepdim=True) + 2.0 * (g > 2).any(),
+    "inner product": lambda g: (g * g.abs()).sum(-1),
+    "median": lambda g: g.sort().values[35],
+    "dot": lambda g: g.dot(g),
+    "cumsum": lambda g: g.cumsum(-1),
+    "1-norm": lambda g: g.norm(p=1),
+    "max": lambda g: g.max(),
+    "first": lambda g: g[0],
+    "flip": lambda g: g.flip(-1),
+    "noise": lambda g: torch.randn_like(g),
+    "halves": lambda g: g[:35].sum() * 0 + torch.cat([g[35:], g[:35]]),
+    "sort indices": lambda g: g.sort().indices[0],
+    "item": lambda g: g.abs()[:1].item(),
+}
+
+
+def reduce_in(mesh, way):
+    """Three steps with a rule that reduces in some way: the parameters, or the error."""
+    params = list(holder(mesh).parameters())
+
+    def run():
+        steps(lg.optim.FromRule(params, Reducing(0.1, way=way)), params, 0, 3)
+
+    return message(run), whole(params)
+
+
+def disagree(mesh):
+    """Ranks that pass different delays, then the same again, then different learning rates."""
+    params = list(holder(mesh).parameters())
+    optimizer = lg.optim.SteadyMuon(params, lr=0.05)
+    steps(optimizer, params, 0, 3)
+    before = whole(params)
+    set_gradients(params, 3)
+    delays = message(lambda: optimizer.step(delay=mesh.get_rank()))
+    unchanged = torch.equal(before, whole(params))
+    steps(optimizer, params, 3, 5)
+    result = whole(params)
+    optimizer.param_groups[0]["lr"] = 0.05 + mesh.get_rank()
+    return delays, unchanged, result, message(lambda: optimizer.step())
+
+
+def load_another(mesh):
+    """Load states of other optimizers and of other parameters, then continue."""
+    model = holder(mesh)
+    params = list(model.parameters())
+    optimizer = optimizers("AnytimeSGD", params, lg.Ball(2.0))
+    steps(optimizer, params, 0, 3)
+    said = []
+    for name in ("SteadyAdam", "sgd-momentum", "SteadyMuon"):
+        others = list(holder(mesh).parameters())
+        other = optimizers(name, others, lg.Ball(2.0))
+        steps(other, others, 0, 2)
+        said.append(message(lambda other=other: optimizer.load_state_dict(other.state_dict())))
+    said.append(message(lambda: optimizer.load_state_dict(torch.optim.Adam(params).state_dict())))
+    steps(optimizer, params, 3, 6)
+    return said, whole(params)
+
+
+def count_orthogonalised(mesh):
+    """The shapes of the matrices that this rank orthogonalises in one step."""
+    shapes, original = [], _orthogonalize.orthogonalise
+
+    def counting(x):
+        shapes.extend([tuple(x.shape[-2:])] * x.shape[:-2].numel())
+        return original(x)
+
+    params = list(holder(mesh).parameters())
+    optimizer = lg.optim.SteadyMuon(params)
+    _orthogonalize.orthogonalise = counting
+    try:
+        steps(optimizer, params, 0, 1)
+    finally:
+        _orthogonalize.orthogonalise = original
+    return shapes
+
+
+def run_example(mesh, *arguments):
+    module = example("fsdp_training")
+    return module.train(module.parse(list(arguments)), mesh)

@@ -1,0 +1,231 @@
+"""Parameters that are sharded over ranks (FSDP2, HSDP) or copied (DDP): the same numbers as in one process."""
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lategrad as lg
+from helpers import sharded
+from helpers.rank_pool import RankPool
+from lategrad.registry import RULES
+
+ROOT = Path(__file__).parents[2]
+POINT = torch.randn(sharded.SIZE, generator=torch.Generator().manual_seed(1))
+SETS = {
+    "whole": lg.WholeSpace(),
+    "ball": lg.Ball(2.0),
+    "ball-center": lg.Ball(2.0, center=POINT),
+    "box": lg.Box(-0.3, 0.5),
+    "box-tensors": lg.Box(POINT - 0.2, POINT + 0.3),
+    "simplex": lg.Simplex(3.0),
+    "l1": lg.L1Ball(4.0),
+    "half-space": lg.HalfSpace(POINT, -1.0),
+    "product": lg.Product((lg.Ball(1.0), 7), (lg.Simplex(), 20), (lg.L1Ball(2.0), 30), (lg.Box(0.0, 1.0), 14)),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    pool = RankPool(tmp_path_factory.mktemp("ranks"))
+    yield pool
+    pool.close()
+
+
+def distance(results, expected):
+    """The largest relative distance between what the ranks have and what one process has."""
+    return max(float((result - expected).norm() / expected.norm()) for result in results)
+
+
+STEPS = pytest.mark.parametrize("count", [6, pytest.param(50, marks=pytest.mark.slow)])
+
+
+@STEPS
+@pytest.mark.parametrize("name", SETS)
+def test_every_set_gives_the_same_numbers_on_two_ranks(ranks, name, count):
+    args = "AnytimeSGD-0.5", SETS[name], count
+    expected = sharded.train(None, *args)
+    assert distance(ranks.run(2, sharded.train, *args), expected) < 1e-5
+    if name != "whole":
+        free = sharded.train(None, "AnytimeSGD-0.5", lg.WholeSpace(), count)
+        assert distance([free], expected) > 0.1  # the set matters here
+
+
+@STEPS
+@pytest.mark.parametrize("name", sharded.DROP_INS)
+def test_every_optimizer_gives_the_same_numbers_on_two_ranks(ranks, name, count):
+    args = name, lg.Ball(2.0), count
+    assert distance(ranks.run(2, sharded.train, *args), sharded.train(None, *args)) < 1e-5
+
+
+@STEPS
+def test_every_rule_gives_the_same_numbers_on_two_ranks(ranks, count):
+    results = ranks.run(2, sharded.train_all, list(RULES), lg.Ball(2.0), count)
+    for name, expected in sharded.train_all(None, list(RULES), lg.Ball(2.0), count).items():
+        assert distance([result[name] for result in results], expected) < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    ("mesh", "name", "domain", "options"),
+    [
+        (3, "SteadyMuon", "whole", {}),
+        (3, "OptimisticAnytime", "product", {}),
+        (3, "AnytimeSGD-0.5", "simplex", {}),
+        (3, "AnytimeSGD-0.5", "ball", {"per_parameter": True, "maximize": True}),
+        ("2x2", "SteadyMuon", "whole", {}),
+        ("2x2", "OptimisticAnytime", "l1", {}),
+        (1, "SteadyAdam", "whole", {}),
+    ],
+)
+def test_three_ranks_and_replicated_shards_give_the_same_numbers(ranks, mesh, name, domain, options):
+    args = name, SETS[domain], 6, options
+    assert distance(ranks.run(mesh, sharded.train, *args), sharded.train(None, *args)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "options"),
+    [("SteadyMuon", "bfloat16", {}), ("AnytimeSGD-0.5", "bfloat16", {}), ("SteadyMuon", "replicated", {}),
+     ("AnytimeSGD-0.5", "replicated", {"compile": True})],
+)  # fmt: skip
+def test_bfloat16_shards_and_replicated_parameters_give_the_same_numbers(ranks, name, form, options):
+    args = name, lg.Ball(2.0), 6, options, None, form
+    assert distance(ranks.run(2, sharded.train, *args), sharded.train(None, *args)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("mesh", "name", "wrapper"),
+    [(2, "AnytimeSGD", "ddp"), (2, "SteadyMuon", "ddp"), (2, "SteadyAdam", "fsdp"), (3, "SteadyMuon", "fsdp"),
+     ("2x2", "AnytimeSGD-0.5", "fsdp")],
+)  # fmt: skip
+def test_training_with_tied_frozen_and_unused_weights_gives_the_same_numbers(ranks, mesh, name, wrapper):
+    expected = sharded.train_tied(None, name, wrapper)
+    assert distance(ranks.run(mesh, sharded.train_tied, name, wrapper), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["SteadyMuon", "adaptive-revision", "ringmaster"])
+def test_late_gradients_give_the_same_numbers(ranks, name):
+    """Tickets of vectors and of numbers wait with the gradients."""
+    args = name, lg.Ball(2.0), 12, {}, "uniform:0,4"
+    assert distance(ranks.run(2, sharded.train, *args), sharded.train(None, *args)) < 1e-5
+
+
+# ---- Checkpoints
+
+
+@pytest.mark.parametrize("name", ["AnytimeSGD-0.5", "StronglyConvexSGD", "SteadyMuon"])
+def test_a_checkpoint_of_two_ranks_continues_on_any_number(ranks, tmp_path, name):
+    saved = ranks.run(2, sharded.save, name, str(tmp_path), 6)[0]
+    straight = sharded.train(None, name, lg.Ball(2.0), 12)[0]
+    for mesh in (1, 2, 3, None):
+        args = name, str(tmp_path), 6, 12
+        results = [sharded.resume(None, *args)] if mesh is None else ranks.run(mesh, sharded.resume, *args)
+        assert distance([loaded for loaded, _ in results], saved) == 0, mesh
+        assert distance([end for _, end in results], straight) < 1e-6, mesh
+
+
+def test_pending_gradients_continue_on_another_number_of_ranks(ranks, tmp_path):
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    assert ranks.run(2, sharded.save_delayed, "adaptive-revision", str(tmp_path / "dcp"), 6) == [3, 3]
+    dcp_to_torch_save(tmp_path / "dcp", tmp_path / "whole.pt")
+    results = ranks.run(3, sharded.resume_delayed, "adaptive-revision", str(tmp_path / "whole.pt"), 6, 12)
+    assert distance(results, sharded.train(None, "adaptive-revision", lg.Ball(2.0), 12, {}, 3)[0]) < 1e-6
+
+
+def test_a_checkpoint_without_the_query_is_refused(ranks, tmp_path):
+    for said in ranks.run(2, sharded.save_in_eval_mode, "SteadyMuon", str(tmp_path)):
+        assert "save it in train mode" in said
+
+
+def test_a_state_that_was_saved_in_eval_mode_continues(ranks):
+    for straight, resumed, error in ranks.run(2, sharded.state_in_eval_mode, "SteadyMuon"):
+        assert distance([resumed], straight) == 0
+        assert "load the model before the optimizer" in error
+
+
+# ---- What is refused
+
+
+def test_parameters_that_cannot_be_trained_are_refused_before_the_first_step(ranks):
+    expected = {
+        "two sharded dimensions": "tensor parallelism, several sharded dimensions",
+        "mixed": "got 1 DTensors and 1 plain parameters in one group",
+        "meshes": r"needs one mesh .*\(2,\).*replicate=1, shard=2.*make a group for each",
+        "placements": r"the same placements .*Shard\(dim=0\).*Replicate\(\)",
+        "columns": r"placements \(Shard\(dim=1\),\) are not supported: Shard\(0\) on one dimension",
+        "partial": "partial sums are not",
+        "FSDP1 True": "use fully_shard",
+        "FSDP1 False": "use fully_shard",
+        "by stage": "plain tensors, with delays by stage",
+        "compile": "the step of sharded parameters cannot be compiled",
+    }
+    for rank, said in enumerate(ranks.run("all", sharded.refused_parameters)):
+        assert set(said) == (set(expected) if rank < 2 else {"two sharded dimensions"})
+        for case, text in said.items():
+            assert re.search(f"^ValueError: .*{expected[case]}", text), (case, text)
+
+
+@pytest.mark.parametrize("way", list(sharded.WAYS)[:8])
+def test_a_reduction_is_over_all_ranks(ranks, way):
+    error, expected = sharded.reduce_in(None, way)
+    assert error == "no error"
+    for error, result in ranks.run(2, sharded.reduce_in, way):
+        assert error == "no error"
+        assert distance([result], expected) < 1e-5
+
+
+@pytest.mark.parametrize("way", list(sharded.WAYS)[8:])
+def test_a_rule_that_cannot_run_on_shards_raises_before_the_first_step(ranks, way):
+    """It never computes with the entries of one rank."""
+    assert sharded.reduce_in(None, way)[0] == "no error"
+    before = sharded.whole(sharded.holder(None).parameters())
+    for error, result in ranks.run(2, sharded.reduce_in, way):
+        assert re.search("not defined on a vector that is sharded|out of bounds|cannot be called on meta", error), error
+        assert torch.equal(result, before)
+
+
+def test_ranks_that_disagree_are_told(ranks):
+    expected = sharded.train(None, "SteadyMuon-0", lg.WholeSpace(), 5)[0]
+    for delays, unchanged, result, lrs in ranks.run(2, sharded.disagree):
+        assert delays == "ValueError: delay must be the same on every rank, got 'values from 0 to 1'"
+        assert unchanged
+        assert distance([result], expected) < 1e-5
+        assert lrs == "ValueError: lr must be the same on every rank, got 'values from 0.05 to 1.05'"
+
+
+def test_a_state_of_another_optimizer_is_refused_and_changes_nothing(ranks):
+    expected = sharded.train(None, "AnytimeSGD", lg.Ball(2.0), 6)[0]
+    for said, result in ranks.run(2, sharded.load_another):
+        assert all(re.search("not of AnytimeSGD|of another rule", text) for text in said), said
+        assert distance([result], expected) < 1e-5
+
+
+def test_every_matrix_has_one_owner_and_all_ranks_work(ranks):
+    shapes = sharded.count_orthogonalised(None)
+    by_rank = ranks.run(3, sharded.count_orthogonalised)
+    assert sorted(shape for own in by_rank for shape in own) == sorted(shapes)
+    assert all(by_rank)
+
+
+# ---- The example
+
+
+def test_the_example_trains_and_continues_on_another_number_of_ranks(ranks, tmp_path):
+    first = ranks.run(2, sharded.run_example, "--updates", "30", "--save", str(tmp_path))
+    then = ranks.run(3, sharded.run_example, "--updates", "30", "--resume", str(tmp_path))
+    assert len(set(first)) == len(set(then)) == 1  # all ranks ship the same
+    assert then[0] < 0.9 * first[0] < 0.9 * math.log(15)  # about what guessing one of the letters costs
+
+
+@pytest.mark.slow
+def test_the_example_runs_under_torchrun(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
+               "examples/fsdp_training.py", "--updates", "20", "--save", str(tmp_path / "saved")]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "loss of the output on 2 ranks" in done.stdout
+    assert (tmp_path / "saved" / ".metadata").exists()

@@ -1,0 +1,57 @@
+"""What goes wrong in one stage ends all of them, with one line that names it, and leaves nothing behind."""
+
+import signal
+
+import pytest
+
+HERE = "pipeline_cases."
+
+
+def lines(ended):
+    """The errors of all ranks, each of one line."""
+    assert all(one.error is not None and "\n" not in one.error for one in ended), ended
+    return [one.error for one in ended]
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "message"),
+    [
+        ("misfit", {}, "stage 1 of 3: forward pass on float64 (8, 8): RuntimeError: mat1 and mat2"),
+        ("wrong_world", {}, "the world size must be the number of stages, 2: start torchrun with --nproc-per-node 2"),
+        ("wrong_options", {}, "stage 1 of 3: the options must be those of stage 0"),
+        ("wrong_optimizer", {}, "of 3: optimizer must be one of all trained parameters of the stage's own module"),
+        ("delayed_optimizer", {}, "optimizer must make one update from one gradient: Delayed does not"),
+        ("tied", {}, "tied of stage 2 must be its own: stages cannot share parameters"),
+        ("short_batch", {}, "stage 0 of 3: the activations of microbatch 2 must be as those of the first, float64 (8,"),
+        ("short_batch", {"microbatches": 2}, "stage 0 of 3: the number of rows of inputs must be a multiple of"),
+        ("broken", {"wrong": "to_nan"}, "stage 1 of 3: the activation of microbatch 3 must be finite in all entries"),
+        ("broken", {"wrong": "to_nan", "stage": 2}, "stage 2 of 3: the loss of microbatch 3 must be finite"),
+        ("broken", {"wrong": "to_error"}, "stage 1 of 3: forward pass on float64 (8, 8): ZeroDivisionError: by the"),
+        ("broken", {"wrong": "to_words"}, "stage 1 of 3: what the stage returns must be a tensor or a tuple"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_on_every_rank_that_names_the_stage(ranks, case, options, message):
+    for line in lines(ranks(HERE + case, 3, **options)):
+        assert line.startswith("lategrad.pipeline.links.PipelineError: stage ")
+        assert message in line
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [
+        (signal.SIGKILL, -signal.SIGKILL, "stage 2: the connection was lost: its process has ended"),
+        (signal.SIGINT, 1, "stage 2 of 3: KeyboardInterrupt"),
+    ],
+    ids=["killed", "interrupted"],
+)
+def test_a_rank_that_dies_ends_all_others_with_one_line_also_those_that_are_no_neighbours(ranks, number, code, message):
+    first, second, dead = ranks(HERE + "broken", 3, wrong="to_death", stage=2, kill=(2, number))
+    assert dead.code == code
+    assert first.error == second.error
+    assert first.error.startswith("lategrad.pipeline.links.PipelineError: stage ")
+    assert first.error.endswith(message)
+
+
+def test_a_rank_that_hangs_is_given_up_after_the_timeout(ranks):
+    ended = ranks(HERE + "fewer_steps", 2, timeout=0.5, kill=(1, signal.SIGKILL))
+    assert "could not receive from stage 1: nothing came or went for 0.5 s" in ended[0].error
