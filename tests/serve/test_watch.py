@@ -169,7 +169,7 @@ def test_a_scheduled_rule_trains_resumes_and_replays(engine, tmp_path):
     rule = lg.Scheduled(lg.SteadyMuon(0.02), warmup=10, shape="linear", total=120)  # a rule that gets blocks
     lg.train(problem, rule, steps=40, workers=2, engine=engine, out=tmp_path)
     trace = lg.resume(tmp_path, problem, rule, steps=80)
-    assert trace.config["rule"]["rule"]["blocks"]["parts"][0]["kind"] == "matrix"
+    assert trace.config["rule"]["rule"]["blocks"]["parts"][0]["label"] == "matrix"
     assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)
 
 
