@@ -99,8 +99,8 @@ class Measures(NamedTuple):
         return {name: value for name, value in {**own, **self.metrics}.items() if value is not None}
 
 
-RESERVED_NAMES = ("loss", "test_loss", "val_loss", "accuracy", "step", "steps", "excess_loss", "seed", "delay", "record",
-                  "seconds", "workers")  # fmt: skip
+RESERVED_NAMES = ("loss", "test_loss", "val_loss", "accuracy", "step", "steps", "excess_loss", "seed", "delay",
+                  "record", "seconds", "workers")  # fmt: skip
 
 
 def require_free_names(metrics: Iterable[object]) -> None:
