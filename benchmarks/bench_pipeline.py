@@ -297,6 +297,7 @@ def report_learning(of_ranks: list[dict[str, Any]], lrs: dict[str, float], path:
 def on_gpu(out: dict[str, Any]) -> None:
     """With and without stashing, ranks that share one GPU: values against the CPU's, delays, peaks of memory."""
     rank = dist.get_rank()
+    torch.cuda.set_device(0)
     for stashing in (True, False):
         vectors = {}
         for device in ("cpu", "cuda"):
