@@ -2,6 +2,7 @@
 
     python benchmarks/bench_pipeline.py                                  # speed, a minute
     python benchmarks/bench_pipeline.py --figure docs/figures/pipeline-busy.svg
+    python benchmarks/bench_pipeline.py --pauses                         # the schedules alone, also on a busy machine
     python benchmarks/bench_pipeline.py --learning docs/figures/pipeline-learning.svg   # minutes
     python benchmarks/bench_pipeline.py --device cuda                    # values and memory; ranks share the GPU
 
@@ -39,7 +40,8 @@ from pipeline_training import batch, gpt, held_out, loss
 
 MICROBATCHES, ROWS = 4, 32
 LAYERS, WIDTH = 6, 128
-ROUNDS, BATCHES = 7, 4
+ROUNDS, BATCHES = 5, 6
+PAUSE = 0.02
 LEARNING, LEARNING_ROWS = {"layers": 4, "width": 64}, 16
 RANKS = 2
 
@@ -47,13 +49,15 @@ RANKS = 2
 class Flushing:
     """One stage of torch's own schedule, with a timeline."""
 
-    def __init__(self, stages: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self, stages: list[nn.Module], optimizers: list[torch.optim.Optimizer], objective: Callable[..., Tensor] = loss
+    ) -> None:
         self.rank = dist.get_rank()
         stage = PipelineStage(stages[self.rank], self.rank, len(stages), torch.device("cpu"))
         self.optimizers, self.timeline = optimizers, []
         stage.forward_one_chunk = self.timed("forward", stage.forward_one_chunk)
         stage.backward_one_chunk = self.timed("backward", stage.backward_one_chunk)
-        self.schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=loss)
+        self.schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=objective)
 
     def timed(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(number: int, *arguments: Any, **options: Any) -> Any:
@@ -77,18 +81,44 @@ def busy(timeline: list[Span], begin: float, end: float) -> float:
     return sum(span.end - span.begin for span in timeline if span.begin >= begin and span.end <= end) / (end - begin)
 
 
-def speed(out: dict[str, Any]) -> None:
+class Pause(torch.autograd.Function):
+    """Passes that take the time of passes on a device, without using a core."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        time.sleep(PAUSE)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        time.sleep(2 * PAUSE)
+        return grad
+
+
+class Pausing(nn.Linear):
+    """A small layer with long passes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Pause.apply(super().forward(x))
+
+
+def speed(out: dict[str, Any], pauses: bool) -> None:
     """Samples a second and busy shares of both, taking turns."""
+
+    def model() -> nn.Sequential:
+        return nn.Sequential(Pausing(8, 8), Pausing(8, 8)) if pauses else gpt(LAYERS, WIDTH)
 
     def adamw(stage: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(stage.parameters(), lr=1e-3)
 
-    ours = lg.pipeline.Pipeline(lg.pipeline.cut(gpt(LAYERS, WIDTH), RANKS), loss, adamw, microbatches=MICROBATCHES,
+    objective = nn.functional.mse_loss if pauses else loss
+    ours = lg.pipeline.Pipeline(lg.pipeline.cut(model(), RANKS), objective, adamw, microbatches=MICROBATCHES,
                                 record_timeline=True)  # fmt: skip
-    stages = lg.pipeline.cut(gpt(LAYERS, WIDTH), RANKS)
-    torchs = Flushing(stages, [adamw(stages[dist.get_rank()])])
+    stages = lg.pipeline.cut(model(), RANKS)
+    torchs = Flushing(stages, [adamw(stages[dist.get_rank()])], objective)
     contenders = {"lategrad.pipeline": ours, "Schedule1F1B": torchs}
-    data = [batch(t, MICROBATCHES * ROWS) for t in range(BATCHES)]
+    rows = torch.ones(MICROBATCHES * ROWS, 8)
+    data = [(rows, rows) if pauses else batch(t, MICROBATCHES * ROWS) for t in range(BATCHES)]
     measured: dict[str, Any] = {name: {"seconds": [], "cpu": [], "busy": []} for name in contenders}
     for turn in range(ROUNDS + 1):
         for name, pipe in contenders.items():
@@ -108,10 +138,11 @@ def speed(out: dict[str, Any]) -> None:
     ours.close()
 
 
-def report_speed(of_ranks: list[dict[str, Any]]) -> None:
+def report_speed(of_ranks: list[dict[str, Any]], pauses: bool) -> None:
     names = ("lategrad.pipeline", "Schedule1F1B")
     samples = BATCHES * MICROBATCHES * ROWS
-    print(f"{RANKS} stages of a GPT of {LAYERS} layers of width {WIDTH}, {MICROBATCHES} microbatches of {ROWS} rows")
+    passes = f"that pause {PAUSE:g} s and {2 * PAUSE:g} s" if pauses else f"of a GPT, {LAYERS} layers of width {WIDTH}"
+    print(f"{RANKS} stages {passes}, {MICROBATCHES} microbatches of {ROWS} rows")
     for name in names:
         seconds = statistics.median(of_ranks[0][name]["seconds"])
         shares = [statistics.median(of_rank[name]["busy"]) for of_rank in of_ranks]
@@ -128,7 +159,7 @@ def report_speed(of_ranks: list[dict[str, Any]]) -> None:
     verdict("at least 1.15 times the samples per second of torch's 1F1B", statistics.median(ratios) >= 1.15)
     verdict("every stage is busy at least 0.9 of the time", least >= 0.9)
     load = os.getloadavg()[0]
-    if load > RANKS + 0.5:
+    if load > RANKS + 0.5 and not pauses:
         print(f"  the load of this machine was {load:.1f}: more processes than cores, so these times mean little")
 
 
@@ -266,6 +297,7 @@ def report_learning(of_ranks: list[dict[str, Any]], lrs: dict[str, float], path:
 def on_gpu(out: dict[str, Any]) -> None:
     """With and without stashing, ranks that share one GPU: values against the CPU's, delays, peaks of memory."""
     rank = dist.get_rank()
+    torch.cuda.set_device(0)
     for stashing in (True, False):
         vectors = {}
         for device in ("cpu", "cuda"):
@@ -318,6 +350,9 @@ def run(task: str, ranks: int = RANKS, **arguments: Any) -> list[dict[str, Any]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figure", type=Path, help="draw who was busy when")
+    parser.add_argument(
+        "--pauses", action="store_true", help="stages that wait instead of computing: the schedule alone"
+    )
     parser.add_argument("--learning", type=Path, help="compare what both learn, and draw it there")
     parser.add_argument("--samples", type=int, default=19_200, help="windows that both learn from")
     parser.add_argument(
@@ -341,8 +376,8 @@ def main() -> None:
             lrs[name] = min(found, key=found.__getitem__)
         report_learning(run("learn", lrs=lrs, samples=options.samples), lrs, options.learning)
         return
-    of_ranks = run("speed")
-    report_speed(of_ranks)
+    of_ranks = run("speed", pauses=options.pauses)
+    report_speed(of_ranks, options.pauses)
     if options.figure:
         draw_busy(of_ranks, options.figure)
 

@@ -68,7 +68,7 @@ def loss(scores: Tensor, targets: Tensor) -> Tensor:
 def windows(source: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     """Characters from each start, and the ones that follow them."""
     found = source[starts[:, None] + torch.arange(CONTEXT + 1)]
-    return found[:, :-1], found[:, 1:]
+    return found[:, :-1].contiguous(), found[:, 1:].contiguous()
 
 
 def batch(t: int, rows: int = BATCH) -> tuple[Tensor, Tensor]:
