@@ -28,7 +28,7 @@ from lategrad.trace import write_csv
 from reproduction.style import TITLES
 
 _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_OUTCOMES = {True: "yes", False: "no", None: "not judged"}
+_OUTCOMES = {True: "yes", False: "no", None: "not counted"}
 MOST_FINDINGS = 6
 
 
@@ -39,7 +39,7 @@ class Verdict:
     claim: str
     criterion: str
     measured: str
-    holds: bool | None  # None where the numbers cannot tell: then there is no verdict, and ``measured`` says why
+    holds: bool | None  # None where there is no verdict (its theorem is about other runs); ``measured`` says why
     source: Literal["paper", "ours"] = "paper"  # whose claim it is
     quote: str = ""  # the paper's own words, if there are any
     figure: str = ""  # the stem of the figure that shows it, if one does
@@ -139,13 +139,14 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
 
 
 def _count(sections: Sequence[Section]) -> dict[str, str]:
-    """How many of the paper's claims and of ours hold, and how many cannot be judged."""
+    """How many of the paper's claims and of ours hold, of those that are counted."""
     counted = {}
     for source, name in (("paper", "The paper's claims"), ("ours", "Our claims")):
         outcomes = [verdict.holds for section in sections for verdict in section.verdicts if verdict.source == source]
         if outcomes:
-            open_ones = f" ({outcomes.count(None)} cannot be judged)" if None in outcomes else ""
-            counted[name] = f"{outcomes.count(True)} of {len(outcomes)} hold here{open_ones}"
+            others = outcomes.count(None)
+            more = f" ({others} more {'is' if others == 1 else 'are'} shown, not counted)" if others else ""
+            counted[name] = f"{outcomes.count(True)} of {len(outcomes) - others} hold here{more}"
     return counted
 
 

@@ -16,7 +16,7 @@ import torch
 from lategrad.support.validation import require, require_choice, require_device
 from reproduction.baselines.study import Baselines
 from reproduction.deep.study import Deep
-from reproduction.figures import fig1, fig3, lr_range
+from reproduction.figures import fig1, fig3, horizon, lr_range
 from reproduction.figures.sweep import PLANS, FigurePart
 from reproduction.jobs import Say, run_jobs
 from reproduction.local.real import LocalReal
@@ -26,10 +26,11 @@ from reproduction.study import Part, Request, Workspace
 from reproduction.theorems.section import Theorems
 
 PARTS: tuple[Part, ...] = (
-    FigurePart("fig1", fig1.section),
-    FigurePart("fig2", lr_range.FIG2.section),
+    FigurePart("fig1", fig1.needed, fig1.section),
+    FigurePart("horizon", fig3.needed, horizon.section),
+    FigurePart("fig2", lr_range.FIG2.needed, lr_range.FIG2.section),
     fig3.Figure3(),
-    FigurePart("fig4", lr_range.FIG4.section),
+    FigurePart("fig4", lr_range.FIG4.needed, lr_range.FIG4.section),
     Baselines(),
     Deep(),
     Theorems(),

@@ -17,10 +17,9 @@ from lategrad.trace import Axis, Trace, describe
 from reproduction import style
 from reproduction.baselines.plan import LARGE, PLANS, SCENARIOS, SoftmaxSetting, scenarios_for
 from reproduction.baselines.scores import SoftmaxScores, mean_late, place, ranked, split_points, spread, worst_drop
-from reproduction.figures.sweep import judge_query
 from reproduction.jobs import Lane
 from reproduction.report import Section, prose
-from reproduction.study import Plan, Request, Study, Task, column, rows_of
+from reproduction.study import Plan, Request, Study, Task, column, rows_of, without_vectors
 from reproduction.style import TITLES, three_digits
 
 RUN_UPDATE = 5e-6  # seconds of one core for one update of one run on digits, about; for forecasts
@@ -79,15 +78,16 @@ class Baselines(Study[SoftmaxSetting, Scored]):
                 problem, rule, list(scenarios.values()), setting.updates, device=device,
                 seed=setting.seeds(task.seeds), record_every=setting.updates, compile=setting.updates > 10_000,
             )  # fmt: skip
-            loss, accuracy = judge_query(trace, problem, device)
+            on_device, query = problem.to(device), trace.query.to(device)
+            loss, accuracy = on_device.loss(query).squeeze(-1).cpu(), on_device.accuracy(query)
             assert trace.accuracy is not None
+            assert accuracy is not None
             axes = (trace.axis("seed"), Axis("delay", tuple(SCENARIOS)), Axis("value", candidate.values or ("",)),
                     Axis("lr", candidate.lrs), Axis("point", POINTS))  # fmt: skip
             return dataclasses.replace(
-                trace, steps=trace.steps[-1:], axes=axes, delays=trace.delays[-1:], time=None, worker=None,
-                output=trace.output[..., :0], query=trace.query[..., :0],
+                without_vectors(trace), steps=trace.steps[-1:], axes=axes,
                 loss=torch.stack([trace.loss[-1], loss], dim=-1).unsqueeze(0),
-                accuracy=torch.stack([trace.accuracy[-1], accuracy], dim=-1).unsqueeze(0),
+                accuracy=torch.stack([trace.accuracy[-1], accuracy.squeeze(-1).cpu()], dim=-1).unsqueeze(0),
             )  # fmt: skip
 
         trace = space.trace(_trace_name(task), key, run)

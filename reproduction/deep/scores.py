@@ -17,7 +17,7 @@ from lategrad.rules import needs_ticket
 from lategrad.simulator import Delays, simulate
 from lategrad.trace import Axis, Trace, describe
 from reproduction.deep.plan import MEAN_DELAY, PIPELINE, DeepSetting
-from reproduction.study import Candidate, Task, finite_loss
+from reproduction.study import Candidate, Task, finite_loss, without_vectors
 
 HISTORY_BYTES = {"cpu": 6 * 2**30, "cuda": 48 * 2**30}
 """What the waiting queries of runs that are simulated together may take."""
@@ -180,10 +180,9 @@ def _of_one_delay(trace: Trace, position: int, name: str) -> Trace:
     loss = end(trace.loss)
     assert loss is not None
     return dataclasses.replace(
-        trace, steps=trace.steps[-1:], loss=loss, accuracy=end(trace.accuracy), test_loss=end(trace.test_loss),
+        without_vectors(trace), steps=trace.steps[-1:], loss=loss, accuracy=end(trace.accuracy),
+        test_loss=end(trace.test_loss), delays=trace.delays[-1:, :, position],
         axes=(Axis("delay", (name,)), trace.axis("seed"), Axis("lr", trace.axes[-1].values)),
-        delays=trace.delays[-1:, :, position], output=trace.output[..., :0], query=trace.query[..., :0],
-        time=None, worker=None,
     )  # fmt: skip
 
 

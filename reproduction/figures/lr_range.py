@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from dataclasses import dataclass
+from functools import partial
 
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from lategrad.trace import Trace
 from reproduction import style
-from reproduction.figures.sweep import FORWARD, LOGNORMAL, SGDS, Delay, Regime, SweepResults, Traces, final_accuracy
-from reproduction.report import Section, Verdict, prose, verdict
+from reproduction.figures.sweep import (
+    FORWARD, LATE, LOGNORMAL, SGDS, Delay, Regime, SweepResults, Traces, claim, final_accuracy, plot
+)  # fmt: skip
+from reproduction.report import Section, Verdict, prose
 
 WITHIN = 0.10  # a learning rate is good if its accuracy is within this share of the rule's own best at this delay
 TIMES_REQUIRED = 2.0  # anytime SGD must be good at this many times as many learning rates of its grid as SGD,
@@ -42,6 +46,9 @@ class RangeFigure:
     quote: str
     opens_report: bool = False  # whether its finding is among those that the report opens with
 
+    def needed(self, regime: Regime) -> bool:
+        return regime.l2 == 0 and any(delay in regime.grid_at for delay in self.delays.values())
+
     def verdict(self, stem: str, regime: Regime, traces: Traces) -> Verdict:
         by_rule = {rule: accuracy_by_lr(traces[rule], self.delays[stem])[1] for rule in ("anytime-sgd", *SGDS)}
         good = {rule: count_good(accuracy, WITHIN) for rule, accuracy in by_rule.items()}
@@ -49,17 +56,13 @@ class RangeFigure:
         best = {rule: accuracy.mean(0).max().item() for rule, accuracy in by_rule.items()}
         ours, n = "anytime-sgd", by_rule["anytime-sgd"].shape[-1]
         holds = all(good[ours] >= TIMES_REQUIRED * good[r] and mean[ours] - mean[r] >= MARGIN_REQUIRED for r in SGDS)
-        return verdict("lr_range", holds, figure=stem, p=_THIS, claim=self.claim, label=self.labels[stem],
-                       regime=regime.name, good=good, n=n, mean=mean, best=best, quote=self.quote)  # fmt: skip
+        return claim("lr_range", holds, regime, [self.delays[stem]], figure=stem, p=_THIS, claim=self.claim,
+                     label=self.labels[stem], good=good, n=n, mean=mean, best=best, quote=self.quote)  # fmt: skip
 
-    def plot(self, stem: str, results: SweepResults) -> Figure:
-        figure, axes = style.panels([regime.title for regime in results.convex], "test accuracy")
-        for ax, (regime, traces) in zip(axes, results.convex.items(), strict=True):
-            for rule in regime.curves:
-                style.line(ax, rule, *accuracy_by_lr(traces[rule], self.delays[stem]))
-            ax.set(xscale="log", xlabel="learning rate (Algorithm 2: diameter)")
-        style.legend(figure, axes)
-        return figure
+    def draw(self, stem: str, ax: Axes, regime: Regime, traces: Traces) -> None:
+        for rule in regime.curves:
+            style.line(ax, rule, *accuracy_by_lr(traces[rule], self.delays[stem]))
+        ax.set(xscale="log", xlabel="learning rate")
 
     def table(self, stem: str, regime: Regime, traces: Traces) -> list[dict[str, str]]:
         rows = []
@@ -69,60 +72,46 @@ class RangeFigure:
                      for lr, value in zip(lrs, accuracy.mean(0).tolist(), strict=True)]  # fmt: skip
         return rows
 
-    def differences(self, results: SweepResults) -> tuple[str, ...]:
-        """How the accuracies under the other kinds of delays differ from those under the first."""
-        first, *others = self.delays
-        paragraphs = []
-        for stem in others:
-            parts = []
-            for regime, traces in results.convex.items():
-                gaps = {}
-                for rule in regime.curves:
-                    (_, a), (_, b) = (accuracy_by_lr(traces[rule], self.delays[name]) for name in (stem, first))
-                    gaps[rule] = (a - b).mean(0)
-                worst = max(gaps, key=lambda rule: gaps[rule].abs().max().item())
-                means = ", ".join(f"{style.TITLES[rule]} {gap.mean():+.3f}" for rule, gap in gaps.items())
-                parts.append(f"{regime.name}: on average over the grid {means}; at one learning rate at most "
-                             f"{gaps[worst].abs().max():.3f} ({style.TITLES[worst]})")  # fmt: skip
-            paragraphs.append(f"With {self.labels[stem]} instead of {self.labels[first]}, accuracies change by: "
-                              f"{'. '.join(parts)}.")  # fmt: skip
-        return tuple(paragraphs)
-
-    def finding(self, traces: Traces) -> str:
+    def finding(self, regime: Regime, traces: Traces) -> str:
         stem, delay = next(iter(self.delays.items()))
         by_rule = {rule: accuracy_by_lr(traces[rule], delay) for rule in ("anytime-sgd", *SGDS)}
         good = {rule: count_good(accuracy, WITHIN) for rule, (_, accuracy) in by_rule.items()}
+        lrs = by_rule["anytime-sgd"][0]
         return (
-            f"At {self.labels[stem]}, anytime SGD is within {WITHIN:.0%} of its best accuracy at {good['anytime-sgd']} "
-            f"of the {len(by_rule['anytime-sgd'][0])} learning rates of its grid; SGD at {good['sgd']} (last iterate) "
-            f"and {good['sgd-linear']} (average)."
+            f"Anytime SGD is less sensitive to its learning rate: at {self.labels[stem]}, in {regime.updates:,} updates "
+            f"({regime.title}), it is within {WITHIN:.0%} of its best accuracy at {good['anytime-sgd']} of {len(lrs)} "
+            f"learning rates from {lrs[0]:g} to {lrs[-1]:g}; SGD at {good['sgd']} (last iterate) and "
+            f"{good['sgd-linear']} (average) of a grid as wide."
         )
 
     def section(self, results: SweepResults) -> Section:
-        convex, updates = results.convex, results.updates()
-        text, _ = prose("lr-range", updates=updates, forward="fig4-forward" in self.delays)
+        regimes = results.those(self.needed, f"with all learning rates at {' or '.join(map(str, self.delays.values()))}")
+        shown = {stem: {regime: traces for regime, traces in regimes.items() if delay in regime.grid_at}
+                 for stem, delay in self.delays.items()}  # fmt: skip
+        shown = {stem: of_stem for stem, of_stem in shown.items() if of_stem}
+        judged = [(stem, regime, traces) for stem, of_stem in shown.items() for regime, traces in of_stem.items()]
+        first, updates = max(regimes, key=lambda regime: regime.updates), results.updates(regimes)
+        text, _ = prose("lr-range", updates=updates, queue=self is FIG4)
         return Section(
             name=self.name,
             title=self.title,
-            text=(*text, *self.differences(results)),
-            figures={stem: self.plot(stem, results) for stem in self.delays},
-            captions={stem: f"Test accuracy against the learning rate, {label}; {updates}."
-                      for stem, label in self.labels.items()},
-            tables={f"{self.labels[stem]}, {regime.name}": self.table(stem, regime, traces)
-                    for stem in self.delays for regime, traces in convex.items()},
-            rows=[row for row in results.rows(convex) if row["delay"] in self.delays.values()],
-            verdicts=tuple(self.verdict(stem, regime, traces)
-                           for stem in self.delays for regime, traces in convex.items()),
-            config={"sweep": results.describe()},
-            finding=self.finding(next(iter(convex.values()))) if self.opens_report else "",
+            text=text,
+            figures={stem: plot(of_stem, partial(self.draw, stem), "test accuracy") for stem, of_stem in shown.items()},
+            captions={stem: f"Test accuracy against the learning rate, {self.labels[stem]}; {updates}." for stem in shown},
+            tables={f"{self.labels[stem]}, {regime.place}, {regime.updates:,} updates": self.table(stem, regime, traces)
+                    for stem, regime, traces in judged},
+            rows=results.rows(regimes, tuple(self.delays.values())),
+            verdicts=tuple(self.verdict(*one) for one in judged if {"anytime-sgd", *SGDS} <= set(one[2])),
+            config={"regimes": [dataclasses.asdict(regime) for regime in regimes], "seeds": results.plan.seeds},
+            finding=self.finding(first, regimes[first]) if self.opens_report else "",
         )  # fmt: skip
 
 
 FIG2 = RangeFigure(
     name="fig2",
-    title="Figure 2. Accuracy against the learning rate at delay 500",
-    delays={"fig2": 500},
-    labels={"fig2": "delay 500"},
+    title=f"Figure 2. Accuracy against the learning rate at delay {LATE}",
+    delays={"fig2": LATE},
+    labels={"fig2": f"delay {LATE}"},
     claim="Anytime SGD is accurate on a wide range of learning rates, SGD on a narrow one",
     quote="anytime SGD achieves high accuracy on a wide range of learning rates, whereas SGD achieves its top "
     "accuracy on a very narrow range",
@@ -131,8 +120,8 @@ FIG2 = RangeFigure(
 FIG4 = RangeFigure(
     name="fig4",
     title="Figure 4. Accuracy against the learning rate under Lognormal(7, 0.4²) delays",
-    delays={"fig4": LOGNORMAL, "fig4-forward": FORWARD},
-    labels={"fig4": "Lognormal(7, 0.4²) delays that look back", "fig4-forward": "the same delays in an update queue"},
+    delays={"fig4": FORWARD, "fig4-back": LOGNORMAL},
+    labels={"fig4": "Lognormal(7, 0.4²) delays in an update queue", "fig4-back": "the same delays, looking back"},
     claim="Anytime SGD is robust under heavy-tailed delays",
     quote="in Figure 4 the delay is distributed Lognormal(7, 0.4²), a heavy-tail distribution. This shows that "
     "anytime SGD performs better when a high maximal delay, but reasonable mean, is present",
