@@ -146,7 +146,8 @@ def _count(sections: Sequence[Section]) -> dict[str, str]:
         if outcomes:
             others = outcomes.count(None)
             more = f" ({others} more {'is' if others == 1 else 'are'} shown, not counted)" if others else ""
-            counted[name] = f"{outcomes.count(True)} of {len(outcomes) - others} hold here{more}"
+            judged = len(outcomes) - others
+            counted[name] = f"{outcomes.count(True)} of {judged} hold here{more}" if judged else "none is counted here"
     return counted
 
 

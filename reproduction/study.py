@@ -202,9 +202,7 @@ class Request:
     space: Workspace
     models: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
-    data: str = ""  # Figure 1 on one's own data, delays and number of updates
-    delays: tuple[int, ...] = ()
-    updates: int = 0
+    settings: tuple[Any, ...] = ()  # of one's own, instead of those of the scale
 
 
 class Part(ABC):

@@ -97,8 +97,9 @@ def finding(regimes: dict[Regime, Traces]) -> str:
         (before, after), (sgd, sgd_late) = ours.mean(0)[[0, at]].tolist(), by_rule[best]
         parts.append(f"in {regime.updates:,} updates of {regime.batch} samples it goes from {before:.3f} to {after:.3f} "
                      f"({style.TITLES[best]}: {sgd:.3f} to {sgd_late:.3f})")  # fmt: skip
-    return (f"What a delay of {delays[at]} updates does to the accuracy of anytime SGD, the paper's rule, depends on "
-            f"the length of the run: {'; '.join(parts)}.")  # fmt: skip
+    length = " depends on the length of the run" if len(parts) > 1 else ""
+    return (f"What a delay of {delays[at]} updates does to the accuracy of anytime SGD, the paper's rule{length}: "
+            f"{'; '.join(parts)}.")  # fmt: skip
 
 
 def section(results: SweepResults) -> Section:

@@ -77,7 +77,8 @@ class Regime:
 
     @property
     def name(self) -> str:
-        return f"{self.place}-{self.updates}"
+        own = "" if self.data == "fashion-mnist" else f"-{Path(self.data).stem}"
+        return f"{self.place}-{self.updates}{own}"
 
     @property
     def root(self) -> int:
@@ -150,6 +151,22 @@ def short_and_long(short: tuple[Candidate, ...], **options: Any) -> tuple[Regime
 
 def heavy_tails(*delays: str) -> tuple[Regime, ...]:
     return both_places(1_500_000, 4, LONG[:2], delays=delays, grid_at=delays, tuned_at=())
+
+
+def own_experiment(data: str, delays: Sequence[int | str], updates: int) -> tuple[Regime, ...]:
+    """Figure 1 on one's own data and constant delays; what is not given is as in the short runs."""
+    late = []
+    for delay in delays or MORE_DELAYS:
+        require("--delays", delay, str(delay).isdecimal(), "whole numbers >= 0, such as 10 100")
+        late.append(int(delay))
+    require("--updates", updates, updates >= 0, ">= 1, or left out")
+    own = {"data": data, "preprocessing": "standardise"} if data else {}
+    found = both_places(updates or 37_500, 64, SHORT, delays=tuple(sorted({0, *late})), grid_at=(0,), tuned_at=(0,), **own)
+    if data:
+        classes = dataset(data, "standardise").classes
+        require("--data", data, classes is not None, "a file whose targets are classes: integers, or words in .csv")
+    require("--delays", delays, len(found[0].delays) > 1, "with at least one delay above 0")
+    return found
 
 
 MORE_DELAYS = (0, 10, 100, 250, LATE, 1000)
@@ -256,7 +273,7 @@ class FigurePart(Part):
 
     def plan(self, request: Request) -> Plan[Regime]:
         plan = PLANS[request.scale]
-        return dataclasses.replace(plan, settings=tuple(filter(self.needed, plan.settings)))
+        return dataclasses.replace(plan, settings=tuple(filter(self.needed, request.settings or plan.settings)))
 
     def jobs(self, request: Request) -> list[Job]:
         return Sweep().jobs_of(self.plan(request), request.space)
