@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from lategrad.problems.data import Dataset
+from lategrad.problems.linear_loops import LINEAR_GRADIENT, GradientSource
 from lategrad.problems.minibatches import Minibatches
 from lategrad.problems.sparse_rows import SparseRows
 from lategrad.support.runs import tensors
@@ -33,6 +34,9 @@ _CHUNK = 4_000_000
 """Scores, or entries of rows made dense, held at once when all the data are evaluated: 16 MB in float32."""
 
 _FEW_ROWS = 32
+
+_MOST_ROWS_IN_C = 16
+"""Products of large batches are faster in torch, for many runs together."""
 
 Self = TypeVar("Self", bound="LinearModel")
 Value = Callable[[Tensor, Tensor], Tensor]
@@ -54,6 +58,8 @@ class LinearModel(ABC):
     name: ClassVar[str]
     curvature: ClassVar[float]
     """The largest second derivative of the loss in the scores."""
+    residual_in_c: ClassVar[str]
+    """:meth:`residual` of one row in C: overwrites the scores s of all outputs, given the targets y."""
 
     def __init__(
         self, data: Dataset, *, batch: int = 64, sampling: str = "iid", l2: float = 0.0,
@@ -113,6 +119,24 @@ class LinearModel(ABC):
             residual = residual * self.weights[sample][..., None, None, :]
         grad = (residual.flatten(-3, -2) @ rows).reshape(x.shape)
         return grad + self.l2 * x if self.l2 else grad
+
+    def gradient_source(self) -> GradientSource | None:
+        """The gradient at one vector in C; None for sparse rows, large batches, and a model of which only torch knows."""
+        batch = self.minibatches.batch
+        if isinstance(self.train, SparseRows) or batch > _MOST_ROWS_IN_C or "residual_in_c" not in vars(type(self)):
+            return None
+        defines = {
+            "real": "double" if self.train.dtype == torch.float64 else "float",
+            "BATCH": batch,
+            "OUTPUTS": self.outputs,
+            "FEATURES": self.train.shape[-1],
+            "GROUP": max(k for k in (5, 4, 3, 2, 1) if self.outputs % k == 0),
+            "L2": f"(real){self.l2!r}",
+            "WEIGHT": "1" if self.weights is None else "((const real*)data[2])[sample[n]]",
+        }
+        code = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+        code += LINEAR_GRADIENT.replace("RESIDUAL", self.residual_in_c)
+        return GradientSource(code, tensors((self.train, self.targets, self.weights)), batch)
 
     def _mean(self, x: Tensor, rows: Rows, targets: Tensor, value: Value, weights: Tensor | None = None) -> Tensor:
         """The mean over all rows of ``value(scores, targets)`` times weight, in chunks; float64, ``(*runs, 1)``."""
@@ -207,6 +231,11 @@ class SoftmaxRegression(LinearModel):
 
     name = "softmax"
     curvature = 0.5
+    residual_in_c = """
+        real top = s[0], total = 0;
+        for (int o = 1; o < OUTPUTS; ++o) top = s[o] > top ? s[o] : top;
+        for (int o = 0; o < OUTPUTS; ++o) total += s[o] = std::exp(s[o] - top);
+        for (int o = 0; o < OUTPUTS; ++o) s[o] = s[o] / total - y[o];"""
 
     def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
         return torch.softmax(scores, dim=-2) - targets
@@ -220,6 +249,7 @@ class LeastSquares(LinearModel):
 
     name = "least-squares"
     curvature = 1.0
+    residual_in_c = "for (int o = 0; o < OUTPUTS; ++o) s[o] -= y[o];"
 
     def _as_targets(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         return y.to(dtype).unsqueeze(-1) if self.classes is None else super()._as_targets(y, dtype)
@@ -245,6 +275,11 @@ class SmoothedSVM(LinearModel):
 
     name = "svm"
     curvature = 1.0
+    residual_in_c = """
+        for (int o = 0; o < OUTPUTS; ++o) {
+          const real sign = 2 * y[o] - 1, margin = 1 - sign * s[o];
+          s[o] = -sign * (margin < 0 ? 0 : margin > 1 ? 1 : margin);
+        }"""
 
     def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
         sign = 2 * targets - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lategrad.delays import Arrivals
 from lategrad.delays.stages import StageDelays
-from lategrad.execution import compiling_pays, in_place
+from lategrad.execution import UnsupportedError, compiling_pays, in_place
 from lategrad.execution.backend import Backend, compiled
 from lategrad.gates import NormGate, clip_norm
 from lategrad.problems.problem import Problem
@@ -19,6 +20,7 @@ from lategrad.problems.worker_state import is_stateful
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket, weigh_ticket
 from lategrad.sets import norm
 from lategrad.simulator.history import History, SlotPlan, check_memory, plan_slots
+from lategrad.simulator.loops import RunLoops
 from lategrad.simulator.workers import Workers
 from lategrad.support.runs import runs_shape, tensors
 from lategrad.support.seeds import Stream, derived_seed
@@ -28,7 +30,7 @@ _CHUNK = 256  # updates whose samples and slots are loaded at once
 _CAPTURE_LOCK = threading.Lock()
 
 
-class _Chunk(NamedTuple):
+class Chunk(NamedTuple):
     """What a chunk of updates needs, one row per update, in buffers that keep their addresses."""
 
     samples: Tensor
@@ -82,7 +84,7 @@ class Simulation:
         self.stream_seeds = seeds if share_samples else own
         # An update stores the query after it; the last one, which is never read, overwrites the one before.
         self.following = torch.cat([self.queries.write[1:], self.queries.write[-1:]])
-        self.chunk: _Chunk | None = None
+        self.chunk: Chunk | None = None
         self.row = torch.zeros(1, dtype=torch.int64, device=device)
         """The row of the chunk that the next update uses."""
         self.gate = None if max_norm_ratio is None else NormGate(max_norm_ratio, tuple(self.shape[:-1]), device)
@@ -94,6 +96,13 @@ class Simulation:
             self.workers = Workers(problem, arrivals, self.delays, query)
             compile = compile or False  # many local steps would compile for minutes
 
+        self._loops = None
+        plain = self.workers is None and clip is None and self.gate is None and self.tickets is None and not by_stage
+        if plain and (
+            compile is True or compile is None and compiling_pays(len(self.delays), query.numel(), backend="loops")
+        ):
+            with suppress(UnsupportedError):
+                self._loops = RunLoops(self)
         if compile is None:
             compile = compiling_pays(len(self.delays), query.numel())
         self.step = in_place(rule, self.state, backend=None if compile == "rule" else "eager")
@@ -114,6 +123,10 @@ class Simulation:
                 if self.workers is not None:
                     self.workers.start_wave(length)
                     self._jobs_graph(self._run_jobs)
+                if self._loops is not None:
+                    assert self.chunk is not None
+                    self._loops(self.chunk, length)
+                    continue
                 for _ in range(length):
                     self._update_graph(self._run_update)
             first = last
@@ -162,7 +175,7 @@ class Simulation:
         """Load what the updates of a chunk need into the buffers."""
         count, device = last - first, self.row.device
         samples = torch.stack([self.problem.samples(s, first, count) for s in self.stream_seeds], dim=1)
-        loaded = _Chunk(
+        loaded = Chunk(
             samples=samples.unflatten(1, self.streams),
             write=self.following[first:last],
             read=self.queries.read[first:last],
@@ -170,7 +183,7 @@ class Simulation:
             jobs=torch.empty(count, 0) if self.workers is None else self.workers.jobs[first:last],
         )
         if self.chunk is None:  # always of full size: compiled code is for one size
-            self.chunk = _Chunk(*(value.new_zeros(_CHUNK, *value.shape[1:], device=device) for value in loaded))
+            self.chunk = Chunk(*(value.new_zeros(_CHUNK, *value.shape[1:], device=device) for value in loaded))
         for buffer, value in zip(self.chunk, loaded, strict=True):
             buffer[:count].copy_(value)
         self.row.zero_()

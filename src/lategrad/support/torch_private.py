@@ -21,12 +21,12 @@ from torch.autograd.graph import _engine_run_backward
 
 
 @lru_cache(maxsize=256)
-def cpu_library(code: str) -> Any:
-    """C++ code, compiled and loaded with ctypes."""
+def cpu_library(code: str, *flags: str) -> Any:
+    """C++ code, compiled with flags of its own and loaded with ctypes."""
     from torch._inductor.codecache import CppCodeCache
 
-    flags = ("-ftree-loop-vectorize", "-fno-math-errno")  # torch's default flags assume vectorized code
-    return CppCodeCache.load(code, device_type="cpu", extra_flags=flags)
+    vectorize = ("-ftree-loop-vectorize", "-fno-math-errno")  # torch's default flags assume vectorized code
+    return CppCodeCache.load(code, device_type="cpu", extra_flags=(*vectorize, *flags))
 
 
 @lru_cache(maxsize=256)

@@ -54,43 +54,45 @@ class Loops:
             raise UnsupportedError(missing)
         examples = [i if isinstance(i, Tensor) else torch.empty(1, dtype=i, device=device).expand(size)
                     for i in inputs]  # fmt: skip
-        self._source = emit(function, examples, size, targets, [*(example.dtype for example in examples), *beyond])
+        self.source = emit(function, examples, size, targets, [*(example.dtype for example in examples), *beyond])
         chunks = [(t, begin) for t, size in enumerate(sizes) for begin in range(0, size, CHUNK)]
         self._sizes, self._chunks, self._device = list(sizes), len(chunks), device
+        self.chunk_of = torch.tensor(chunks, dtype=torch.int64, device=device)
+        """The tensor of each chunk, and where in it the chunk begins."""
         self._last_table: list[int] = []
-        operands = self._source.operands
+        operands = self.source.operands
         self._table = torch.zeros(operands * (1 + len(sizes)), dtype=torch.int64, device=device)
         """Where the operands are: the scalars, then the tensors of each vector."""
         self._arguments: list[Any] = [
             self._table[:operands],
             self._table[operands:],
             len(sizes),
-            torch.tensor(chunks, dtype=torch.int64, device=device),
+            self.chunk_of,
             torch.tensor(sizes, dtype=torch.int64, device=device),
             len(chunks),
-            torch.zeros(self._source.scalars, dtype=torch.float64, device=device),
-            torch.zeros(self._source.sums * len(chunks), dtype=torch.float64, device=device),
+            torch.zeros(self.source.scalars, dtype=torch.float64, device=device),
+            torch.zeros(self.source.sums * len(chunks), dtype=torch.float64, device=device),
         ]
         self._call: Callable[..., None] | None = None  # compiled at the first call
 
     @property
     def passes(self) -> int:
         """How many loops over the vectors one call makes."""
-        return sum(self._source.stages)
+        return sum(self.source.stages)
 
     def _compile(self) -> Callable[..., None]:
         """A function of the number of threads."""
         if self._device.type == "cpu":
-            run = cpu_library(self._source.cpu).run
+            run = cpu_library(self.source.cpu).run
             arguments = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_longlong(a)
                          for a in self._arguments]  # fmt: skip
             run.argtypes, run.restype = [*map(type, arguments), ctypes.c_longlong], None
             return partial(run, *arguments)
-        kernel = cuda_kernel(self._source.cuda, "run", self._device.index or 0)
+        kernel = cuda_kernel(self.source.cuda, "run", self._device.index or 0)
 
         def launch(threads: int) -> None:
             with torch.cuda.device(self._device):
-                for stage, is_loop in enumerate(self._source.stages):
+                for stage, is_loop in enumerate(self.source.stages):
                     kernel((self._chunks if is_loop else 1, 1, 1), (THREADS, 1, 1), [stage, *self._arguments])
 
         return launch
