@@ -296,6 +296,8 @@ class _BothOutputs(SGD):
 class _JudgedTwice(SoftmaxRegression):
     """Records the loss and the accuracy of both outputs of :class:`_BothOutputs`."""
 
+    residual_in_c = SoftmaxRegression.residual_in_c  # the gradient is the same
+
     def measure(self, x: Tensor) -> Measures:
         first, *last = x.split(self.dim, dim=-1)
         metrics: dict[str, Any] = {"last_loss": self.loss(last[0]), "last_accuracy": self.accuracy(last[0])} if last else {}
