@@ -75,8 +75,10 @@ def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> 
     with ExitStack() as stack:
         pools: dict[str, Executor] = {}
         for lane in {job.lane for job in jobs}:
-            if lane == "streams":
+            if lane == "streams":  # deep models: products of float32 matrices in TF32 on a GPU that has it
                 pools[lane] = ThreadPoolExecutor(width[lane])
+                stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+                torch.set_float32_matmul_precision("high")
             else:
                 context = multiprocessing.get_context("spawn")
                 pools[lane] = ProcessPoolExecutor(width[lane], context, initializer=_use_one_thread)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+from functools import partial
 
 from matplotlib.axes import Axes
 from torch import Tensor
 
 from lategrad.trace import Trace
 from reproduction import style
-from reproduction.figures.sweep import (
-    LATE, SGDS, Regime, SweepResults, Traces, best_position, claim, final_accuracy, plot
-)  # fmt: skip
+from reproduction.figures import sweep
+from reproduction.figures.sweep import LATE, SGDS, Regime, SweepResults, Traces
 from reproduction.report import Section, Verdict, prose
 
 MAINTAINS = (
@@ -33,10 +32,15 @@ def needed(regime: Regime) -> bool:
 
 def frozen(trace: Trace, tuned_at: int, record: int = -1) -> tuple[list[int], Tensor, float]:
     """Constant delays, accuracies ``(seeds, delays)`` with the learning rate tuned at one delay, and that rate."""
-    values, best = trace.axis("delay").values, best_position(trace, tuned_at, record)
+    values, best = trace.axis("delay").values, sweep.best_position(trace, tuned_at, record)
     positions = [i for i, delay in enumerate(values) if isinstance(delay, int)]
-    accuracy = final_accuracy(trace, record)[:, positions, best]
+    accuracy = sweep.final_accuracy(trace, record)[:, positions, best]
     return [values[i] for i in positions], accuracy, trace.axes[-1].values[best]
+
+
+def late(delays: list[int]) -> int:
+    """The position of the delay of Figures 2 and 3, or of the longest."""
+    return delays.index(LATE if LATE in delays else max(delays))
 
 
 def gap_verdict(regime: Regime, traces: Traces, tuned_at: int) -> Verdict:
@@ -44,21 +48,21 @@ def gap_verdict(regime: Regime, traces: Traces, tuned_at: int) -> Verdict:
     gap = {rule: (ours - frozen(traces[rule], tuned_at)[1]).mean(0) for rule in SGDS}
     longest = delays.index(max(delays))
     holds = all(abs(g[0].item()) < NO_DELAY_GAP and (g[longest] - g[0]).item() >= GROWTH for g in gap.values())
-    return claim("gap", holds, regime, [delays[longest]], figure="fig1-tuned-later" if tuned_at else "fig1", p=_THIS,
-                 tuned_at=tuned_at, delays=delays, gap=gap)  # fmt: skip
+    return sweep.claim("gap", holds, regime, [max(delays)], figure="fig1-tuned-later" if tuned_at else "fig1",
+                       p=_THIS, tuned_at=tuned_at, delays=delays, gap=gap)  # fmt: skip
 
 
 def maintains_verdict(regime: Regime, traces: Traces) -> Verdict:
     delays, ours, _ = frozen(traces["anytime-sgd"], 0)
-    at = delays.index(LATE if LATE in delays else max(delays))
-    accuracy = ours.mean(0)
+    at, accuracy = late(delays), ours.mean(0)
     harmless = [delay for delay, value in zip(delays, accuracy, strict=True) if value >= accuracy[0] - ALLOWED_DROP]
-    return claim("maintains", delays[at] in harmless, regime, [delays[at]], figure="fig1", p=_THIS, delay=delays[at],
-                 accuracy=accuracy[0], accuracy_late=accuracy[at], longest=max(harmless))  # fmt: skip
+    return sweep.claim("maintains", delays[at] in harmless, regime, [delays[at]], figure="fig1", p=_THIS,
+                       delay=delays[at], accuracy=accuracy[0], accuracy_late=accuracy[at],
+                       longest=max(harmless))  # fmt: skip
 
 
 def verdicts(regime: Regime, traces: Traces) -> list[Verdict]:
-    if not {"anytime-sgd", *SGDS} <= set(traces):
+    if regime.l2 > 0 or not {"anytime-sgd", *SGDS} <= set(traces):
         return []
     first, *later = (gap_verdict(regime, traces, int(tuned_at)) for tuned_at in regime.tuned_at)
     return [first, maintains_verdict(regime, traces), *later]
@@ -69,11 +73,8 @@ def _draw(tuned_at: int, ax: Axes, regime: Regime, traces: Traces) -> None:
         delays, accuracy, _ = frozen(traces[rule], tuned_at)
         style.line(ax, rule, range(len(delays)), accuracy)
     ax.set_xticks(range(len(delays)), [str(delay) for delay in delays])
-    covered = sum(map(regime.covers, delays))
-    if covered < len(delays):
-        ax.axvspan(covered - 0.5, len(delays) - 0.5, color="black", alpha=0.06, linewidth=0)
-    ax.set_xlim(-0.5, len(delays) - 0.5)
-    ax.set_xlabel("delay (updates)")
+    ax.set(xlabel="delay (updates)", xlim=(-0.5, len(delays) - 0.5))
+    ax.axvspan(sum(map(regime.covers, delays)) - 0.5, len(delays) - 0.5, color="black", alpha=0.07, linewidth=0)
 
 
 def table(regime: Regime, traces: Traces, tuned_at: int) -> list[dict[str, str]]:
@@ -86,48 +87,42 @@ def table(regime: Regime, traces: Traces, tuned_at: int) -> list[dict[str, str]]
 
 
 def finding(regimes: dict[Regime, Traces]) -> str:
-    """What the delay of Figures 2 and 3 (or the longest) costs on the first place, at the shortest and longest run."""
-    place = [regime for regime in regimes if regime.place == next(iter(regimes)).place]
+    """What the delay does to anytime SGD and to the better output of SGD, at every horizon."""
     parts = []
-    for regime in sorted(place, key=lambda regime: regime.updates):
-        delays, ours, _ = frozen(regimes[regime]["anytime-sgd"], 0)
-        at = delays.index(LATE if LATE in delays else max(delays))
-        by_rule = {rule: frozen(regimes[regime][rule], 0)[1].mean(0)[[0, at]].tolist() for rule in SGDS}
+    for regime, traces in regimes.items():
+        if not verdicts(regime, traces):
+            return ""
+        delays, ours, _ = frozen(traces["anytime-sgd"], 0)
+        at = late(delays)
+        by_rule = {rule: frozen(traces[rule], 0)[1].mean(0)[[0, at]].tolist() for rule in SGDS}
         best = max(by_rule, key=lambda rule: by_rule[rule][1])
         (before, after), (sgd, sgd_late) = ours.mean(0)[[0, at]].tolist(), by_rule[best]
-        parts.append(f"in {regime.updates:,} updates of {regime.batch} samples it goes from {before:.3f} to {after:.3f} "
+        parts.append(f"from {before:.3f} to {after:.3f} after {regime.updates:,} updates of {regime.batch} samples "
                      f"({style.TITLES[best]}: {sgd:.3f} to {sgd_late:.3f})")  # fmt: skip
-    length = " depends on the length of the run" if len(parts) > 1 else ""
-    return (f"What a delay of {delays[at]} updates does to the accuracy of anytime SGD, the paper's rule{length}: "
-            f"{'; '.join(parts)}.")  # fmt: skip
+    return (f"If gradients are {delays[at]} updates late, the test accuracy of anytime SGD, the paper's rule, falls "
+            f"{', and '.join(parts)}. Learning rates are those that are best without delay.")  # fmt: skip
 
 
 def section(results: SweepResults) -> Section:
     regimes = results.those(needed, "in which learning rates are tuned at delay 0 and there is another constant delay")
-    later = {regime: traces for regime, traces in regimes.items() if len(regime.tuned_at) > 1}
     first = {regime: traces for regime, traces in regimes.items() if regime.place == next(iter(regimes)).place}
-    names = {regime: f"{regime.place}, {regime.updates:,} updates" for regime in regimes}
-    lrs = {names[regime]: {rule: frozen(traces[rule], 0)[2] for rule in regime.curves}
-           for regime, traces in regimes.items()}  # fmt: skip
-    judged = {regime: traces for regime, traces in regimes.items() if regime.l2 == 0}
-    text, captions = prose("fig1", regimes=list(regimes), runs=results.updates(regimes), lrs=lrs,
-                           later=[at for regime in later for at in regime.tuned_at[1:]], title=next(iter(first)).title)  # fmt: skip
-    figures = {"fig1": plot(regimes, lambda *panel: _draw(0, *panel), "test accuracy")}
-    if later:
-        at = next(iter(later)).tuned_at[1]
-        figures["fig1-tuned-later"] = plot(later, lambda *panel: _draw(int(at), *panel), "test accuracy")
-    headline = plot(first, lambda *panel: _draw(0, *panel), "test accuracy", height=style.HEADLINE)
+    at = {f"fig1{'-tuned-later' if k else ''}": int(delay) for k, delay in enumerate(max(r.tuned_at for r in regimes))}
+    figures = {stem: sweep.plot({r: t for r, t in regimes.items() if delay in r.tuned_at}, partial(_draw, delay),
+                                "test accuracy") for stem, delay in at.items()}  # fmt: skip
+    figures["fig1-headline"] = sweep.plot(first, partial(_draw, 0), "test accuracy", height=style.HEADLINE)
+    text, captions = prose("fig1", regimes=list(regimes), runs=results.updates(regimes), at=at,
+                           title=next(iter(first)).title)  # fmt: skip
     return Section(
         name="fig1",
         title="Figure 1. Accuracy against the delay",
         text=text,
-        figures=figures | {"fig1-headline": headline},
-        captions={stem: caption for stem, caption in captions.items() if stem in (*figures, "fig1-headline")},
-        tables={f"{names[regime]}, learning rates tuned at delay {at}": table(regime, traces, int(at))
+        figures=figures,
+        captions={stem: captions[stem] for stem in figures},
+        tables={f"{regime.label}, learning rates tuned at delay {at}": table(regime, traces, int(at))
                 for regime, traces in regimes.items() for at in regime.tuned_at},
         rows=results.rows(regimes),
-        verdicts=tuple(v for regime, traces in judged.items() for v in verdicts(regime, traces)),
-        config={"regimes": [dataclasses.asdict(regime) for regime in regimes], "seeds": results.plan.seeds, "frozen": lrs},
-        finding=finding(judged) if verdicts(*next(iter(judged.items()))) else "",
+        verdicts=tuple(v for regime, traces in regimes.items() for v in verdicts(regime, traces)),
+        config=results.describe(regimes),
+        finding=finding(first),
         headline="fig1-headline",
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from reproduction import style
 from reproduction.figures.sweep import LATE, SGDS, FigurePart, Regime, SweepResults, Traces, best_position, claim, plot
 from reproduction.jobs import Job
 from reproduction.report import Section, Verdict, prose
-from reproduction.study import Request
+from reproduction.study import Request, dataset
 
 FALL_REQUIRED = 0.71
 """Over the second half of the run anytime SGD's excess loss must fall to this share or less, and SGD's must not: the
@@ -59,6 +58,11 @@ def over_time(trace: Trace) -> tuple[Tensor, float]:
     return trace.loss[:, :, trace.axis("delay").values.index(LATE), best], trace.axes[-1].values[best]
 
 
+def epochs(regime: Regime, trace: Trace) -> list[float]:
+    rows = len(dataset(regime.data, regime.preprocessing).x_train)
+    return [step * regime.batch / rows for step in trace.steps.tolist()]
+
+
 def approach_verdict(regime: Regime, traces: Traces, best: Optimum, sgd: str) -> Verdict:
     excess = {rule: (over_time(traces[rule])[0] - best.value).mean(-1) for rule in ("anytime-sgd", sgd)}
     fall = {rule: (e[-1] / e[len(e) // 2]).item() for rule, e in excess.items()}  # over the second half of the run
@@ -73,7 +77,7 @@ def _draw(optima: dict[Regime, Optimum | None], ax: Axes, regime: Regime, traces
     for rule in regime.curves:
         value = over_time(traces[rule])[0].T - (0.0 if best is None else best.value)
         shown = torch.nan_to_num(value, nan=1e6, posinf=1e6).clamp_min(1e-6)
-        style.line(ax, rule, regime.epochs(traces[rule].steps), shown, marker="")
+        style.line(ax, rule, epochs(regime, traces[rule]), shown, marker="")
     ax.set(yscale="log", xlabel="epochs", ylabel="training loss" if best is None else "excess training loss")
 
 
@@ -86,10 +90,10 @@ def section(results: SweepResults) -> Section:
         for rule, trace in traces.items():
             losses, lr = over_time(trace)
             rows += [{"rule": rule, "regime": regime.place, "updates": regime.updates, "delay": LATE, "lr": lr,
-                      "seed": seed, "epoch": epoch, "loss": loss, "excess_loss": "" if best is None else loss - best.value}
+                      "seed": seed, "epoch": epoch, "loss": loss, "excess_loss": loss - best.value if best else ""}
                      for seed, of_seed in enumerate(losses.T.tolist())
-                     for epoch, loss in zip(regime.epochs(trace.steps), of_seed, strict=True)]  # fmt: skip
-    proven = [f"{regime.place} {best.value:.5f} (gap at most {best.gap:.1g})" for regime, best in optima.items() if best]
+                     for epoch, loss in zip(epochs(regime, trace), of_seed, strict=True)]  # fmt: skip
+    proven = [f"{r.place} {best.value:.5f} (gap at most {best.gap:.1g})" for r, best in optima.items() if best]
     text, captions = prose("fig3", optima=proven, delay=LATE, updates=results.updates(regimes))
     return Section(
         name="fig3",
@@ -100,6 +104,5 @@ def section(results: SweepResults) -> Section:
         rows=rows,
         verdicts=tuple(approach_verdict(regime, regimes[regime], best, sgd) for regime, best in optima.items()
                        if best is not None and regime.l2 == 0 for sgd in SGDS),
-        config={"regimes": [dataclasses.asdict(regime) for regime in regimes], "fall required": FALL_REQUIRED,
-                "factor required": FACTOR_REQUIRED},
+        config=results.describe(regimes),
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +11,8 @@ from torch import Tensor
 
 from lategrad.trace import Trace
 from reproduction import style
-from reproduction.figures.sweep import (
-    FORWARD, LATE, LOGNORMAL, SGDS, Delay, Regime, SweepResults, Traces, claim, final_accuracy, plot
-)  # fmt: skip
+from reproduction.figures import sweep
+from reproduction.figures.sweep import FORWARD, LATE, LOGNORMAL, SGDS, Delay, Regime, SweepResults, Traces
 from reproduction.report import Section, Verdict, prose
 
 WITHIN = 0.10  # a learning rate is good if its accuracy is within this share of the rule's own best at this delay
@@ -25,7 +23,7 @@ _THIS = sys.modules[__name__]
 
 def accuracy_by_lr(trace: Trace, delay: Delay) -> tuple[tuple[float, ...], Tensor]:
     """Learning rates and accuracies ``(seeds, lrs)`` at one delay."""
-    return trace.axes[-1].values, final_accuracy(trace)[:, trace.axis("delay").values.index(delay)]
+    return trace.axes[-1].values, sweep.final_accuracy(trace)[:, trace.axis("delay").values.index(delay)]
 
 
 def count_good(accuracy: Tensor, within: float) -> int:
@@ -56,8 +54,8 @@ class RangeFigure:
         best = {rule: accuracy.mean(0).max().item() for rule, accuracy in by_rule.items()}
         ours, n = "anytime-sgd", by_rule["anytime-sgd"].shape[-1]
         holds = all(good[ours] >= TIMES_REQUIRED * good[r] and mean[ours] - mean[r] >= MARGIN_REQUIRED for r in SGDS)
-        return claim("lr_range", holds, regime, [self.delays[stem]], figure=stem, p=_THIS, claim=self.claim,
-                     label=self.labels[stem], good=good, n=n, mean=mean, best=best, quote=self.quote)  # fmt: skip
+        return sweep.claim("lr_range", holds, regime, [self.delays[stem]], figure=stem, p=_THIS, claim=self.claim,
+                           label=self.labels[stem], good=good, n=n, mean=mean, best=best, quote=self.quote)  # fmt: skip
 
     def draw(self, stem: str, ax: Axes, regime: Regime, traces: Traces) -> None:
         for rule in regime.curves:
@@ -78,14 +76,14 @@ class RangeFigure:
         good = {rule: count_good(accuracy, WITHIN) for rule, (_, accuracy) in by_rule.items()}
         lrs = by_rule["anytime-sgd"][0]
         return (
-            f"Anytime SGD is less sensitive to its learning rate: at {self.labels[stem]}, in {regime.updates:,} updates "
-            f"({regime.title}), it is within {WITHIN:.0%} of its best accuracy at {good['anytime-sgd']} of {len(lrs)} "
-            f"learning rates from {lrs[0]:g} to {lrs[-1]:g}; SGD at {good['sgd']} (last iterate) and "
+            f"How much the learning rate matters at {self.labels[stem]}, after {regime.updates:,} updates "
+            f"({regime.title}): anytime SGD is within {WITHIN:.0%} of its best accuracy at {good['anytime-sgd']} of "
+            f"{len(lrs)} learning rates from {lrs[0]:g} to {lrs[-1]:g}, SGD at {good['sgd']} (last iterate) or "
             f"{good['sgd-linear']} (average) of a grid as wide."
         )
 
     def section(self, results: SweepResults) -> Section:
-        regimes = results.those(self.needed, f"with all learning rates at {' or '.join(map(str, self.delays.values()))}")
+        regimes = results.those(self.needed, f"with all learning rates at one of {list(self.delays.values())}")
         shown = {stem: {regime: traces for regime, traces in regimes.items() if delay in regime.grid_at}
                  for stem, delay in self.delays.items()}  # fmt: skip
         shown = {stem: of_stem for stem, of_stem in shown.items() if of_stem}
@@ -96,13 +94,13 @@ class RangeFigure:
             name=self.name,
             title=self.title,
             text=text,
-            figures={stem: plot(of_stem, partial(self.draw, stem), "test accuracy") for stem, of_stem in shown.items()},
-            captions={stem: f"Test accuracy against the learning rate, {self.labels[stem]}; {updates}." for stem in shown},
-            tables={f"{self.labels[stem]}, {regime.place}, {regime.updates:,} updates": self.table(stem, regime, traces)
+            figures={stem: sweep.plot(of, partial(self.draw, stem), "test accuracy") for stem, of in shown.items()},
+            captions={stem: f"Test accuracy against the learning rate, {self.labels[stem]}." for stem in shown},
+            tables={f"{self.labels[stem]}, {regime.label}": self.table(stem, regime, traces)
                     for stem, regime, traces in judged},
             rows=results.rows(regimes, tuple(self.delays.values())),
             verdicts=tuple(self.verdict(*one) for one in judged if {"anytime-sgd", *SGDS} <= set(one[2])),
-            config={"regimes": [dataclasses.asdict(regime) for regime in regimes], "seeds": results.plan.seeds},
+            config=results.describe(regimes),
             finding=self.finding(first, regimes[first]) if self.opens_report else "",
         )  # fmt: skip
 

@@ -21,18 +21,15 @@ from torch import Tensor
 from lategrad.delays import as_delay_model
 from lategrad.problems import SoftmaxRegression
 from lategrad.problems.problem import Measures
-from lategrad.registry import parse_set
-from lategrad.rules import SGD
+from lategrad.rules import SGD, AnyRule
 from lategrad.rules.sgd import SGDState
 from lategrad.simulator import simulate
 from lategrad.support.validation import require
 from lategrad.trace import Axis, Trace
-from reproduction import style
+from reproduction import study, style
 from reproduction.jobs import Job, Lane
 from reproduction.report import Section, Verdict, verdict
-from reproduction.study import (
-    Candidate, Part, Plan, Request, Study, Task, Workspace, column, dataset, finite_loss, lr_grid, without_vectors
-)  # fmt: skip
+from reproduction.study import Candidate, Part, Plan, Request, Study, Task, Workspace, column, dataset, lr_grid
 
 LOGNORMAL = "lognormal:7,0.4"
 FORWARD = f"queue:{LOGNORMAL}"  # the same law in an update queue, where a delay is drawn as the query is handed out
@@ -81,6 +78,10 @@ class Regime:
         return f"{self.place}-{self.updates}{own}"
 
     @property
+    def label(self) -> str:
+        return f"{self.place}, {self.updates:,} updates"
+
+    @property
     def root(self) -> int:
         """The root of the number of updates: delays up to about here are what the paper's theorem is about."""
         return math.isqrt(self.updates)
@@ -106,10 +107,6 @@ class Regime:
         """Whether the theorem is about runs of this length with these mean delays."""
         return all(mean_delay(delay) ** 2 <= self.updates for delay in delays)
 
-    def epochs(self, steps: Tensor) -> list[float]:
-        epochs: list[float] = (steps * self.batch / len(dataset(self.data, self.preprocessing).x_train)).tolist()
-        return epochs
-
     def problem(self) -> SoftmaxRegression:
         return _JudgedTwice(dataset(self.data, self.preprocessing), batch=self.batch, l2=self.l2)
 
@@ -118,7 +115,7 @@ def claim(block: str, holds: bool, regime: Regime, at: Iterable[Delay], **values
     """A verdict on the paper where its theorem is about these delays; elsewhere what was measured, not counted."""
     counted = regime.covers(*at)
     note = "" if counted else f" (not counted: these delays are above √T = {regime.root:,})"
-    found = verdict(block, holds if counted else None, place=f"{regime.place}, {regime.updates:,} updates", **values)
+    found = verdict(block, holds if counted else None, place=regime.label, **values)
     return dataclasses.replace(found, measured=found.measured + note)
 
 
@@ -155,18 +152,15 @@ def heavy_tails(*delays: str) -> tuple[Regime, ...]:
 
 def own_experiment(data: str, delays: Sequence[int | str], updates: int) -> tuple[Regime, ...]:
     """Figure 1 on one's own data and constant delays; what is not given is as in the short runs."""
-    late = []
-    for delay in delays or MORE_DELAYS:
-        require("--delays", delay, str(delay).isdecimal(), "whole numbers >= 0, such as 10 100")
-        late.append(int(delay))
+    valid = all(str(delay).isdecimal() for delay in delays) and any(int(delay) > 0 for delay in delays or (1,))
+    require("--delays", list(delays), valid, "whole numbers, at least one above 0, such as 10 100")
     require("--updates", updates, updates >= 0, ">= 1, or left out")
-    own = {"data": data, "preprocessing": "standardise"} if data else {}
-    found = both_places(updates or 37_500, 64, SHORT, delays=tuple(sorted({0, *late})), grid_at=(0,), tuned_at=(0,), **own)
+    own: dict[str, Any] = {"delays": tuple(sorted({0, *map(int, delays or MORE_DELAYS)}))}
     if data:
-        classes = dataset(data, "standardise").classes
-        require("--data", data, classes is not None, "a file whose targets are classes: integers, or words in .csv")
-    require("--delays", delays, len(found[0].delays) > 1, "with at least one delay above 0")
-    return found
+        own |= {"data": data, "preprocessing": "standardise"}
+        require("--data", data, dataset(data, "standardise").classes is not None,
+                "a file whose targets are classes: integers, or words in .csv")  # fmt: skip
+    return both_places(updates or 37_500, 64, SHORT, grid_at=(0,), tuned_at=(0,), **own)
 
 
 MORE_DELAYS = (0, 10, 100, 250, LATE, 1000)
@@ -205,9 +199,7 @@ class Sweep(Study[Regime, Traces]):
         if task.space.device != "cpu":
             return 20 + 120e-6 * regime.updates
         runs = len(regime.grid_at) * len(task.candidate.lrs) + 2 * (len(regime.delays) - len(regime.grid_at))
-        rows, features = dataset(regime.data, regime.preprocessing).x_train.shape
-        entries = features * (dataset(regime.data, regime.preprocessing).classes or 1)
-        update, record = entries / 7840 * (6e-6 + 0.5e-6 * regime.batch), 60e-12 * rows * entries
+        update, record = 6e-6 + 0.5e-6 * regime.batch, 0.04  # of Fashion-MNIST; smaller data take less
         return 10 + task.seeds * runs * (regime.updates * update + regime.records * record)
 
     def files(self, task: Task[Regime]) -> tuple[Path, ...]:
@@ -239,6 +231,9 @@ class SweepResults:
         require("regimes", [regime.name for regime in self.regimes], len(found) > 0, f"with one {what}")
         return found
 
+    def describe(self, regimes: Iterable[Regime]) -> dict[str, Any]:
+        return {"regimes": [dataclasses.asdict(regime) for regime in regimes], "seeds": self.plan.seeds}
+
     def updates(self, regimes: Iterable[Regime]) -> str:
         """In words."""
         runs = dict.fromkeys(f"{r.updates:,} updates of {r.batch} samples (√T = {r.root:,})" for r in regimes)
@@ -250,8 +245,9 @@ class SweepResults:
             {"rule": rule, "regime": regime.place, "updates": regime.updates, "batch": regime.batch,
              "delay": row["delay"], "lr": row["lr"], "seed": row["seed"], "accuracy": row["accuracy"],
              "loss": row["loss"]}
-            for regime in regimes for rule, trace in self.regimes[regime].items() for row in at_end(trace).rows()
-            if not math.isnan(row["accuracy"]) and (not delays or row["delay"] in delays)  # what was run
+            for regime in regimes for rule, trace in self.regimes[regime].items() for row in trace.rows()
+            if row["step"] == regime.updates and (not delays or row["delay"] in delays)
+            and not math.isnan(row["accuracy"])  # what was run
         ]  # fmt: skip
 
 
@@ -299,21 +295,23 @@ class _JudgedTwice(SoftmaxRegression):
     residual_in_c = SoftmaxRegression.residual_in_c  # the gradient is the same
 
     def measure(self, x: Tensor) -> Measures:
-        first, *last = x.split(self.dim, dim=-1)
-        metrics: dict[str, Any] = {"last_loss": self.loss(last[0]), "last_accuracy": self.accuracy(last[0])} if last else {}
-        return Measures(self.loss(first), self.accuracy(first), metrics=metrics)
+        average, *last = x.split(self.dim, dim=-1)
+        metrics: dict[str, Any] = {}
+        for x_last in last:
+            metrics = {"last_loss": self.loss(x_last), "last_accuracy": self.accuracy(x_last)}
+        return Measures(self.loss(average), self.accuracy(average), metrics=metrics)
 
 
 def _run(task: Task[Regime], phase: str, lrs: Sequence[float], delays: Sequence[Delay]) -> Traces:
     """One simulation, by the rule that is judged: SGD's has two outputs."""
     regime, rule = task.setting, task.candidate.rule
-    domain = parse_set(regime.domain)
-    built = _BothOutputs(column(lrs), domain, "linear") if rule == "sgd-linear" else task.candidate.build(
-        column(lrs), regime.domain)  # fmt: skip
+    built: AnyRule[Any] = task.candidate.build(column(lrs), regime.domain)
+    if isinstance(built, SGD):
+        built = _BothOutputs(built.lr, built.domain, built.average)
     own = {name: value for name, value in vars(regime).items()
            if name in ("domain", "updates", "batch", "l2", "records", "data", "preprocessing")}  # fmt: skip
     key = own | {"rule": rule, "lrs": list(lrs), "delays": list(delays), "seeds": task.seeds}
-    trace = task.space.trace(f"{regime.name}-{rule}-{phase}", key, lambda: without_vectors(simulate(
+    trace = task.space.trace(f"{regime.name}-{rule}-{phase}", key, lambda: study.without_vectors(simulate(
         regime.problem(), built, list(delays), regime.updates, seed=list(range(task.seeds)), device=task.space.device,
         record_every=-(-regime.updates // regime.records),
     )))  # fmt: skip
@@ -339,11 +337,6 @@ def _join(regime: Regime, parts: Sequence[Trace]) -> Trace:
     return dataclasses.replace(last, axes=axes, metrics={}, **values)
 
 
-def at_end(trace: Trace) -> Trace:
-    assert trace.accuracy is not None
-    return dataclasses.replace(trace, steps=trace.steps[-1:], loss=trace.loss[-1:], accuracy=trace.accuracy[-1:])
-
-
 def final_accuracy(trace: Trace, record: int = -1) -> Tensor:
     """Test accuracy at the end (or at another record), ``(seeds, delays, lrs)``; 0 for runs that diverged."""
     assert trace.accuracy is not None
@@ -353,7 +346,7 @@ def final_accuracy(trace: Trace, record: int = -1) -> Tensor:
 def best_position(trace: Trace, delay: Delay, record: int = -1) -> int:
     """The learning rate with the smallest training loss, the mean over seeds, at a delay where all were run."""
     at_delay = trace.loss[record][:, trace.axis("delay").values.index(delay)]
-    return int(finite_loss(at_delay).mean(0).argmin())
+    return int(study.finite_loss(at_delay).mean(0).argmin())
 
 
 def plot(regimes: dict[Regime, Traces], draw: Callable[[Any, Regime, Traces], None], ylabel: str, **look: Any) -> Any:
