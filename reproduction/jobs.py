@@ -117,12 +117,8 @@ def _run(job: Job) -> Spent:
 
 
 class Progress:
-    """Prints what is done, how long the rest will take at the pace so far, and whether other programs slow it down.
-
-    Args:
-        width: pieces that run at once in each lane.
-        load: other programs that want a core when the work begins.
-    """
+    """Prints what is done, how long the rest will take at the pace so far, and whether other programs slow it down:
+    ``load`` of them want a core when the work begins. ``width`` is the number of pieces that run at once in a lane."""
 
     def __init__(self, jobs: Sequence[Job], width: dict[str, int], say: Say, load: float = 0.0) -> None:
         self.expected = {job.label: job.expected for job in jobs}  # before the jobs save their files

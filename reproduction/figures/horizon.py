@@ -19,8 +19,6 @@ from reproduction.figures.fig3 import needed
 from reproduction.figures.sweep import LATE, Regime, SweepResults, Traces, plot
 from reproduction.report import Section, Verdict, prose, verdict
 
-__all__ = ["ALLOWED_DROP", "LATE", "section"]
-
 
 def lost(trace: Trace) -> dict[int, tuple[Tensor, float]]:
     """By horizon: accuracy without delay minus accuracy at the delay, ``(seeds,)``, and the learning rate.

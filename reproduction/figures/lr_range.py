@@ -62,14 +62,6 @@ class RangeFigure:
             style.line(ax, rule, *accuracy_by_lr(traces[rule], self.delays[stem]))
         ax.set(xscale="log", xlabel="learning rate")
 
-    def table(self, stem: str, regime: Regime, traces: Traces) -> list[dict[str, str]]:
-        rows = []
-        for rule in regime.curves:
-            lrs, accuracy = accuracy_by_lr(traces[rule], self.delays[stem])
-            rows += [{"rule": style.TITLES[rule], "lr": f"{lr:g}", "accuracy": style.three_digits(value)}
-                     for lr, value in zip(lrs, accuracy.mean(0).tolist(), strict=True)]  # fmt: skip
-        return rows
-
     def finding(self, regime: Regime, traces: Traces) -> str:
         stem, delay = next(iter(self.delays.items()))
         by_rule = {rule: accuracy_by_lr(traces[rule], delay) for rule in ("anytime-sgd", *SGDS)}
@@ -96,8 +88,6 @@ class RangeFigure:
             text=text,
             figures={stem: sweep.plot(of, partial(self.draw, stem), "test accuracy") for stem, of in shown.items()},
             captions={stem: f"Test accuracy against the learning rate, {self.labels[stem]}." for stem in shown},
-            tables={f"{self.labels[stem]}, {regime.label}": self.table(stem, regime, traces)
-                    for stem, regime, traces in judged},
             rows=results.rows(regimes, tuple(self.delays.values())),
             verdicts=tuple(self.verdict(*one) for one in judged if {"anytime-sgd", *SGDS} <= set(one[2])),
             config=results.describe(regimes),
