@@ -13,13 +13,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+
+from lategrad.support.validation import require
 
 Say = Callable[[str], None]
 
@@ -45,6 +47,7 @@ class Job:
     work: Callable[[], Any]  # picklable; its result is ignored
     files: tuple[Path, ...] = ()  # what it saves: where all of them exist, it is expected to take no time
     lane: Lane = "processes"
+    after: tuple[str, ...] = ()  # labels of the jobs whose files it reads
 
     @property
     def expected(self) -> float:
@@ -62,14 +65,16 @@ def load_average() -> float:
 
 
 def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> None:
-    """Run all jobs, the longest first, in all lanes at once."""
-    ordered = sorted(jobs, key=lambda job: -job.expected)
+    """Run all jobs, the longest first, in all lanes at once; a job waits for those that it comes after."""
+    waiting = sorted(jobs, key=lambda job: -job.expected)
+    known = {job.label for job in jobs}
+    require("after", [job.after for job in jobs], all(set(job.after) <= known for job in jobs), "labels of these jobs")
     beside_a_gpu = any(job.lane != "processes" for job in jobs)  # which has its own processes and threads to feed it
-    here = processes or (max(1, cores() // 2) if beside_a_gpu else cores())
+    here = processes or (max(1, cores() - 2) if beside_a_gpu else cores())
     width = {"processes": min(here, max(1, len(jobs))), **_WIDTH}
     progress = Progress(jobs, width, say, load_average())
     if {job.lane for job in jobs} == {"processes"} and width["processes"] == 1:
-        for job in ordered:
+        for job in sorted(waiting, key=lambda job: bool(job.after)):
             progress.done(job, _run(job))
         return
     with ExitStack() as stack:
@@ -84,9 +89,16 @@ def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> 
                 pools[lane] = ProcessPoolExecutor(width[lane], context, initializer=_use_one_thread)
             stack.enter_context(pools[lane])
         try:
-            futures: dict[Future[Spent], Job] = {pools[job.lane].submit(_run, job): job for job in ordered}
-            for future in as_completed(futures):
-                progress.done(futures[future], future.result())
+            running: dict[Future[Spent], Job] = {}
+            done: set[str] = set()
+            while running or waiting:
+                ready = [job for job in waiting if done.issuperset(job.after)]
+                waiting = [job for job in waiting if job not in ready]
+                running |= {pools[job.lane].submit(_run, job): job for job in ready}
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job = running.pop(future)
+                    progress.done(job, future.result())
+                    done.add(job.label)
         except BaseException:
             for pool in pools.values():
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -123,7 +135,7 @@ class Progress:
     def __init__(self, jobs: Sequence[Job], width: dict[str, int], say: Say, load: float = 0.0) -> None:
         self.expected = {job.label: job.expected for job in jobs}  # before the jobs save their files
         in_lane = {lane: sum(self.expected[job.label] for job in jobs if job.lane == lane) for lane in width}
-        on_gpu = sum(in_lane[lane] / speedup for lane, speedup in _SPEEDUP.items())
+        on_gpu = sum(in_lane.get(lane, 0.0) / speedup for lane, speedup in _SPEEDUP.items())
         self.total = max([in_lane["processes"] / width["processes"], on_gpu, *self.expected.values(), 0.0])
         self.work, self.finished, self.begin, self.say = sum(in_lane.values()), 0.0, time.monotonic(), say
         self.uses_gpu, self.spent, self.told = on_gpu > 0, Spent(0.0, 0.0), False
@@ -145,7 +157,7 @@ class Progress:
         pace = elapsed / (share * self.total) if self.uses_gpu else self.spent.wall / self.finished
         trust = share**0.5  # in the pace so far, which says little while most of what has begun is not done
         left = max(0.0, (trust * pace + (1 - trust) * self.stretch) * self.total - elapsed)
-        self.say(f"{share:4.0%} done, {_duration(left)} left: {job.label}")
+        self.say(f"{share:4.0%} done, {_duration(left)} left: {job.label}, {spent.wall:.0f} s")
         got = self.spent.processor / self.spent.wall if self.spent.wall else 1.0
         if got < 0.8 and not self.told and not self.uses_gpu:
             self.told = True

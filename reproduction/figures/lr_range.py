@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 
 from matplotlib.axes import Axes
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from lategrad.trace import Trace
 from reproduction import style
 from reproduction.figures import sweep
-from reproduction.figures.sweep import FORWARD, LATE, LOGNORMAL, SGDS, Delay, Regime, SweepResults, Traces
+from reproduction.figures.sweep import HEAVY, LATE, SGDS, Delay, Regime, SweepResults, Traces
 from reproduction.report import Section, Verdict, prose
 
 WITHIN = 0.10  # a learning rate is good if its accuracy is within this share of the rule's own best at this delay
@@ -38,58 +37,54 @@ class RangeFigure:
 
     name: str
     title: str
-    delays: dict[str, Delay]  # by the stem of their figures: the first is the paper's
-    labels: dict[str, str]  # by the stem, those delays in words
+    delay: Delay
+    label: str  # the delay in words
     claim: str
     quote: str
     opens_report: bool = False  # whether its finding is among those that the report opens with
 
     def needed(self, regime: Regime) -> bool:
-        return regime.l2 == 0 and any(delay in regime.grid_at for delay in self.delays.values())
+        return regime.l2 == 0 and self.delay in regime.grid_at
 
-    def verdict(self, stem: str, regime: Regime, traces: Traces) -> Verdict:
-        by_rule = {rule: accuracy_by_lr(traces[rule], self.delays[stem])[1] for rule in ("anytime-sgd", *SGDS)}
+    def verdict(self, regime: Regime, traces: Traces) -> Verdict:
+        by_rule = {rule: accuracy_by_lr(traces[rule], self.delay)[1] for rule in ("anytime-sgd", *SGDS)}
         good = {rule: count_good(accuracy, WITHIN) for rule, accuracy in by_rule.items()}
         mean = {rule: accuracy.mean().item() for rule, accuracy in by_rule.items()}
         best = {rule: accuracy.mean(0).max().item() for rule, accuracy in by_rule.items()}
         ours, n = "anytime-sgd", by_rule["anytime-sgd"].shape[-1]
         holds = all(good[ours] >= TIMES_REQUIRED * good[r] and mean[ours] - mean[r] >= MARGIN_REQUIRED for r in SGDS)
-        return sweep.claim("lr_range", holds, regime, [self.delays[stem]], figure=stem, p=_THIS, claim=self.claim,
-                           label=self.labels[stem], good=good, n=n, mean=mean, best=best, quote=self.quote)  # fmt: skip
+        return sweep.claim("lr_range", holds, regime, [self.delay], figure=self.name, p=_THIS, claim=self.claim,
+                           label=self.label, good=good, n=n, mean=mean, best=best, quote=self.quote)  # fmt: skip
 
-    def draw(self, stem: str, ax: Axes, regime: Regime, traces: Traces) -> None:
+    def draw(self, ax: Axes, regime: Regime, traces: Traces) -> None:
         for rule in regime.curves:
-            style.line(ax, rule, *accuracy_by_lr(traces[rule], self.delays[stem]))
+            style.line(ax, rule, *accuracy_by_lr(traces[rule], self.delay))
         ax.set(xscale="log", xlabel="learning rate")
 
     def finding(self, regime: Regime, traces: Traces) -> str:
-        stem, delay = next(iter(self.delays.items()))
-        by_rule = {rule: accuracy_by_lr(traces[rule], delay) for rule in ("anytime-sgd", *SGDS)}
+        by_rule = {rule: accuracy_by_lr(traces[rule], self.delay) for rule in ("anytime-sgd", *SGDS)}
         good = {rule: count_good(accuracy, WITHIN) for rule, (_, accuracy) in by_rule.items()}
         lrs = by_rule["anytime-sgd"][0]
         return (
-            f"How much the learning rate matters at {self.labels[stem]}, after {regime.updates:,} updates "
+            f"How much the learning rate matters at {self.label}, after {regime.updates:,} updates "
             f"({regime.title}): anytime SGD is within {WITHIN:.0%} of its best accuracy at {good['anytime-sgd']} of "
             f"{len(lrs)} learning rates from {lrs[0]:g} to {lrs[-1]:g}, SGD at {good['sgd']} (last iterate) or "
             f"{good['sgd-linear']} (average) of a grid as wide."
         )
 
     def section(self, results: SweepResults) -> Section:
-        regimes = results.those(self.needed, f"with all learning rates at one of {list(self.delays.values())}")
-        shown = {stem: {regime: traces for regime, traces in regimes.items() if delay in regime.grid_at}
-                 for stem, delay in self.delays.items()}  # fmt: skip
-        shown = {stem: of_stem for stem, of_stem in shown.items() if of_stem}
-        judged = [(stem, regime, traces) for stem, of_stem in shown.items() for regime, traces in of_stem.items()]
+        regimes = results.those(self.needed, f"with all learning rates at {self.label}")
         first, updates = max(regimes, key=lambda regime: regime.updates), results.updates(regimes)
         text, _ = prose("lr-range", updates=updates, queue=self is FIG4)
         return Section(
             name=self.name,
             title=self.title,
             text=text,
-            figures={stem: sweep.plot(of, partial(self.draw, stem), "test accuracy") for stem, of in shown.items()},
-            captions={stem: f"Test accuracy against the learning rate, {self.labels[stem]}." for stem in shown},
-            rows=results.rows(regimes, tuple(self.delays.values())),
-            verdicts=tuple(self.verdict(*one) for one in judged if {"anytime-sgd", *SGDS} <= set(one[2])),
+            figures={self.name: sweep.plot(regimes, self.draw, "test accuracy")},
+            captions={self.name: f"Test accuracy against the learning rate, {self.label}."},
+            rows=results.rows(regimes, self.delay),
+            verdicts=tuple(self.verdict(regime, traces) for regime, traces in regimes.items()
+                           if {"anytime-sgd", *SGDS} <= set(traces)),
             config=results.describe(regimes),
             finding=self.finding(first, regimes[first]) if self.opens_report else "",
         )  # fmt: skip
@@ -98,8 +93,8 @@ class RangeFigure:
 FIG2 = RangeFigure(
     name="fig2",
     title=f"Figure 2. Accuracy against the learning rate at delay {LATE}",
-    delays={"fig2": LATE},
-    labels={"fig2": f"delay {LATE}"},
+    delay=LATE,
+    label=f"delay {LATE}",
     claim="Anytime SGD is accurate on a wide range of learning rates, SGD on a narrow one",
     quote="anytime SGD achieves high accuracy on a wide range of learning rates, whereas SGD achieves its top "
     "accuracy on a very narrow range",
@@ -108,8 +103,8 @@ FIG2 = RangeFigure(
 FIG4 = RangeFigure(
     name="fig4",
     title="Figure 4. Accuracy against the learning rate under Lognormal(7, 0.4²) delays",
-    delays={"fig4": FORWARD, "fig4-back": LOGNORMAL},
-    labels={"fig4": "Lognormal(7, 0.4²) delays in an update queue", "fig4-back": "the same delays, looking back"},
+    delay=HEAVY,
+    label="Lognormal(7, 0.4²) delays",
     claim="Anytime SGD is robust under heavy-tailed delays",
     quote="in Figure 4 the delay is distributed Lognormal(7, 0.4²), a heavy-tail distribution. This shows that "
     "anytime SGD performs better when a high maximal delay, but reasonable mean, is present",

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,16 @@ from lategrad.simulator import simulate
 from lategrad.support.validation import require
 from lategrad.trace import Axis, Trace
 from reproduction import study, style
-from reproduction.jobs import Job, Lane
+from reproduction.jobs import Job, Lane, cores
 from reproduction.report import Section, Verdict, verdict
 from reproduction.study import Candidate, Part, Plan, Request, Study, Task, Workspace, column, dataset, lr_grid
+from reproduction.style import TITLES
 
 LOGNORMAL = "lognormal:7,0.4"
-FORWARD = f"queue:{LOGNORMAL}"  # the same law in an update queue, where a delay is drawn as the query is handed out
+HEAVY = f"queue:{LOGNORMAL}"  # in an update queue, as in the paper: a delay is drawn as the query is handed out
 Delay = int | str
 LATE = 500  # the delay of the paper's Figures 2 and 3
+_MANY_CORES, _SMALL_BATCH = 8, 16
 Traces = dict[str, Trace]  # by rule; axes seed, delay and lr
 SGDS = ("sgd", "sgd-linear")  # SGD's two outputs: its last iterate and its average, which come from the same run
 
@@ -139,15 +141,12 @@ def both_places(updates: int, batch: int, candidates: tuple[Candidate, ...], **o
 
 
 def short_and_long(short: tuple[Candidate, ...], **options: Any) -> tuple[Regime, ...]:
-    """Runs whose √T is below the delays, and runs whose √T is above them; Figure 4's delays need the longest."""
+    """Runs whose √T is below the delays, and runs whose √T is above them; heavy-tailed delays need the longest."""
     return (
         *both_places(37_500, 64, short, **options),
         *both_places(1_000_000, 4, LONG, records=16, **options),
+        *both_places(1_500_000, 4, LONG[:2], **options, delays=(HEAVY,), grid_at=(HEAVY,), tuned_at=()),
     )
-
-
-def heavy_tails(*delays: str) -> tuple[Regime, ...]:
-    return both_places(1_500_000, 4, LONG[:2], delays=delays, grid_at=delays, tuned_at=())
 
 
 def own_experiment(data: str, delays: Sequence[int | str], updates: int) -> tuple[Regime, ...]:
@@ -155,7 +154,7 @@ def own_experiment(data: str, delays: Sequence[int | str], updates: int) -> tupl
     valid = all(str(delay).isdecimal() for delay in delays) and any(int(delay) > 0 for delay in delays or (1,))
     require("--delays", list(delays), valid, "whole numbers, at least one above 0, such as 10 100")
     require("--updates", updates, updates >= 0, ">= 1, or left out")
-    own: dict[str, Any] = {"delays": tuple(sorted({0, *map(int, delays or MORE_DELAYS)}))}
+    own: dict[str, Any] = {"delays": tuple(sorted({0, *map(int, delays or (10, 100, 1000))}))}
     if data:
         own |= {"data": data, "preprocessing": "standardise"}
         require("--data", data, dataset(data, "standardise").classes is not None,
@@ -163,22 +162,16 @@ def own_experiment(data: str, delays: Sequence[int | str], updates: int) -> tupl
     return both_places(updates or 37_500, 64, SHORT, grid_at=(0,), tuned_at=(0,), **own)
 
 
-MORE_DELAYS = (0, 10, 100, 250, LATE, 1000)
 STRONGLY_CONVEX = Regime(
     "strongly-convex", "l2 = 0.1, ball of radius 5", "ball:5", 37_500, 64,
     (*SHORT[:2], Candidate("strongly-convex", lr_grid(-1, 3))), l2=0.1, grid_at=(0,), tuned_at=(0,),
 )  # fmt: skip
-_PAPER = (
-    *short_and_long((*SHORT, OPTIMISTIC), delays=MORE_DELAYS, grid_at=MORE_DELAYS, optimum_tolerance=1e-4),
-    *heavy_tails(FORWARD, LOGNORMAL),
-    STRONGLY_CONVEX,
-)
+_PAPER = (*short_and_long((*SHORT, OPTIMISTIC), optimum_tolerance=1e-4), STRONGLY_CONVEX)
 PLANS = {
-    "quick": Plan((*short_and_long(SHORT), *heavy_tails(FORWARD)), (), seeds=1, lr_stride=2),
+    "quick": Plan(short_and_long(SHORT), (), seeds=1, lr_stride=2),
     "paper": Plan(_PAPER, (), seeds=3),
     "full": Plan(_PAPER, (), seeds=10),
 }
-"""On a GPU an update costs the same for many runs: at the larger scales every learning rate meets every delay."""
 
 
 @dataclass(frozen=True)
@@ -186,33 +179,82 @@ class Sweep(Study[Regime, Traces]):
     """Losses and accuracies of every rule of every regime along the run: axes seed, delay, and learning rate.
 
     What no figure shows is not run and is NaN: learning rates that won nowhere, at delays where the grid is not shown.
+    A core runs the seeds one by one; a GPU, for which many runs cost as much as one, all at once.
     """
 
     name = "sweep"
     plans = PLANS
 
     def lane(self, task: Task[Regime]) -> Lane:
-        return "processes" if task.space.device == "cpu" else "gpu"
+        """Many cores are faster than a GPU at small batches, whose updates are too short for it."""
+        many_cores = cores() >= _MANY_CORES and task.setting.batch <= _SMALL_BATCH
+        return "processes" if task.space.device == "cpu" or many_cores else "gpu"
 
     def seconds(self, task: Task[Regime]) -> float:
+        """Of one run on a core; of a simulation on a GPU."""
+        if self.lane(task) == "gpu":
+            return 15.0
         regime = task.setting
-        if task.space.device != "cpu":
-            return 20 + 120e-6 * regime.updates
-        runs = len(regime.grid_at) * len(task.candidate.lrs) + 2 * (len(regime.delays) - len(regime.grid_at))
-        update, record = 6e-6 + 0.5e-6 * regime.batch, 0.04  # of Fashion-MNIST; smaller data take less
-        return 10 + task.seeds * runs * (regime.updates * update + regime.records * record)
+        return regime.updates * (6e-6 + 0.5e-6 * regime.batch) + 0.04 * regime.records
 
-    def files(self, task: Task[Regime]) -> tuple[Path, ...]:
-        return tuple(task.space.path(f"{task.setting.name}-{task.candidate.rule}-{phase}")
-                     for phase, there in (("grid", True), ("won", others(task.setting))) if there)  # fmt: skip
+    def jobs_of(self, plan: Plan[Regime], space: Workspace) -> list[Job]:
+        jobs = []
+        for task in plan.tasks(space):
+            regime, lane, groups = task.setting, self.lane(task), self.seeds(task)
+            runs = {"grid": len(task.candidate.lrs) * len(regime.grid_at), "won": 2 * len(others(regime))}
+            for phase, seeds in ((phase, seeds) for phase, count in runs.items() if count for seeds in groups):
+                label = f"{regime.name}, {TITLES[task.candidate.rule]}, {{}}, seed {{}}"
+                after = tuple(label.format("grid", other[0]) for other in groups) if phase == "won" else ()
+                seconds = self.seconds(task) * (1 if lane == "gpu" else 2 + runs[phase])
+                jobs.append(Job(label.format(phase, seeds[0]), seconds, partial(self.piece, task, phase, seeds),
+                                (_path(task, phase, seeds),), lane, after))  # fmt: skip
+        return jobs
+
+    def seeds(self, task: Task[Regime]) -> list[list[int]]:
+        """Those that one piece of work runs."""
+        every = list(range(task.seeds))
+        return [every] if self.lane(task) == "gpu" else [[seed] for seed in every]
+
+    def piece(self, task: Task[Regime], phase: str, seeds: Sequence[int]) -> Trace:
+        """One simulation: the learning rates and delays whose grid is shown, or those that won at the other delays."""
+        regime, rule, lrs, delays = task.setting, task.candidate.rule, task.candidate.lrs, list(task.setting.grid_at)
+        if phase == "won":
+            grid, delays = self.joined(task, ("grid",)), others(regime)
+            lrs = tuple(sorted({lrs[best_position(trace, at)] for trace in grid.values() for at in regime.tuned_at}))
+        built: AnyRule[Any] = task.candidate.build(column(lrs), regime.domain)
+        if isinstance(built, SGD):
+            built = _BothOutputs(built.lr, built.domain, built.average)
+        own = {name: value for name, value in vars(regime).items()
+               if name in ("domain", "updates", "batch", "l2", "records", "data", "preprocessing")}  # fmt: skip
+        key = own | {"rule": rule, "lrs": list(lrs), "delays": delays, "seeds": list(seeds)}
+        device = "cpu" if self.lane(task) == "processes" else task.space.device
+        trace = task.space.trace(_path(task, phase, seeds).stem, key, lambda: study.without_vectors(simulate(
+            regime.problem(), built, delays, regime.updates, seed=list(seeds), device=device,
+            record_every=-(-regime.updates // regime.records),
+        )))  # fmt: skip
+        return dataclasses.replace(trace, axes=(*trace.axes[:2], Axis("lr", tuple(lrs))))
+
+    def joined(self, task: Task[Regime], phases: Sequence[str]) -> Traces:
+        """All pieces on the axes of the whole sweep, by the rule that is judged: SGD's runs have two outputs."""
+        regime, lrs = task.setting, task.candidate.lrs
+        parts = [self.piece(task, phase, seeds) for phase in phases for seeds in self.seeds(task)]
+        axes = (Axis("seed", tuple(range(task.seeds))), Axis("delay", regime.delays), Axis("lr", lrs))
+        shape = len(parts[0].steps), *(len(axis.values) for axis in axes)
+        found = {}
+        for rule, of_rule in {task.candidate.rule: "", **({"sgd": "last_"} if parts[0].metrics else {})}.items():
+            values: dict[str, Any] = {name: torch.full(shape, torch.nan).double() for name in ("loss", "accuracy")}
+            for part in parts:
+                at = torch.meshgrid(*(torch.tensor([axis.values.index(value) for value in own.values])
+                                      for axis, own in zip(axes, part.axes, strict=True)), indexing="ij")  # fmt: skip
+                for name, whole in values.items():
+                    whole.movedim(0, -1)[at] = (
+                        part.metrics[of_rule + name] if of_rule else getattr(part, name)
+                    ).movedim(0, -1)
+            found[rule] = dataclasses.replace(parts[0], axes=axes, metrics={}, **values)
+        return found
 
     def measure(self, task: Task[Regime]) -> Traces:
-        """By the rule that is judged: SGD is judged by its average and by its last iterate."""
-        regime, lrs = task.setting, task.candidate.lrs
-        grid = _run(task, "grid", lrs, regime.grid_at)
-        won = {trace.axes[-1].values[best_position(trace, at)] for trace in grid.values() for at in regime.tuned_at}
-        winners = _run(task, "won", sorted(won), others(regime)) if won and others(regime) else {}
-        return {rule: _join(regime, [winners[rule], trace] if winners else [trace]) for rule, trace in grid.items()}
+        return self.joined(task, ("grid", "won") if others(task.setting) else ("grid",))
 
     def show(self, plan: Plan[Regime], panels: Any) -> Section:
         raise NotImplementedError("the figures show the sweep")
@@ -239,14 +281,14 @@ class SweepResults:
         runs = dict.fromkeys(f"{r.updates:,} updates of {r.batch} samples (√T = {r.root:,})" for r in regimes)
         return f"{' and '.join(runs)}; {self.plan.seeds} seed(s)"
 
-    def rows(self, regimes: Iterable[Regime], delays: Sequence[Delay] = ()) -> list[dict[str, Any]]:
-        """The end of every run, at some delays or at all."""
+    def rows(self, regimes: Iterable[Regime], delay: Delay | None = None) -> list[dict[str, Any]]:
+        """The end of every run, at one delay or at all."""
         return [
             {"rule": rule, "regime": regime.place, "updates": regime.updates, "batch": regime.batch,
              "delay": row["delay"], "lr": row["lr"], "seed": row["seed"], "accuracy": row["accuracy"],
              "loss": row["loss"]}
             for regime in regimes for rule, trace in self.regimes[regime].items() for row in trace.rows()
-            if row["step"] == regime.updates and (not delays or row["delay"] in delays)
+            if row["step"] == regime.updates and (delay is None or row["delay"] == delay)
             and not math.isnan(row["accuracy"])  # what was run
         ]  # fmt: skip
 
@@ -302,39 +344,8 @@ class _JudgedTwice(SoftmaxRegression):
         return Measures(self.loss(average), self.accuracy(average), metrics=metrics)
 
 
-def _run(task: Task[Regime], phase: str, lrs: Sequence[float], delays: Sequence[Delay]) -> Traces:
-    """One simulation, by the rule that is judged: SGD's has two outputs."""
-    regime, rule = task.setting, task.candidate.rule
-    built: AnyRule[Any] = task.candidate.build(column(lrs), regime.domain)
-    if isinstance(built, SGD):
-        built = _BothOutputs(built.lr, built.domain, built.average)
-    own = {name: value for name, value in vars(regime).items()
-           if name in ("domain", "updates", "batch", "l2", "records", "data", "preprocessing")}  # fmt: skip
-    key = own | {"rule": rule, "lrs": list(lrs), "delays": list(delays), "seeds": task.seeds}
-    trace = task.space.trace(f"{regime.name}-{rule}-{phase}", key, lambda: study.without_vectors(simulate(
-        regime.problem(), built, list(delays), regime.updates, seed=list(range(task.seeds)), device=task.space.device,
-        record_every=-(-regime.updates // regime.records),
-    )))  # fmt: skip
-    trace = dataclasses.replace(trace, axes=(*trace.axes[:2], Axis("lr", tuple(lrs))))
-    if rule != "sgd-linear":
-        return {rule: trace}
-    loss, accuracy = (trace.metrics[f"last_{name}"] for name in ("loss", "accuracy"))
-    return {"sgd-linear": trace, "sgd": dataclasses.replace(trace, loss=loss, accuracy=accuracy)}
-
-
-def _join(regime: Regime, parts: Sequence[Trace]) -> Trace:
-    """Parts of a sweep on the axes of the whole; where several have a run it is the same one."""
-    last = parts[-1]
-    axes = (last.axes[0], Axis("delay", regime.delays), last.axes[2])
-    values: dict[str, Any] = {}
-    for name in ("loss", "accuracy"):
-        whole = torch.full([len(last.steps), *(len(axis.values) for axis in axes)], torch.nan, dtype=torch.float64)
-        for part in parts:
-            rows = torch.tensor([regime.delays.index(delay) for delay in part.axis("delay").values])
-            columns = torch.tensor([axes[2].values.index(lr) for lr in part.axes[2].values])
-            whole[:, :, rows.unsqueeze(-1), columns] = getattr(part, name)
-        values[name] = whole
-    return dataclasses.replace(last, axes=axes, metrics={}, **values)
+def _path(task: Task[Regime], phase: str, seeds: Sequence[int]) -> Path:
+    return task.space.path(f"{task.setting.name}-{task.candidate.rule}-{phase}-{seeds[0]}")
 
 
 def final_accuracy(trace: Trace, record: int = -1) -> Tensor:
