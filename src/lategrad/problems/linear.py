@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lategrad.problems.data import Dataset
-from lategrad.problems.linear_loops import LINEAR_GRADIENT, GradientSource
+from lategrad.problems.linear_loops import LINEAR_GRADIENT
 from lategrad.problems.minibatches import Minibatches
 from lategrad.problems.sparse_rows import SparseRows
 from lategrad.support.runs import tensors
@@ -34,9 +34,7 @@ _CHUNK = 4_000_000
 """Scores, or entries of rows made dense, held at once when all the data are evaluated: 16 MB in float32."""
 
 _FEW_ROWS = 32
-
-_MOST_ROWS_IN_C = 16
-"""Products of large batches are faster in torch, for many runs together."""
+"""Rows of a minibatch below which products of many runs are written the other way round, and simulated in C."""
 
 Self = TypeVar("Self", bound="LinearModel")
 Value = Callable[[Tensor, Tensor], Tensor]
@@ -59,7 +57,7 @@ class LinearModel(ABC):
     curvature: ClassVar[float]
     """The largest second derivative of the loss in the scores."""
     residual_in_c: ClassVar[str]
-    """:meth:`residual` of one row in C: overwrites the scores s of all outputs, given the targets y."""
+    """:meth:`residual` in C, for one row: overwrites its scores s, given its targets y."""
 
     def __init__(
         self, data: Dataset, *, batch: int = 64, sampling: str = "iid", l2: float = 0.0,
@@ -120,23 +118,18 @@ class LinearModel(ABC):
         grad = (residual.flatten(-3, -2) @ rows).reshape(x.shape)
         return grad + self.l2 * x if self.l2 else grad
 
-    def gradient_source(self) -> GradientSource | None:
-        """The gradient at one vector in C; None for sparse rows, large batches, and a model of which only torch knows."""
+    def gradient_source(self) -> tuple[str, list[Tensor]] | None:
+        """The gradient in C; None for sparse rows, large batches, and subclasses with a gradient of their own."""
         batch = self.minibatches.batch
-        if isinstance(self.train, SparseRows) or batch > _MOST_ROWS_IN_C or "residual_in_c" not in vars(type(self)):
+        if isinstance(self.train, SparseRows) or batch >= _FEW_ROWS or "residual_in_c" not in vars(type(self)):
             return None
-        defines = {
-            "real": "double" if self.train.dtype == torch.float64 else "float",
-            "BATCH": batch,
-            "OUTPUTS": self.outputs,
-            "FEATURES": self.train.shape[-1],
-            "GROUP": max(k for k in (5, 4, 3, 2, 1) if self.outputs % k == 0),
-            "L2": f"(real){self.l2!r}",
-            "WEIGHT": "1" if self.weights is None else "((const real*)data[2])[sample[n]]",
-        }
-        code = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-        code += LINEAR_GRADIENT.replace("RESIDUAL", self.residual_in_c)
-        return GradientSource(code, tensors((self.train, self.targets, self.weights)), batch)
+        group = max(k for k in range(1, 6) if self.outputs % k == 0)
+        sizes = f"BATCH = {batch}, OUTPUTS = {self.outputs}, FEATURES = {self.train.shape[-1]}, GROUP = {group}"
+        real = "double" if self.train.dtype == torch.float64 else "float"
+        weight = "1" if self.weights is None else "((const real*)data[2])[sample[n]]"
+        code = LINEAR_GRADIENT.replace("RESIDUAL", self.residual_in_c).replace("WEIGHT", weight)
+        code = f"typedef {real} real;\nenum {{ {sizes} }};\nstatic const real L2 = {self.l2!r};\n{code}"
+        return code, [value.contiguous() for value in tensors((self.train, self.targets, self.weights))]
 
     def _mean(self, x: Tensor, rows: Rows, targets: Tensor, value: Value, weights: Tensor | None = None) -> Tensor:
         """The mean over all rows of ``value(scores, targets)`` times weight, in chunks; float64, ``(*runs, 1)``."""
@@ -232,10 +225,10 @@ class SoftmaxRegression(LinearModel):
     name = "softmax"
     curvature = 0.5
     residual_in_c = """
-        real top = s[0], total = 0;
-        for (int o = 1; o < OUTPUTS; ++o) top = s[o] > top ? s[o] : top;
-        for (int o = 0; o < OUTPUTS; ++o) total += s[o] = std::exp(s[o] - top);
-        for (int o = 0; o < OUTPUTS; ++o) s[o] = s[o] / total - y[o];"""
+    real top = s[0], total = 0;
+    for (int o = 1; o < OUTPUTS; ++o) top = s[o] > top ? s[o] : top;
+    for (int o = 0; o < OUTPUTS; ++o) total += s[o] = exp(s[o] - top);
+    for (int o = 0; o < OUTPUTS; ++o) s[o] = s[o] / total - y[o];"""
 
     def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
         return torch.softmax(scores, dim=-2) - targets
@@ -276,10 +269,10 @@ class SmoothedSVM(LinearModel):
     name = "svm"
     curvature = 1.0
     residual_in_c = """
-        for (int o = 0; o < OUTPUTS; ++o) {
-          const real sign = 2 * y[o] - 1, margin = 1 - sign * s[o];
-          s[o] = -sign * (margin < 0 ? 0 : margin > 1 ? 1 : margin);
-        }"""
+    for (int o = 0; o < OUTPUTS; ++o) {
+      const real sign = 2 * y[o] - 1, margin = 1 - sign * s[o];
+      s[o] = -sign * (margin < 0 ? 0 : margin > 1 ? 1 : margin);
+    }"""
 
     def residual(self, scores: Tensor, targets: Tensor) -> Tensor:
         sign = 2 * targets - 1

@@ -35,23 +35,20 @@ def plan_slots(delays: Tensor) -> SlotPlan:
     >>> plan.read.tolist(), plan.write.tolist(), plan.slots
     ([0, 0, 1, 0], [0, 1, 0, 2], 3)
     """
-    updates = len(delays)
-    source = torch.arange(updates)[:, None] - delays.long().reshape(updates, -1)
-    reader = torch.arange(updates)[:, None].expand_as(source)
-    last_read = torch.full((updates,), -1).scatter_reduce(0, source.flatten(), reader.flatten(), "amax").tolist()
-    slot_of, slots = [-1] * updates, 0
-    read: list[list[int]] = []
-    free: list[int] = []
-    for t, of_stages in enumerate(source.tolist()):
-        if last_read[t] >= 0:
-            if free:
-                slot_of[t] = free.pop()
-            else:
-                slot_of[t], slots = slots, slots + 1
-        read.append([slot_of[s] for s in of_stages])
-        free.extend(slot_of[s] for s in dict.fromkeys(of_stages) if last_read[s] == t)
-    write = torch.tensor(slot_of)
-    return SlotPlan(torch.where(write < 0, slots, write), torch.tensor(read).reshape(delays.shape), slots + 1)
+    updates, times = len(delays), torch.arange(len(delays))
+    source = times[:, None] - delays.long().reshape(updates, -1)
+    last_read = torch.full((updates,), -1).scatter_reduce(
+        0, source.flatten(), times.repeat_interleave(source.shape[1]), "amax"
+    )
+    kept = (last_read >= 0).nonzero().squeeze(1)
+    ended = torch.bincount(last_read[kept], minlength=updates).cumsum(0)
+    slots = int((torch.bincount(kept, minlength=updates).cumsum(0) - ended.roll(1).index_fill(0, times[:1], 0)).max())
+    # A query takes the slot that has been free for longest; following the queries that had it before leads to a first.
+    slot_of = torch.cat([times[:slots], last_read[kept].argsort(stable=True)[: len(kept) - slots]])
+    while (slot_of >= slots).any():
+        slot_of = slot_of[slot_of]
+    write = torch.full((updates,), slots).index_copy(0, kept, slot_of)
+    return SlotPlan(write, write[source].reshape(delays.shape), slots + 1)
 
 
 class History:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -96,15 +97,12 @@ class Simulation:
             self.workers = Workers(problem, arrivals, self.delays, query)
             compile = compile or False  # many local steps would compile for minutes
 
-        self._loops = None
-        plain = self.workers is None and clip is None and self.gate is None and self.tickets is None and not by_stage
-        if plain and (
-            compile is True or compile is None and compiling_pays(len(self.delays), query.numel(), backend="loops")
-        ):
+        pays = partial(compiling_pays, len(self.delays), query.numel())
+        self._loops: RunLoops | None = None
+        if compile is True or (compile is None and pays(backend="loops")):
             with suppress(UnsupportedError):
                 self._loops = RunLoops(self)
-        if compile is None:
-            compile = compiling_pays(len(self.delays), query.numel())
+        compile = False if self._loops is not None else pays() if compile is None else compile
         self.step = in_place(rule, self.state, backend=None if compile == "rule" else "eager")
         self._update = Backend(
             {"compile": lambda: compiled(Simulation.update, device), "eager": lambda: Simulation.update},
@@ -113,6 +111,11 @@ class Simulation:
         on_gpu = device.type == "cuda" and getattr(problem, "on_device", True)
         self._update_graph, self._jobs_graph = _Graph(on_gpu, warm_up=3), _Graph(on_gpu, warm_up=1)
         self._store_query(self.queries.write[0].to(device))
+
+    @property
+    def backend(self) -> str:
+        """What runs the updates: "loops", "compile" or "eager"."""
+        return self._update.name if self._loops is None else "loops"
 
     def run(self, first: int, until: int, show_progress: Callable[[int], None]) -> None:
         """Make updates ``first + 1, ..., until``."""
@@ -123,12 +126,11 @@ class Simulation:
                 if self.workers is not None:
                     self.workers.start_wave(length)
                     self._jobs_graph(self._run_jobs)
-                if self._loops is not None:
-                    assert self.chunk is not None
+                if self._loops is not None and self.chunk is not None:
                     self._loops(self.chunk, length)
-                    continue
-                for _ in range(length):
-                    self._update_graph(self._run_update)
+                else:
+                    for _ in range(length):
+                        self._update_graph(self._run_update)
             first = last
             show_progress(last)
 
