@@ -238,12 +238,12 @@ def test_the_plans_have_a_horizon_that_the_theorem_is_about_and_one_that_it_is_n
     for plan in PLANS.values():
         for place in ("constrained", "unconstrained"):
             own = [regime for regime in plan.settings if regime.place == place]
-            short, long, longest = sorted(own, key=lambda regime: regime.updates)
+            short, long, *longest = sorted(own, key=lambda regime: regime.updates)
             assert not short.covers(500)
             assert long.covers(500, 1000)
-            assert short.batch * short.updates < long.batch * long.updates
-            assert longest.covers(HEAVY)
             assert {"sgd-linear", "anytime-sgd", "steady"} <= set(long.rules)
+            assert all(regime.covers(HEAVY) for regime in longest)
+            assert longest or place == "unconstrained"
 
 
 def made_up(accuracy, name="lr"):
@@ -326,10 +326,9 @@ def test_anytime_sgd_recovers_where_the_root_of_t_passes_the_delay(late, holds):
     """Does not hold: much is lost at the longest run; as little at the shortest."""
     accuracy = [value for one in late for value in (0.84, one)]
     traces = {"anytime-sgd": over_time(accuracy, [125_000, 250_000, 500_000])}
-    if late[1] < 0.79:
-        assert horizon.recovers_verdict(CONSTRAINED, traces).holds is False
-        traces = {"anytime-sgd": over_time(accuracy, [62_500, 125_000, 250_000])}
     assert horizon.recovers_verdict(CONSTRAINED, traces).holds is holds
+    shorter = {"anytime-sgd": over_time(accuracy, [62_500, 125_000, 250_000])}
+    assert horizon.recovers_verdict(CONSTRAINED, shorter).holds is None
 
 
 @pytest.mark.parametrize(
