@@ -127,7 +127,7 @@ SHORT = (
     Candidate("steady", lr_grid(-1, 1), ours=True),
 )
 OPTIMISTIC = Candidate("optimistic-anytime", lr_grid(-1, 3))
-LONG = (Candidate("sgd-linear", lr_grid(-5, -2)), Candidate("anytime-sgd", lr_grid(-2, 1)), SHORT[2])
+LONG = (Candidate("sgd-linear", lr_grid(-5, -1)), Candidate("anytime-sgd", lr_grid(-2, 2)), SHORT[2])
 """Grids lie where the good learning rates of a horizon and a batch size lie; those of SGD and anytime SGD are equally
 wide."""
 
@@ -140,14 +140,14 @@ def both_places(updates: int, batch: int, candidates: tuple[Candidate, ...], **o
     )
 
 
-def long_runs(**options: Any) -> tuple[Regime, ...]:
+def long_runs(candidates: tuple[Candidate, ...] = LONG, **options: Any) -> tuple[Regime, ...]:
     """Runs whose √T is not below the delays."""
-    return both_places(1_000_000, 4, LONG, records=16, **options)
+    return both_places(1_000_000, 4, candidates, records=16, **options)
 
 
-def heavy_tails() -> tuple[Regime, ...]:
+def heavy_tails(candidates: tuple[Candidate, ...] = LONG) -> tuple[Regime, ...]:
     """Runs whose √T is not below the mean of the heavy-tailed delays."""
-    return both_places(1_500_000, 4, LONG[:2], delays=(HEAVY,), grid_at=(HEAVY,), tuned_at=())
+    return both_places(1_500_000, 4, candidates[:2], delays=(HEAVY,), grid_at=(HEAVY,), tuned_at=())
 
 
 def own_experiment(data: str, delays: Sequence[int | str], updates: int) -> tuple[Regime, ...]:
@@ -170,7 +170,8 @@ STRONGLY_CONVEX = Regime(
 _PAPER = (
     *both_places(37_500, 64, (*SHORT, OPTIMISTIC)), *long_runs(optimum_tolerance=1e-4), *heavy_tails(), STRONGLY_CONVEX
 )  # fmt: skip
-_QUICK = (*both_places(37_500, 64, SHORT), *long_runs(tuned_at=(0,)), heavy_tails()[0])
+_NARROW = tuple(dataclasses.replace(candidate, lrs=candidate.lrs[:7]) for candidate in LONG)
+_QUICK = (*both_places(37_500, 64, SHORT), *long_runs(_NARROW, tuned_at=(0,)), heavy_tails(_NARROW)[0])
 PLANS = {
     "quick": Plan(_QUICK, (), seeds=1, lr_stride=2),
     "paper": Plan(_PAPER, (), seeds=3),
