@@ -57,7 +57,7 @@ class Baselines(Study[SoftmaxSetting, Scored]):
 
     def seconds(self, task: Task[SoftmaxSetting]) -> float:
         runs = len(task.candidate.lrs) * max(1, len(task.candidate.values)) * len(SCENARIOS) * task.seeds
-        return 30 if task.setting.data in LARGE else 6 + runs * task.setting.updates * RUN_UPDATE
+        return 30 if task.setting.data in LARGE else 1 + runs * task.setting.updates * RUN_UPDATE
 
     def files(self, task: Task[SoftmaxSetting]) -> tuple[Path, ...]:
         return (task.space.path(_trace_name(task)),)
@@ -75,7 +75,7 @@ class Baselines(Study[SoftmaxSetting, Scored]):
         def run() -> Trace:
             trace = simulate(
                 problem, rule, list(scenarios.values()), setting.updates, device=device,
-                seed=setting.seeds(task.seeds), record_every=setting.updates, compile=setting.updates > 10_000,
+                seed=setting.seeds(task.seeds), record_every=setting.updates,
             )  # fmt: skip
             on_device, query = problem.to(device), trace.query.to(device)
             loss, accuracy = on_device.loss(query).squeeze(-1).cpu(), on_device.accuracy(query)

@@ -27,7 +27,7 @@ _THIS = sys.modules[__name__]
 
 
 def needed(regime: Regime) -> bool:
-    return 0 in regime.tuned_at and len(regime.constant_delays) > 1
+    return 0 in regime.tuned_at and sum(isinstance(delay, int) for delay in regime.delays) > 1
 
 
 def frozen(trace: Trace, tuned_at: int, record: int = -1) -> tuple[list[int], Tensor, float]:
@@ -88,8 +88,8 @@ def table(regime: Regime, traces: Traces, tuned_at: int) -> list[dict[str, str]]
 
 def finding(regimes: dict[Regime, Traces]) -> str:
     """What the delay does to anytime SGD and to the better output of SGD, at every horizon."""
-    parts = []
-    for regime, traces in regimes.items():
+    parts, delays, at = [], [0], 0
+    for regime, traces in sorted(regimes.items(), key=lambda item: -item[0].updates):
         if not verdicts(regime, traces):
             return ""
         delays, ours, _ = frozen(traces["anytime-sgd"], 0)
@@ -97,10 +97,10 @@ def finding(regimes: dict[Regime, Traces]) -> str:
         by_rule = {rule: frozen(traces[rule], 0)[1].mean(0)[[0, at]].tolist() for rule in SGDS}
         best = max(by_rule, key=lambda rule: by_rule[rule][1])
         (before, after), (sgd, sgd_late) = ours.mean(0)[[0, at]].tolist(), by_rule[best]
-        parts.append(f"from {before:.3f} to {after:.3f} after {regime.updates:,} updates of {regime.batch} samples "
-                     f"({style.TITLES[best]}: {sgd:.3f} to {sgd_late:.3f})")  # fmt: skip
-    return (f"If gradients are {delays[at]} updates late, the test accuracy of anytime SGD, the paper's rule, falls "
-            f"{', and '.join(parts)}. Learning rates are those that are best without delay.")  # fmt: skip
+        parts.append(f"from {before:.3f} to {after:.3f} in {regime.updates:,} updates (SGD: {sgd:.3f} to "
+                     f"{sgd_late:.3f})")  # fmt: skip
+    return (f"Gradients that arrive {delays[at]} updates late take the test accuracy of anytime SGD, the paper's rule, "
+            f"{', and '.join(parts)}.")  # fmt: skip
 
 
 def section(results: SweepResults) -> Section:

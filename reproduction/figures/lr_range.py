@@ -64,13 +64,10 @@ class RangeFigure:
     def finding(self, regime: Regime, traces: Traces) -> str:
         by_rule = {rule: accuracy_by_lr(traces[rule], self.delay) for rule in ("anytime-sgd", *SGDS)}
         good = {rule: count_good(accuracy, WITHIN) for rule, (_, accuracy) in by_rule.items()}
-        lrs = by_rule["anytime-sgd"][0]
-        return (
-            f"How much the learning rate matters at {self.label}, after {regime.updates:,} updates "
-            f"({regime.title}): anytime SGD is within {WITHIN:.0%} of its best accuracy at {good['anytime-sgd']} of "
-            f"{len(lrs)} learning rates from {lrs[0]:g} to {lrs[-1]:g}, SGD at {good['sgd']} (last iterate) or "
-            f"{good['sgd-linear']} (average) of a grid as wide."
-        )
+        n = len(by_rule["anytime-sgd"][0])
+        others = max(good[rule] for rule in SGDS)
+        return (f"With gradients at {self.label}, anytime SGD is within {WITHIN:.0%} of its best accuracy at "
+                f"{good['anytime-sgd']} of {n} learning rates, SGD at {others} ({regime.updates:,} updates).")  # fmt: skip
 
     def section(self, results: SweepResults) -> Section:
         regimes = results.those(self.needed, f"with all learning rates at {self.label}")

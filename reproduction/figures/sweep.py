@@ -36,7 +36,7 @@ LOGNORMAL = "lognormal:7,0.4"
 HEAVY = f"queue:{LOGNORMAL}"  # in an update queue, as in the paper: a delay is drawn as the query is handed out
 Delay = int | str
 LATE = 500  # the delay of the paper's Figures 2 and 3
-_MANY_CORES, _SMALL_BATCH = 8, 16
+_MANY_CORES = 8
 Traces = dict[str, Trace]  # by rule; axes seed, delay and lr
 SGDS = ("sgd", "sgd-linear")  # SGD's two outputs: its last iterate and its average, which come from the same run
 
@@ -89,10 +89,6 @@ class Regime:
         return math.isqrt(self.updates)
 
     @property
-    def horizon(self) -> str:
-        return f"{self.updates:,} updates of {self.batch}, √T = {self.root:,}"
-
-    @property
     def rules(self) -> tuple[str, ...]:
         return tuple(candidate.rule for candidate in self.candidates)
 
@@ -100,10 +96,6 @@ class Regime:
     def curves(self) -> tuple[str, ...]:
         """What figures show: SGD stands for its last iterate and its average."""
         return ("sgd", *self.rules) if "sgd-linear" in self.rules else self.rules
-
-    @property
-    def constant_delays(self) -> list[int]:
-        return [delay for delay in self.delays if isinstance(delay, int)]
 
     def covers(self, *delays: Delay) -> bool:
         """Whether the theorem is about runs of this length with these mean delays."""
@@ -192,16 +184,17 @@ class Sweep(Study[Regime, Traces]):
     plans = PLANS
 
     def lane(self, task: Task[Regime]) -> Lane:
-        """Many cores are faster than a GPU at small batches, whose updates are too short for it."""
-        many_cores = cores() >= _MANY_CORES and task.setting.batch <= _SMALL_BATCH
+        """Where there are many cores beside a GPU, they take the runs over time: both then work about as long."""
+        many_cores = cores() >= _MANY_CORES and task.setting.records > 1
         return "processes" if task.space.device == "cpu" or many_cores else "gpu"
 
     def seconds(self, task: Task[Regime]) -> float:
         """Of one run on a core; of a simulation on a GPU."""
-        if self.lane(task) == "gpu":
-            return 15.0
         regime = task.setting
-        return regime.updates * (6e-6 + 0.5e-6 * regime.batch) + 0.04 * regime.records
+        if self.lane(task) == "gpu":
+            return 15 + 200e-6 * regime.updates
+        shared = 2 if cores() >= _MANY_CORES else 1  # many processes share the bandwidth of the memory
+        return shared * regime.updates * (6e-6 + 0.5e-6 * regime.batch) + 0.04 * regime.records
 
     def jobs_of(self, plan: Plan[Regime], space: Workspace) -> list[Job]:
         jobs = []
@@ -372,7 +365,7 @@ def plot(regimes: dict[Regime, Traces], draw: Callable[[Any, Regime, Traces], No
     horizons = list(dict.fromkeys((regime.updates, regime.batch) for regime in regimes))
     by_place = {(r.place, (r.updates, r.batch)): r for r in regimes}
     grid = [by_place.get((place, horizon)) for place in places for horizon in horizons]
-    titles = [f"{regime.title}\n{regime.horizon}" if regime else "" for regime in grid]
+    titles = [f"{regime.title}\n{regime.updates:,} updates, √T = {regime.root:,}" if regime else "" for regime in grid]
     figure, axes = style.panels(titles, ylabel, columns=len(horizons), **look)
     for ax, regime in zip(axes, grid, strict=True):
         if regime is not None:

@@ -27,9 +27,9 @@ def finding(points: Sequence[Point]) -> str:
         ratios.append(late.excess / without.excess)
     horizons = distinct(points, "T")
     return (
-        f"A constant delay of √T, the theorems' threshold, multiplies the excess loss of Algorithms 1 and 2 by "
-        f"{min(ratios):.1f} to {max(ratios):.1f}, over T from {min(horizons):,} to {max(horizons):,} updates on two "
-        "convex problems."
+        f"On two convex problems, in runs of T = {min(horizons):,} to {max(horizons):,} updates, a delay of √T "
+        f"multiplies the excess loss (above the smallest possible) of the paper's first two algorithms by {min(ratios):.1f} to "
+        f"{max(ratios):.1f}."
     )
 
 
