@@ -65,9 +65,9 @@ class RangeFigure:
         by_rule = {rule: accuracy_by_lr(traces[rule], self.delay) for rule in ("anytime-sgd", *SGDS)}
         good = {rule: count_good(accuracy, WITHIN) for rule, (_, accuracy) in by_rule.items()}
         n = len(by_rule["anytime-sgd"][0])
-        others = max(good[rule] for rule in SGDS)
-        return (f"With gradients at {self.label}, anytime SGD is within {WITHIN:.0%} of its best accuracy at "
-                f"{good['anytime-sgd']} of {n} learning rates, SGD at {others} ({regime.updates:,} updates).")  # fmt: skip
+        ours, others = good["anytime-sgd"], max(good[rule] for rule in SGDS)
+        return (f"At {self.label}, anytime SGD is within {WITHIN:.0%} of its best accuracy at {ours} of {n} learning "
+                f"rates, SGD at {others} ({regime.updates:,} updates).")  # fmt: skip
 
     def section(self, results: SweepResults) -> Section:
         regimes = results.those(self.needed, f"with all learning rates at {self.label}")

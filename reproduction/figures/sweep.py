@@ -169,7 +169,7 @@ PLANS = {
     "paper": Plan(_PAPER, (), seeds=3),
     "full": Plan(_PAPER, (), seeds=10),
 }
-"""Ten minutes are for 130 runs of a million updates: the quick scale leaves out what shows least."""
+"""The quick scale leaves out what shows least."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ def finding(points: Sequence[Point]) -> str:
     horizons = distinct(points, "T")
     return (
         f"On two convex problems, in runs of T = {min(horizons):,} to {max(horizons):,} updates, a delay of √T "
-        f"multiplies the excess loss (above the smallest possible) of the paper's first two algorithms by {min(ratios):.1f} to "
-        f"{max(ratios):.1f}."
+        f"multiplies the excess loss of the paper's first two algorithms by {min(ratios):.1f} to {max(ratios):.1f}."
     )
 
 
