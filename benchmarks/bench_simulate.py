@@ -12,11 +12,11 @@ from lategrad.problems import SoftmaxRegression, load
 from lategrad.simulator import Simulation
 from timing import report, side_by_side, verdict
 
-BATCH, RUNS, STEPS = 64, 48, 40
+BATCH, FEW, RUNS, STEPS = 64, 4, 48, 48
 PLAIN = "plain loop, one run, 1 thread"
 
 
-def plain_loop(data):
+def plain_loop(data, batch=BATCH):
     """SGD as one writes it: nn.Linear, cross-entropy, torch.optim.SGD, minibatches by index, no delay."""
     model = torch.nn.Linear(784, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -24,7 +24,7 @@ def plain_loop(data):
     def run():
         torch.set_num_threads(1)
         for _ in range(STEPS):
-            rows = torch.randint(len(data.x_train), (BATCH,))
+            rows = torch.randint(len(data.x_train), (batch,))
             loss = torch.nn.functional.cross_entropy(model(data.x_train[rows]), data.y_train[rows])
             optimizer.zero_grad()
             loss.backward()
@@ -34,12 +34,11 @@ def plain_loop(data):
     return run
 
 
-def sweep(problem, rule, delay, seeds=1):
-    """The inner loop of `lg.simulate`, warmed up past the delay, as a function of no arguments."""
-    longest = 100_000
-    draws = [[d.Constant(delay).draw(longest, 0)] for _ in range(seeds)]
-    simulation = Simulation(problem, rule, draws, tuple(range(seeds)), share_samples=True, compile=True)
-    at = delay + 100
+def sweep(problem, rule, *delays):
+    """The inner loop of `lg.simulate`, warmed up past the delays, as a function of no arguments."""
+    draws = [[d.Constant(delay).draw(100_000, 0) for delay in delays]]
+    simulation = Simulation(problem, rule, draws, (0,), share_samples=True, compile=True)
+    at = max(delays) + 100
     simulation.run(0, at, lambda done: None)
 
     def run():
@@ -81,13 +80,32 @@ def speed(data, problem):
 
 
 def small_batches(data):
-    problem = SoftmaxRegression(data, batch=8)
-    rule = lg.Anytime(lg.OGD(torch.logspace(-3, 1, RUNS).unsqueeze(-1)))
-    name = f"anytime SGD, {RUNS} runs, batch 8, delay 500"
-    seconds = side_by_side({name: sweep(problem, rule, 500)})
-    cost = seconds[name] / STEPS / RUNS * 1e6
-    print(f"{name}: {cost:.1f} us per run-step")
-    verdict("at most 15 us per run-step", cost <= 15)
+    """Runs under delays up to 1,000; their bytes: the late query, the next one, and each vector of the state twice."""
+    torch.set_num_threads(1)
+    problem, delays = SoftmaxRegression(data, batch=FEW), (0, 100, 500, 1000)
+    lrs, ball = torch.logspace(-3, 0, RUNS // len(delays)).unsqueeze(-1), lg.Ball(5.0)
+    rules = {
+        "SGD with its average": (lg.SGD(lrs, average="uniform"), 2),
+        "SGD with its average, ball": (lg.SGD(lrs, ball, average="uniform"), 2),
+        "anytime SGD": (lg.Anytime(lg.OGD(lrs)), 2),
+        "anytime SGD, ball": (lg.Anytime(lg.OGD(lrs, ball)), 2),
+        "optimistic anytime, ball": (lg.Anytime(lg.OptimisticOGD(lrs, ball)), 4),
+        "Steady, ball": (lg.Steady(lrs, ball), 2),
+    }
+    source, target = torch.ones(2, 64 * 2**20).unbind()  # 256 MiB each: in no cache
+    contenders = {PLAIN: plain_loop(data, FEW), "copy": lambda: target.copy_(source)}
+    contenders |= {name: sweep(problem, rule, *delays) for name, (rule, _) in rules.items()}
+    seconds = side_by_side(contenders, clock=time.thread_time)
+    plain, bandwidth = seconds[PLAIN] / STEPS, 2 * source.nbytes / seconds["copy"]
+    print(f"batch {FEW}, {RUNS} runs, delays {delays}, processor time; the plain loop takes {plain * 1e6:.0f} us an "
+          f"update, a copy moves {bandwidth / 1e9:.0f} GB/s")  # fmt: skip
+    for name, (_, vectors) in rules.items():
+        cost, moved = seconds[name] / STEPS / RUNS, (2 + 2 * vectors) * 4 * problem.dim / bandwidth
+        print(f"  {name:<28} {cost * 1e6:5.1f} us a run-step, 1/{plain / cost:.0f} of the plain loop; "
+              f"its bytes at the bandwidth of a copy {moved * 1e6:.1f} us")  # fmt: skip
+    slowest = max(seconds[name] for name in rules if name.startswith(("SGD", "anytime"))) / STEPS / RUNS
+    verdict("SGD and anytime SGD at most 8 us a run-step", slowest <= 8e-6)
+    torch.set_num_threads(2)
 
 
 def delays(problem):

@@ -90,12 +90,13 @@ def test_equals_the_plain_loop_for_every_rule(name):
     torch.testing.assert_close(trace.query, query, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
-def test_a_batch_equals_its_runs_one_by_one(compile):
-    problem, lrs, models, seeds = digits(), [0.1, 0.5, 2.0], [0, d.Uniform(0, 9), 5], [0, 4]
+@pytest.mark.parametrize(("backend", "batch"), [("eager", 4), ("loops", 4), ("compile", 32)])
+def test_a_batch_equals_its_runs_one_by_one(backend, batch):
+    problem, lrs, models, seeds = digits(batch), [0.1, 0.5, 2.0], [0, d.Uniform(0, 9), 5], [0, 4]
     sweep = lg.SGD(torch.tensor(lrs, dtype=torch.float64).unsqueeze(-1), lg.Ball(3.0), average="linear")
-    trace = lg.simulate(problem, sweep, models, 300, seed=seeds, record_every=100, compile=compile)
+    trace = lg.simulate(problem, sweep, models, 300, seed=seeds, record_every=100, compile=backend != "eager")
     assert trace.loss.shape == (4, 2, 3, 3)
+    assert trace.config["backend"] == backend
     for i, seed in enumerate(seeds):
         for j, model in enumerate(models):
             for k, lr in enumerate(lrs):
@@ -184,6 +185,11 @@ def test_only_queries_that_will_be_read_are_kept():
 def test_slots_hold_what_was_written():
     delays = d.Pareto(1.1, 5.0).draw(3000, 1).delays
     plan = plan_slots(delays)
+    last_read = {}
+    for t, delay in enumerate(delays.tolist()):
+        last_read[t - delay] = t
+    waiting = [sum(start <= t <= end for start, end in last_read.items()) for t in range(0, 3000, 10)]
+    assert max(waiting) <= plan.slots - 1 <= max(waiting) + 10  # no more than wait at once; one is never read
     memory = [None] * plan.slots
     for t, (write, read) in enumerate(zip(plan.write.tolist(), plan.read.tolist(), strict=True)):
         memory[write] = t

@@ -128,7 +128,7 @@ class LinearModel(ABC):
         real = "double" if self.train.dtype == torch.float64 else "float"
         weight = "1" if self.weights is None else "((const real*)data[2])[sample[n]]"
         code = LINEAR_GRADIENT.replace("RESIDUAL", self.residual_in_c).replace("WEIGHT", weight)
-        code = f"typedef {real} real;\nenum {{ {sizes} }};\nstatic const real L2 = {self.l2!r};\n{code}"
+        code = f"typedef {real} real;\nenum {{ {sizes} }};\nstatic const real L2 = {float(self.l2)!r};\n{code}"
         return code, [value.contiguous() for value in tensors((self.train, self.targets, self.weights))]
 
     def _mean(self, x: Tensor, rows: Rows, targets: Tensor, value: Value, weights: Tensor | None = None) -> Tensor:

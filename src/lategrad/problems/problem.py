@@ -32,6 +32,9 @@ class Problem(Protocol):
     - ``gradient_of_one(x, sample, out)``: the gradient at one vector, written into ``out``; saves workers a copy.
     - ``module_at(x)``: the trained ``torch.nn.Module`` with the parameters of a vector.
     - ``fingerprint()``: a text that differs between objectives; guards resumed runs and replays.
+    - ``gradient_source()``: None, or C++ code of ``gradient(const i64* data, const void* x, const i64* sample, void*
+      grad)`` for one run, and the tensors whose addresses are ``data``, the first of them in the dtype of x. A
+      simulation on the CPU then makes no calls of torch.
     - ``on_device``: False if a gradient needs more than its device (data on disk), so that a GPU cannot repeat it as a
       graph.
     - ``local_steps``, ``init_worker_state``, ``run_job``: workers have state, see

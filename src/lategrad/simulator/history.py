@@ -37,12 +37,11 @@ def plan_slots(delays: Tensor) -> SlotPlan:
     """
     updates, times = len(delays), torch.arange(len(delays))
     source = times[:, None] - delays.long().reshape(updates, -1)
-    last_read = torch.full((updates,), -1).scatter_reduce(
-        0, source.flatten(), times.repeat_interleave(source.shape[1]), "amax"
-    )
+    reader = times[:, None].expand_as(source)
+    last_read = torch.full((updates,), -1).scatter_reduce(0, source.flatten(), reader.flatten(), "amax")
     kept = (last_read >= 0).nonzero().squeeze(1)
-    ended = torch.bincount(last_read[kept], minlength=updates).cumsum(0)
-    slots = int((torch.bincount(kept, minlength=updates).cumsum(0) - ended.roll(1).index_fill(0, times[:1], 0)).max())
+    released = torch.bincount(last_read[kept] + 1, minlength=updates)[:updates]  # free for the query of that time
+    slots = int(((last_read >= 0).long() - released).cumsum(0).max())
     # A query takes the slot that has been free for longest; following the queries that had it before leads to a first.
     slot_of = torch.cat([times[:slots], last_read[kept].argsort(stable=True)[: len(kept) - slots]])
     while (slot_of >= slots).any():

@@ -57,11 +57,12 @@ class RunLoops:
         others = simulation.tickets, history.stage_of, simulation.gate, simulation.clip, simulation.workers
         if source_of is None or memory.device.type != "cpu" or any(other is not None for other in others):
             raise UnsupportedError("more than a gradient in C and an update")
-        source = source_of(simulation.problem)
-        if source is None or any(leaf.shape[:-1] != shape[:-1] for leaf in tensors(state)):
-            raise UnsupportedError("a gradient without a form in C, or a state that runs share")
+        source: tuple[str, list[Tensor]] = source_of(simulation.problem) or ("", [])
         code, data = source
-        rule = map_tensors(lambda leaf: leaf.expand(*shape[:-1], leaf.shape[-1]).contiguous(), simulation.rule)
+        forms = {leaf.shape[:-1] for leaf in tensors(state)}
+        if not data or data[0].dtype != memory.dtype or forms != {shape[:-1]}:
+            raise UnsupportedError("a gradient without a form in C, or a state that runs share")
+        rule = map_tensors(lambda leaf: torch.atleast_1d(leaf).expand(*shape[:-1], -1).contiguous(), simulation.rule)
         one_rule, one_state = (map_tensors(lambda leaf: leaf.flatten(0, -2)[0], tree) for tree in (rule, state))
         update = update_loops(one_rule, one_state, memory.dtype, shape[-1:], memory.device, query_dtype=memory.dtype)
         runs, chunks, own = shape[:-1].numel(), len(update.chunk_of), tensors(rule)

@@ -54,7 +54,8 @@ class Recorder:
         runs = math.prod(self.simulation.shape[:-1])
         arrivals, workers = self.simulation.arrivals, self.simulation.workers
         refused = self._drop(self.simulation.refused.squeeze(-1).cpu(), before=0).tolist()
-        speed = {"seconds": elapsed, "run_steps_per_second": updates * runs / elapsed}
+        speed = {"seconds": elapsed, "run_steps_per_second": updates * runs / elapsed,
+                 "backend": self.simulation.backend}  # fmt: skip
         columns = {name: self._drop(torch.stack(values[: len(self.steps)]), before=1)
                    for name, values in self.values.items()}  # fmt: skip
         return Trace(

@@ -66,7 +66,7 @@ class Simulation:
         self.state = first_state(rule, x0.expand(len(seeds), len(arrivals[0]), *runs, -1))
         query = rule.query(self.state)
         self.shape, device = query.shape, query.device
-        self.delays = torch.stack([torch.stack([a.delays for a in row], dim=-1) for row in arrivals], dim=1)
+        self.delays = torch.stack([torch.stack([a.delays.long() for a in row], dim=-1) for row in arrivals], dim=1)
 
         profiles = profiles or [None] * len(arrivals[0])
         plans, stage_of = _plans(arrivals, profiles), _stage_of(profiles, len(seeds), self.shape[-1])

@@ -85,9 +85,10 @@ def simulate(
         device: "cpu", "cuda", ...; the samples are the same on all.
         share_samples: runs with the same seed see the same samples, which makes them comparable and fast;
             False gives every run samples of its own.
-        compile: use ``torch.compile`` for gradient and update together, or for the rule's update alone ("rule", as a
-            real server does); by default where it pays (:func:`lategrad.execution.compiling_pays`). Problems whose
-            workers keep a state are not compiled by default.
+        compile: compile gradient and update together (linear models with small batches to C, anything else with
+            ``torch.compile``), or the rule's update alone ("rule", as a real server does); by default where it pays
+            (:func:`lategrad.execution.compiling_pays`). Problems whose workers keep a state are not compiled by
+            default. ``trace.config["backend"]`` says what ran: "loops", "compile" or "eager".
         progress: show a progress bar; by default on a terminal.
         save_to: write the trace to this file at every record, so that a killed run is not lost.
         axes: a name for every run dimension of the rule (and of the start); by default that of the one
