@@ -27,7 +27,7 @@ def main(
         typer.Argument(metavar="[PART]...", help=f"{', '.join(NAMES)}; by default all but local and local-real."),
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="quick (ten minutes on two cores), paper (under an hour on two cores), full (GPU).")
+        str, typer.Option(help="quick (ten minutes on two cores), paper (an hour on two cores, or a GPU), full (GPU).")
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for report.html, figures and CSV files.")] = Path("out"),
     device: Device = "cpu",

@@ -100,7 +100,7 @@ def finding(regimes: dict[Regime, Traces]) -> str:
         parts.append(f"from {before:.3f} to {after:.3f} in {regime.updates:,} updates (SGD: {sgd:.3f} to "
                      f"{sgd_late:.3f})")  # fmt: skip
     return (f"Gradients that arrive {delays[at]} updates late take the test accuracy of anytime SGD, the paper's rule, "
-            f"{', and '.join(parts)}.")  # fmt: skip
+            f"{', and '.join(parts)}; {next(iter(regimes)).title}, learning rates best without delay.")  # fmt: skip
 
 
 def section(results: SweepResults) -> Section:

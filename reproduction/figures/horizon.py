@@ -71,7 +71,7 @@ def section(results: SweepResults) -> Section:
         name="horizon",
         title=f"Horizon. What a delay of {LATE} costs, against the length of the run",
         text=text,
-        figures={"horizon": plot(regimes, _draw, f"accuracy lost at delay {LATE}", height=style.HEADLINE)},
+        figures={"horizon": plot(regimes, _draw, "accuracy lost", height=style.HEADLINE)},
         captions=captions,
         tables={regime.place: _table(regime, traces) for regime, traces in regimes.items()},
         rows=[{"rule": rule, "regime": regime.place, "updates": updates, "delay": LATE, "lr": lr, "seed": seed,
