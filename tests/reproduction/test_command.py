@@ -27,7 +27,7 @@ def test_reproduce_from_the_command_line(tmp_path):
     for _ in range(2):
         assert call("fig1", "fig2", "--scale", "quick", "--out", tmp_path).exit_code == 0
     assert (tmp_path / "report.html").read_text().count("<svg") == 3 + 1
-    rows = list(csv.DictReader((tmp_path / "fig1.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "fig1.csv").read_text().splitlines()))
 
     def frozen(rule, delay, updates):
         own = ("constrained", updates, rule)
@@ -51,7 +51,7 @@ def test_figure_1_on_ones_own_data_and_delays(tmp_path):
     result = call("fig1", "--data", tmp_path / "own.npz", "--delays", "7", "--delays", "40", "--updates", 500,
                   "--out", tmp_path / "out")  # fmt: skip
     assert result.exit_code == 0, result.output
-    rows = list(csv.DictReader((tmp_path / "out" / "fig1.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "out" / "fig1.csv").read_text().splitlines()))
     assert {row["delay"] for row in rows} == {"0", "7", "40"}
     assert {row["regime"] for row in rows} == {"constrained", "unconstrained"}
     assert max(float(row["accuracy"]) for row in rows if row["delay"] == "40") > 0.9
