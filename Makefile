@@ -16,8 +16,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-reproduce: data ## the study: the paper's figures and theorems in ten minutes, and out/report.html (PART=fig1 SCALE=quick|paper|full DEVICE=cpu|cuda)
-	$(BIN)/python -m reproduction $(or $(PART),all) --scale $(or $(SCALE),quick) --device $(or $(DEVICE),cpu) --out out
+reproduce: data ## the study: the paper's figures and theorems in ten minutes, and out/report.html (PART=fig1 SCALE=quick|paper|full DEVICE=cpu|cuda; PART=fig1 DATA=file.csv DELAYS="10 100": your own)
+	$(BIN)/python -m reproduction $(or $(PART),all) --scale $(or $(SCALE),quick) --device $(or $(DEVICE),cpu) --out $(or $(OUT),out) \
+		$(if $(DATA),--data $(DATA)) $(if $(DELAYS),--delays $(DELAYS)) $(if $(UPDATES),--updates $(UPDATES))
 
 lint: $(STAMP) ## ruff, mypy and the direction of imports
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ def main(
         typer.Argument(metavar="[PART]...", help=f"{', '.join(NAMES)}; by default all but local and local-real."),
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="quick (ten minutes on two cores), paper (under an hour on two cores), full (GPU).")
+        str, typer.Option(help="quick (ten minutes on two cores), paper (an hour on two cores, or a GPU), full (GPU).")
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Folder for report.html, figures and CSV files.")] = Path("out"),
     device: Device = "cpu",
@@ -38,6 +38,11 @@ def main(
     rules: Annotated[
         list[str] | None, typer.Option(help="Limit deep, local or local-real to some rules, such as adamw muon.")
     ] = None,
+    data: Annotated[str, typer.Option(metavar="FILE", help="fig1 on your own .npz, .csv or LIBSVM file.")] = "",
+    delays: Annotated[
+        list[str] | None, typer.Option(help="fig1 under your own constant delays, such as 10 100.")
+    ] = None,
+    updates: Annotated[int, typer.Option(help="fig1 with your own number of updates.")] = 0,
 ) -> None:
     """Reproduce the paper's figures and theorems, compare all baselines, and write a report that judges each claim.
 
@@ -52,8 +57,9 @@ def main(
 
     try:
         report, sections = reproduce(
-            parts or [], scale, out, device=device, models=models or [], rules=rules or [], say=say
-        )
+            parts or [], scale, out, device=device, models=models or [], rules=rules or [], data=data,
+            delays=delays or [], updates=updates, say=say,
+        )  # fmt: skip
     except (ValueError, OSError, ImportError, MemoryError, torch.OutOfMemoryError, TrainingError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -76,7 +82,7 @@ def _print_verdicts(sections: list[Section]) -> None:
 
 if __name__ == "__main__":
     try:
-        sys.argv[1:] = spread_values(sys.argv[1:], lists={"--models", "--rules"})
+        sys.argv[1:] = spread_values(sys.argv[1:], lists={"--models", "--rules", "--delays"})
     except ValueError as error:
         sys.exit(f"error: {error}")
     app()

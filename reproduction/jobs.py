@@ -13,13 +13,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+
+from lategrad.support.validation import require
 
 Say = Callable[[str], None]
 
@@ -45,6 +47,7 @@ class Job:
     work: Callable[[], Any]  # picklable; its result is ignored
     files: tuple[Path, ...] = ()  # what it saves: where all of them exist, it is expected to take no time
     lane: Lane = "processes"
+    after: tuple[str, ...] = ()  # labels of the jobs whose files it reads
 
     @property
     def expected(self) -> float:
@@ -56,32 +59,46 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def load_average() -> float:
+    """Of the last minute: about how many other programs want a core; 0 where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
 def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> None:
-    """Run all jobs, the longest first, in all lanes at once."""
-    ordered = sorted(jobs, key=lambda job: -job.expected)
+    """Run all jobs, the longest first, in all lanes at once; a job waits for those that it comes after."""
+    waiting = sorted(jobs, key=lambda job: -job.expected)
+    known = {job.label for job in jobs}
+    require("after", [job.after for job in jobs], all(set(job.after) <= known for job in jobs), "labels of these jobs")
     beside_a_gpu = any(job.lane != "processes" for job in jobs)  # which has its own processes and threads to feed it
-    here = processes or (max(1, cores() // 2) if beside_a_gpu else cores())
+    here = processes or (max(1, cores() - 2) if beside_a_gpu else cores())
     width = {"processes": min(here, max(1, len(jobs))), **_WIDTH}
-    progress = _Progress(jobs, width, say)
+    progress = Progress(jobs, width, say, load_average())
     if {job.lane for job in jobs} == {"processes"} and width["processes"] == 1:
-        for job in ordered:
-            job.work()
-            progress.done(job)
+        for job in sorted(waiting, key=lambda job: bool(job.after)):
+            progress.done(job, _run(job))
         return
     with ExitStack() as stack:
         pools: dict[str, Executor] = {}
         for lane in {job.lane for job in jobs}:
-            if lane == "streams":
+            if lane == "streams":  # deep models: products of float32 matrices in TF32 on a GPU that has it
                 pools[lane] = ThreadPoolExecutor(width[lane])
+                stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+                torch.set_float32_matmul_precision("high")
             else:
                 context = multiprocessing.get_context("spawn")
                 pools[lane] = ProcessPoolExecutor(width[lane], context, initializer=_use_one_thread)
             stack.enter_context(pools[lane])
         try:
-            futures: dict[Future[Any], Job] = {pools[job.lane].submit(_run, job): job for job in ordered}
-            for future in as_completed(futures):
-                future.result()
-                progress.done(futures[future])
+            running: dict[Future[Spent], Job] = {}
+            done: set[str] = set()
+            while running or waiting:
+                ready = [job for job in waiting if done.issuperset(job.after)]
+                waiting = [job for job in waiting if job not in ready]
+                running |= {pools[job.lane].submit(_run, job): job for job in ready}
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job = running.pop(future)
+                    progress.done(job, future.result())
+                    done.add(job.label)
         except BaseException:
             for pool in pools.values():
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -93,37 +110,58 @@ def _use_one_thread() -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or every process starts as many again
 
 
-def _run(job: Job) -> None:
+class Spent(NamedTuple):
+    """What a piece of work took, in seconds."""
+
+    wall: float
+    processor: float  # of its process
+
+
+def _run(job: Job) -> Spent:
+    wall, processor = time.monotonic(), time.process_time()
     if job.lane == "streams" and torch.cuda.is_available():
         with torch.cuda.stream(torch.cuda.Stream()):
             job.work()
             torch.cuda.empty_cache()  # memory of one stream cannot be used by another
     else:
         job.work()
+    return Spent(time.monotonic() - wall, time.process_time() - processor)
 
 
-class _Progress:
-    """Prints what is done, and how long the rest will take at the pace so far."""
+class Progress:
+    """Prints what is done, how long the rest will take at the pace so far, and whether other programs slow it down:
+    ``load`` of them want a core when the work begins. ``width`` is the number of pieces that run at once in a lane."""
 
-    def __init__(self, jobs: Sequence[Job], width: dict[str, int], say: Say) -> None:
+    def __init__(self, jobs: Sequence[Job], width: dict[str, int], say: Say, load: float = 0.0) -> None:
         self.expected = {job.label: job.expected for job in jobs}  # before the jobs save their files
         in_lane = {lane: sum(self.expected[job.label] for job in jobs if job.lane == lane) for lane in width}
-        on_gpu = sum(in_lane[lane] / speedup for lane, speedup in _SPEEDUP.items())
+        on_gpu = sum(in_lane.get(lane, 0.0) / speedup for lane, speedup in _SPEEDUP.items())
         self.total = max([in_lane["processes"] / width["processes"], on_gpu, *self.expected.values(), 0.0])
         self.work, self.finished, self.begin, self.say = sum(in_lane.values()), 0.0, time.monotonic(), say
+        self.uses_gpu, self.spent, self.told = on_gpu > 0, Spent(0.0, 0.0), False
+        self.stretch = max(1.0, (load + width["processes"]) / cores())  # cores are shared evenly
         done = sum(seconds == 0 for seconds in self.expected.values())
-        gpu = "" if all(job.lane == "processes" for job in jobs) else " and a GPU"
+        gpu = " and a GPU" if any(job.lane != "processes" for job in jobs) else ""
+        busy = (f" (the machine is busy: {load:.1f} other programs on {cores()} core(s); alone it would take "
+                f"{_duration(self.total)})") if self.stretch > 1.25 and self.total else ""  # fmt: skip
         say(f"{len(jobs)} pieces of work on {width['processes']} core(s){gpu}, {done} of them done before: "
-            f"{_duration(self.total)}")  # fmt: skip
+            f"{_duration(self.stretch * self.total)}{busy}")  # fmt: skip
 
-    def done(self, job: Job) -> None:
-        self.finished += self.expected[job.label]
+    def done(self, job: Job, spent: Spent) -> None:
         if not self.expected[job.label]:
             return
+        self.finished += self.expected[job.label]
+        if job.lane == "processes":
+            self.spent = Spent(self.spent.wall + spent.wall, self.spent.processor + spent.processor)
         share, elapsed = self.finished / self.work, time.monotonic() - self.begin
+        pace = elapsed / (share * self.total) if self.uses_gpu else self.spent.wall / self.finished
         trust = share**0.5  # in the pace so far, which says little while most of what has begun is not done
-        left = trust * elapsed / share + (1 - trust) * self.total - elapsed
-        self.say(f"{share:4.0%} done, {_duration(left)} left: {job.label}")
+        left = max(0.0, (trust * pace + (1 - trust) * self.stretch) * self.total - elapsed)
+        self.say(f"{share:4.0%} done, {_duration(left)} left: {job.label}, {spent.wall:.0f} s")
+        got = self.spent.processor / self.spent.wall if self.spent.wall else 1.0
+        if got < 0.8 and not self.told and not self.uses_gpu:
+            self.told = True
+            self.say(f"the machine is busy: this work has had {got:.0%} of its cores so far, and takes longer for it")
 
 
 def _duration(seconds: float) -> str:

@@ -11,9 +11,9 @@ import json
 import os
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from lategrad.trace import write_csv
 from reproduction.style import TITLES
 
 _STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_OUTCOMES = {True: "yes", False: "no", None: "not judged"}
+_OUTCOMES = {True: "yes", False: "no", None: "not counted"}
 MOST_FINDINGS = 6
 
 
@@ -39,7 +39,7 @@ class Verdict:
     claim: str
     criterion: str
     measured: str
-    holds: bool | None  # None where the numbers cannot tell: then there is no verdict, and ``measured`` says why
+    holds: bool | None  # None where there is no verdict (its theorem is about other runs); ``measured`` says why
     source: Literal["paper", "ours"] = "paper"  # whose claim it is
     quote: str = ""  # the paper's own words, if there are any
     figure: str = ""  # the stem of the figure that shows it, if one does
@@ -89,7 +89,8 @@ def verdict(
 def _environment(autoescape: bool) -> Environment:
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=autoescape,
                               undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # fmt: skip
-    environment.filters |= {"marked": _marked, "lines": _lines, "value": _value, "breakable": _breakable, "fmt": format}
+    environment.filters |= {"marked": _marked, "fmt": format,
+                            "json": partial(json.dumps, indent=1, ensure_ascii=False, default=str)}  # fmt: skip
     return environment
 
 
@@ -139,13 +140,15 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
 
 
 def _count(sections: Sequence[Section]) -> dict[str, str]:
-    """How many of the paper's claims and of ours hold, and how many cannot be judged."""
+    """How many of the paper's claims and of ours hold, of those that are counted."""
     counted = {}
     for source, name in (("paper", "The paper's claims"), ("ours", "Our claims")):
         outcomes = [verdict.holds for section in sections for verdict in section.verdicts if verdict.source == source]
         if outcomes:
-            open_ones = f" ({outcomes.count(None)} cannot be judged)" if None in outcomes else ""
-            counted[name] = f"{outcomes.count(True)} of {len(outcomes)} hold here{open_ones}"
+            others = outcomes.count(None)
+            more = f" ({others} more {'is' if others == 1 else 'are'} shown, not counted)" if others else ""
+            judged = len(outcomes) - others
+            counted[name] = f"{outcomes.count(True)} of {judged} hold here{more}" if judged else "none is counted here"
     return counted
 
 
@@ -231,45 +234,3 @@ def _marked(text: str) -> Markup:
     Markup('<code>lr</code> &lt; 1 &amp; more')
     """
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-
-
-def _breakable(name: str) -> Markup:
-    """A long name with places at which a line may break."""
-    return Markup(re.sub(r"([._/]|\b(?=\[))", r"\1<wbr>", str(escape(name))))
-
-
-def _lines(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Nested dictionaries and lists as lines of name and value, the innermost ones in a line each.
-
-    >>> dict(_lines({"rule": {"type": "Anytime", "learner": {"type": "OGD", "lr": 0.1}}, "seeds": [0, 1]}))
-    {'rule.type': 'Anytime', 'rule.learner': 'type OGD, lr 0.1', 'seeds': '0, 1'}
-    >>> dict(_lines({"sets": [{"type": "Ball", "radius": 2}, None]}))
-    {'sets[0]': 'type Ball, radius 2', 'sets[1]': 'none'}
-    """
-    inner: dict[str, Any] = {}
-    if isinstance(value, dict):
-        inner = {f"{name}.{key}" if name else str(key): item for key, item in value.items()}
-    elif isinstance(value, list | tuple):
-        inner = {f"{name}[{index}]": item for index, item in enumerate(value)}
-    if name and not any(isinstance(item, dict | list | tuple) for item in inner.values()):
-        yield name, _value(value)
-    else:
-        for key, item in inner.items():
-            yield from _lines(item, key)
-
-
-def _value(value: Any) -> str:
-    """A plain value as a reader would write it.
-
-    >>> _value({"python": "3.12", "torch": None}), _value([1e-3, 10 ** 0.5, 25000]), _value(True), _value([])
-    ('python 3.12, torch none', '0.001, 3.16227766, 25000', 'yes', 'none')
-    """
-    if isinstance(value, dict) and value:
-        return ", ".join(f"{key} {_value(item)}" for key, item in value.items())
-    if isinstance(value, list | tuple | range) and value:
-        return ", ".join(map(_value, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    return "none" if value is None or value in ("", [], (), {}) else str(value)

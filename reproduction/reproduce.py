@@ -16,8 +16,8 @@ import torch
 from lategrad.support.validation import require, require_choice, require_device
 from reproduction.baselines.study import Baselines
 from reproduction.deep.study import Deep
-from reproduction.figures import fig1, fig3, lr_range
-from reproduction.figures.sweep import PLANS, FigurePart
+from reproduction.figures import fig1, fig3, horizon, lr_range
+from reproduction.figures.sweep import PLANS, FigurePart, own_experiment
 from reproduction.jobs import Say, run_jobs
 from reproduction.local.real import LocalReal
 from reproduction.local.study import Local
@@ -26,10 +26,11 @@ from reproduction.study import Part, Request, Workspace
 from reproduction.theorems.section import Theorems
 
 PARTS: tuple[Part, ...] = (
-    FigurePart("fig1", fig1.section),
-    FigurePart("fig2", lr_range.FIG2.section),
+    FigurePart("fig1", fig1.needed, fig1.section),
+    FigurePart("horizon", fig3.needed, horizon.section),
+    FigurePart("fig2", lr_range.FIG2.needed, lr_range.FIG2.section),
     fig3.Figure3(),
-    FigurePart("fig4", lr_range.FIG4.section),
+    FigurePart("fig4", lr_range.FIG4.needed, lr_range.FIG4.section),
     Baselines(),
     Deep(),
     Theorems(),
@@ -43,12 +44,13 @@ NAMES = tuple(part.name for part in PARTS)
 
 def reproduce(
     parts: Sequence[str], scale: str, out: Path, *, device: str = "cpu", models: Sequence[str] = (),
-    rules: Sequence[str] = (), say: Say = print,
+    rules: Sequence[str] = (), data: str = "", delays: Sequence[int | str] = (), updates: int = 0, say: Say = print,
 ) -> tuple[Path, list[Section]]:  # fmt: skip
     """Run some parts ("all": those that do not run only by name) and write the report.
 
     What is finished under ``out/traces`` is not run again. ``say`` is called with a line that forecasts the duration,
-    and with one for every piece of work that is done.
+    and with one for every piece of work that is done. With ``data`` (a file or a name), ``delays`` or ``updates``,
+    which are for "fig1" alone, Figure 1 is of your own experiment.
     """
     parts = list(parts) or ["all"]
     for name in parts:
@@ -56,7 +58,11 @@ def reproduce(
     require_choice("--scale", scale, tuple(PLANS))
     require_device("--device", device)
     begin = time.monotonic()
-    request = Request(scale, Workspace(Path(out), device), tuple(models), tuple(rules))
+    own = bool(data or delays or updates)
+    require("--data, --delays and --updates", (data, *delays, updates), not own or parts == ["fig1"],
+            "left out: they are for fig1 alone")  # fmt: skip
+    request = Request(scale, Workspace(Path(out), device), tuple(models), tuple(rules),
+                      own_experiment(data, delays, updates) if own else ())  # fmt: skip
     chosen = [part for part in PARTS if part.name in parts or ("all" in parts and not part.only_by_name)]
     limits = any(part.has_models for part in chosen) or not (models or rules)
     require("--models and --rules", (*models, *rules), limits, "left out: they limit deep, local and local-real")

@@ -2,7 +2,7 @@
 
 A study runs a :class:`Plan` (one for each scale): in every :class:`Setting` every :class:`Candidate` is measured, and
 the panels of results become a section of the report. Learning rates are chosen by the training loss; accuracies and
-held-out losses are only reported. (The paper's figures choose by the test accuracy, as the paper does.)
+held-out losses are only reported.
 """
 
 from __future__ import annotations
@@ -69,6 +69,12 @@ def load_trace(path: Path) -> Trace | None:
         return Trace.load(path) if path.exists() else None
     except ValueError:
         return None
+
+
+def without_vectors(trace: Trace) -> Trace:
+    """Losses and accuracies alone, which is what studies keep: vectors and delays of long runs take gigabytes."""
+    return dataclasses.replace(trace, delays=trace.delays[-1:], output=trace.output[..., :0].clone(),
+                               query=trace.query[..., :0].clone(), time=None, worker=None)  # fmt: skip
 
 
 def _fingerprint(key: dict[str, Any]) -> str:
@@ -166,10 +172,11 @@ class Plan(Generic[S]):
         return dataclasses.replace(self, settings=tuple(chosen))
 
     def tasks(self, space: Workspace) -> list[Task[S]]:
-        """Every rule in every setting, with the learning rates of this scale."""
+        """Every rule in every setting, with the learning rates of this scale; a setting may have its own candidates."""
         return [
             Task(setting, dataclasses.replace(candidate, lrs=candidate.lrs[:: self.lr_stride]), self.seeds, space)
-            for setting in self.settings for candidate in self.candidates if candidate.rule in setting.rules
+            for setting in self.settings for candidate in getattr(setting, "candidates", self.candidates)
+            if candidate.rule in setting.rules
         ]  # fmt: skip
 
 
@@ -195,6 +202,7 @@ class Request:
     space: Workspace
     models: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
+    settings: tuple[Any, ...] = ()  # of one's own, instead of those of the scale
 
 
 class Part(ABC):
@@ -241,10 +249,13 @@ class Study(Part, Generic[S, R]):
         return ()
 
     def jobs(self, request: Request) -> list[Job]:
+        return self.jobs_of(self.plan(request), request.space)
+
+    def jobs_of(self, plan: Plan[S], space: Workspace) -> list[Job]:
         return [
             Job(f"{self.name}: {task.setting.name}, {TITLES[task.candidate.rule]}", self.seconds(task),
                 partial(self.measure, task), self.files(task), self.lane(task))
-            for task in self.plan(request).tasks(request.space)
+            for task in plan.tasks(space)
         ]  # fmt: skip
 
     def section(self, request: Request) -> Section:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -39,15 +40,20 @@ BASELINE = "#777777"  # the colour of all others
 
 
 def panels(
-    titles: Sequence[str], ylabel: str, *, height: float = 3.4, sharey: bool = True
+    titles: Sequence[str], ylabel: str, *, height: float = 3.4, sharey: bool | Literal["row"] = True, columns: int = 1
 ) -> tuple[Figure, list[Axes]]:
-    """Panels one below the other, so that they can be read on a phone."""
-    figure = Figure(figsize=(WIDTH, 0.8 + height * len(titles)), layout="constrained")
-    axes = [ax for (ax,) in figure.subplots(len(titles), 1, sharey=sharey, squeeze=False)]
-    for ax, title in zip(axes, titles, strict=True):
-        ax.set_title(textwrap.fill(title, 60), fontsize="medium")
-        ax.set_ylabel(ylabel)
+    """Panels one below the other, so that they can be read on a phone; or in two columns, to be compared.
+
+    Where a title is empty there is no panel.
+    """
+    rows = len(titles) // columns
+    figure = Figure(figsize=(WIDTH + 0.9 * (columns - 1), 0.8 + height * rows), layout="constrained")
+    axes = [ax for row in figure.subplots(rows, columns, sharey=sharey, squeeze=False) for ax in row]
+    for i, (ax, title) in enumerate(zip(axes, titles, strict=True)):
+        ax.set_title("\n".join(textwrap.fill(line, 60 // columns) for line in title.split("\n")), fontsize="medium")
+        ax.set_ylabel("" if i % columns else ylabel)
         ax.grid(alpha=0.3)
+        ax.set_visible(bool(title))
     return figure, axes
 
 

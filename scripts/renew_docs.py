@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Put the figures, tables and verdicts of a reproduction into the docs.
 
-    python -m reproduction all --scale paper --device cuda --out out
-    scripts/renew_docs.py out
+    python -m reproduction all --out out
+    scripts/renew_docs.py out [SECTION ...]
 
 Figures are copied to docs/figures. In every page what stands between ``<!-- table SECTION: CAPTION -->`` and
 ``<!-- end -->`` is replaced by that table of the report, if it is in ``out``; in docs/results/reproduction.md also
-``<!-- run -->`` by what was run, ``<!-- REGIME -->`` by Figure 1's accuracies, ``<!-- verdicts -->`` by all verdicts.
+``<!-- run -->`` by what was run, ``<!-- findings -->`` by what the report opens with, ``<!-- verdicts -->`` by all
+verdicts. With sections, such as fig1 horizon, only their tables and figures are replaced: pages that show another scale
+stay as they are.
 """
 
 import csv
@@ -14,18 +16,16 @@ import json
 import re
 import shutil
 import sys
-from collections import defaultdict
 from html import unescape
 from pathlib import Path
-from statistics import mean
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES = {
     "fig1": "fig1-accuracy-against-delay",
     "fig2": "fig2-accuracy-against-lr",
-    "fig3-constrained": "fig3-excess-loss",
+    "fig3": "fig3-excess-loss",
     "fig4": "fig4-heavy-tails",
-    "fig4-forward": "fig4-update-queue",
+    "horizon": "accuracy-lost-against-updates",
     "baselines-digits": "baselines-digits",
     "baselines-fashion-mnist": "baselines-fashion-mnist",
     "deep-mlp": "deep-mlp",
@@ -58,37 +58,21 @@ def cell(row, head):
     return f"**{text}**" if "(ours)" in row.get("rule", "") and text and head != "lr" else text
 
 
-def accuracies(rows, regime):
-    """A row for every rule, its learning rate frozen from delay 0: mean accuracies over seeds, a column per delay."""
-    found = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if row["regime"] == regime:
-            found[row["rule"]][row["delay"], row["lr"]].append(float(row["accuracy"]))
-    table = []
-    for rule, runs in found.items():
-        best = max((lr for delay, lr in runs if delay == "0"), key=lambda lr: mean(runs["0", lr]))
-        delays = list(dict.fromkeys(delay for delay, _ in runs))
-        cells = {
-            delay: f"{mean(runs[delay, best]):.3f}".replace("0.", ".", 1) for delay in delays if (delay, best) in runs
-        }
-        table.append({regime: f"`{rule}`", "lr": f"{float(best):g}"} | cells)
-    return markdown(table)
-
-
-def what_was_run(out):
+def what_was_run(page):
     """The command, the device and the seconds, from the page."""
-    page = (out / "report.html").read_text(encoding="utf-8")
     cells = dict(re.findall(r'<th scope="row">([a-z]+)</th><td>(.*?)</td>', page))
     return f"`{unescape(cells['command'])}`, {unescape(cells['device'])}, {cells['seconds']} s, torch {cells['torch']}."
 
 
-def renew_tables(out):
+def renew_tables(out, sections):
     """Put the report's tables where pages ask for them; say which are not there."""
     tables = json.loads((out / "tables.json").read_text(encoding="utf-8"))
     for page in sorted(DOCS.glob("results/*.md")):
 
         def replacement(place, page=page):
             found = tables.get(place[2], {}).get(place[3])
+            if sections and place[2] not in sections:
+                return place[0]
             if found is None:
                 print(f"{page.name}: no table {place[2]}: {place[3]} in {out}; left as it is")
                 return place[0]
@@ -99,17 +83,18 @@ def renew_tables(out):
         page.write_text(text, encoding="utf-8")
 
 
-def main(out):
-    """Copy what a reproduction left in ``out``."""
-    renew_tables(out)
+def main(out, sections):
+    """Copy what a reproduction left in ``out``; only some sections of it, if there are any."""
+    renew_tables(out, sections)
     for stem, name in FIGURES.items():
-        if (out / f"{stem}.svg").exists():
+        if (out / f"{stem}.svg").exists() and (not sections or stem.split("-")[0] in sections):
             shutil.copy(out / f"{stem}.svg", DOCS / "figures" / f"{name}.svg")
     if not (out / "fig1.csv").exists():
         return
-    rows = read(out / "fig1.csv")
-    parts = {regime: accuracies(rows, regime) for regime in dict.fromkeys(row["regime"] for row in rows)}
-    parts["run"] = what_was_run(out)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    summary = page.partition('<ul class="summary">')[2].partition("</ul>")[0]
+    findings = [unescape(re.sub("<.*?>", "", found)) for found in re.findall(r"<li>(.*?)</li>", summary, re.DOTALL)]
+    parts = {"run": what_was_run(page), "findings": "\n".join(f"- {finding}" for finding in findings)}
     verdicts = [
         {key: row[key] for key in ("claim", "source", "measured", "holds")} for row in read(out / "verdicts.csv")
     ]
@@ -125,6 +110,6 @@ def main(out):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -94,7 +94,7 @@ UNSEEN = tuple(setting for name in ("letters", "satellite")
 """Data and seeds on which nothing was chosen, neither a rule nor a constant."""
 
 PLANS = {
-    "quick": Plan(both_domains("digits", 20_000, 16), CANDIDATES, seeds=1, lr_stride=2),
+    "quick": Plan(both_domains("digits", 8_000, 16), CANDIDATES, seeds=1, lr_stride=2),
     "paper": Plan(both_domains("fashion-mnist", 46_875, 64) + both_domains("digits", 20_000, 16), CANDIDATES, seeds=3),
     "full": Plan(both_domains("fashion-mnist", 187_500, 16) + both_domains("digits", 50_000, 16) + UNSEEN, CANDIDATES,
                  seeds=3),

@@ -17,15 +17,13 @@ from lategrad.trace import Axis, Trace, describe
 from reproduction import style
 from reproduction.baselines.plan import LARGE, PLANS, SCENARIOS, SoftmaxSetting, scenarios_for
 from reproduction.baselines.scores import SoftmaxScores, mean_late, place, ranked, split_points, spread, worst_drop
-from reproduction.figures.sweep import judge_query
 from reproduction.jobs import Lane
 from reproduction.report import Section, prose
-from reproduction.study import Plan, Request, Study, Task, column, rows_of
+from reproduction.study import Plan, Request, Study, Task, column, rows_of, without_vectors
 from reproduction.style import TITLES, three_digits
 
 RUN_UPDATE = 5e-6  # seconds of one core for one update of one run on digits, about; for forecasts
 POINTS = ("output", "query")  # where a run is judged; the last query is most rules' last iterate
-HEADLINE = "baselines-over-delays"
 
 SoftmaxPlan = Plan[SoftmaxSetting]
 Panels = dict[SoftmaxSetting, list[SoftmaxScores]]
@@ -59,7 +57,7 @@ class Baselines(Study[SoftmaxSetting, Scored]):
 
     def seconds(self, task: Task[SoftmaxSetting]) -> float:
         runs = len(task.candidate.lrs) * max(1, len(task.candidate.values)) * len(SCENARIOS) * task.seeds
-        return 30 if task.setting.data in LARGE else 6 + runs * task.setting.updates * RUN_UPDATE
+        return 30 if task.setting.data in LARGE else 1 + runs * task.setting.updates * RUN_UPDATE
 
     def files(self, task: Task[SoftmaxSetting]) -> tuple[Path, ...]:
         return (task.space.path(_trace_name(task)),)
@@ -77,17 +75,18 @@ class Baselines(Study[SoftmaxSetting, Scored]):
         def run() -> Trace:
             trace = simulate(
                 problem, rule, list(scenarios.values()), setting.updates, device=device,
-                seed=setting.seeds(task.seeds), record_every=setting.updates, compile=setting.updates > 10_000,
+                seed=setting.seeds(task.seeds), record_every=setting.updates,
             )  # fmt: skip
-            loss, accuracy = judge_query(trace, problem, device)
+            on_device, query = problem.to(device), trace.query.to(device)
+            loss, accuracy = on_device.loss(query).squeeze(-1).cpu(), on_device.accuracy(query)
             assert trace.accuracy is not None
+            assert accuracy is not None
             axes = (trace.axis("seed"), Axis("delay", tuple(SCENARIOS)), Axis("value", candidate.values or ("",)),
                     Axis("lr", candidate.lrs), Axis("point", POINTS))  # fmt: skip
             return dataclasses.replace(
-                trace, steps=trace.steps[-1:], axes=axes, delays=trace.delays[-1:], time=None, worker=None,
-                output=trace.output[..., :0], query=trace.query[..., :0],
+                without_vectors(trace), steps=trace.steps[-1:], axes=axes,
                 loss=torch.stack([trace.loss[-1], loss], dim=-1).unsqueeze(0),
-                accuracy=torch.stack([trace.accuracy[-1], accuracy], dim=-1).unsqueeze(0),
+                accuracy=torch.stack([trace.accuracy[-1], accuracy.squeeze(-1).cpu()], dim=-1).unsqueeze(0),
             )  # fmt: skip
 
         trace = space.trace(_trace_name(task), key, run)
@@ -109,19 +108,17 @@ class Baselines(Study[SoftmaxSetting, Scored]):
         scores = {s: [score for one in panel.values() for score in one.scores] for s, panel in panels.items()}
         runs = "; ".join(dict.fromkeys(f"{s.data}, batch {s.batch}, {s.updates:,} updates" for s in scores))
         stems = {f"baselines-{data}": data for data in dict.fromkeys(s.data for s in scores)}
-        text, own_captions = prose("baselines", runs=runs, seeds=plan.seeds)
-        captions = {stem: f"Accuracy under late gradients on {data}, best mean first." for stem, data in stems.items()}
+        text, _ = prose("baselines", runs=runs, seeds=plan.seeds)
         return Section(
             name=self.name,
             title="Baselines. All rules under nine kinds of delays",
             text=text,
-            figures={stem: plot(scores, data) for stem, data in stems.items()} | {HEADLINE: headline(scores)},
-            captions=captions | own_captions,
+            figures={stem: plot(scores, data) for stem, data in stems.items()},
+            captions={stem: f"Accuracy under late gradients on {stems[stem]}, best mean first." for stem in stems},
             tables={f"{s.name} ({s.domain}), {protocol}": table(panel, s.constrained, protocol)
                     for s, panel in scores.items() for protocol in ("frozen", "oracle")},
             rows=[row for panel in panels.values() for one in panel.values() for row in one.rows],
             finding=finding(scores),
-            headline=HEADLINE,
             config=dataclasses.asdict(plan) | {"delays": {label: describe(d) for label, d in SCENARIOS.items()}},
         )  # fmt: skip
 
@@ -183,34 +180,6 @@ def plot(panels: Panels, data: str) -> Figure:
         Line2D([], [], color="black", marker="|", linestyle="", markersize=8, label="without delay"),
     ]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=7.5)
-    return figure
-
-
-def headline(panels: Panels) -> Figure:
-    """Accuracy against the constant delays with frozen learning rates, in the first panel: ours before grey baselines.
-
-    A rule that loses more than half of its accuracy leaves the picture, or it would flatten all others.
-    """
-    setting, panel = next(iter(panels.items()))
-    title = f"Ours against the baselines: {setting.name}"
-    figure, (ax,) = style.panels([title], "test accuracy", height=style.HEADLINE)
-    constant = [label for label in SCENARIOS if label.isdecimal()]  # they come first
-    lowest = 1.0
-    for scores in sorted(panel, key=lambda scores: scores.candidate.ours):
-        values, rule = scores.frozen.mean(0)[: len(constant)], scores.rule
-        if values.min() > values[0] / 2:
-            lowest = min(lowest, values.min().item())
-        if scores.candidate.ours:
-            ax.plot(values, "-" if rule == "steady" else "--", marker="o", markersize=4, linewidth=2.4,
-                    color=style.COLOURS[rule], label=TITLES[rule])  # fmt: skip
-        elif rule in ("sgd", "anytime-sgd"):
-            ax.plot(values, linewidth=1.4, color=style.COLOURS[rule], label=TITLES[rule])
-        else:
-            ax.plot(values, linewidth=0.8, alpha=0.7, color=style.BASELINE)
-    ax.set_ylim(bottom=lowest - 0.02)
-    ax.set_xticks(range(len(constant)), constant)
-    ax.set_xlabel("delay (updates)")
-    style.legend(figure, [ax])
     return figure
 
 

@@ -106,7 +106,7 @@ class DeepSetting:
         return {name: getattr(self, name) for name in ("model", "updates", "batch", "evaluate", "layers", "width")}
 
 
-QUICK_RULES = ("steady-muon", "steady-adam", "adamw", "schedule-free-adamw", "muon", "synchronous-muon")
+QUICK_RULES = ("steady-muon", "steady-adam", "adamw", "muon", "synchronous-muon")
 GPT_RULES = (
     "steady-muon", "steady-adam", "adamw", "nadam", "schedule-free-adamw", "muon", "staleness-aware",
     "weight-prediction", "ringmaster-muon", "synchronous-adamw", "synchronous-muon",
@@ -123,7 +123,8 @@ _GPT: dict[str, Any] = {"evaluate": 1024, "layers": 4, "width": 144, "micro_batc
 PLANS = {
     "quick": Plan(
         (
-            *_images(1_500, evaluate=2_000, **_QUICK),
+            DeepSetting("mlp", 1_000, 32, evaluate=2_000, **_QUICK),
+            DeepSetting("cnn", 1_000, 32, evaluate=2_000, only_by_name=True, **_QUICK),
             DeepSetting("gpt", 1_000, 8, evaluate=128, layers=2, width=64, micro_batch=64, only_by_name=True, **_QUICK),
         ),
         CANDIDATES, seeds=1, lr_stride=2, judged=False,

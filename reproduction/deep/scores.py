@@ -4,7 +4,6 @@ kept."""
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from lategrad.rules import needs_ticket
 from lategrad.simulator import Delays, simulate
 from lategrad.trace import Axis, Trace, describe
 from reproduction.deep.plan import MEAN_DELAY, PIPELINE, DeepSetting
-from reproduction.study import Candidate, Task, finite_loss
+from reproduction.study import Candidate, Task, finite_loss, without_vectors
 
 HISTORY_BYTES = {"cpu": 6 * 2**30, "cuda": 48 * 2**30}
 """What the waiting queries of runs that are simulated together may take."""
@@ -160,10 +159,9 @@ class _Runner:
             updates, batch, late = setting.rounds(delay), batch * (1 + MEAN_DELAY[delay]), [0]
         rule = setting.build(self.candidate, lrs)
         begin = time.monotonic()
-        with tensor_cores:
-            # On a GPU a replayed graph costs little to launch, and compiling would take longer than it saves.
-            trace = simulate(setting.problem(batch), rule, late, updates, seed=list(seeds), record_every=updates,
-                             device=self.space.device, compile=False)  # fmt: skip
+        # On a GPU a replayed graph costs little to launch, and compiling would take longer than it saves.
+        trace = simulate(setting.problem(batch), rule, late, updates, seed=list(seeds), record_every=updates,
+                         device=self.space.device, compile=False)  # fmt: skip
         seconds = time.monotonic() - begin
         runs = len(delays) * len(lrs) * len(seeds)
         self.space.say(f"deep: {setting.model}, {self.candidate.rule}, {phase}, delays {' '.join(delays)}: {runs} runs "
@@ -180,38 +178,11 @@ def _of_one_delay(trace: Trace, position: int, name: str) -> Trace:
     loss = end(trace.loss)
     assert loss is not None
     return dataclasses.replace(
-        trace, steps=trace.steps[-1:], loss=loss, accuracy=end(trace.accuracy), test_loss=end(trace.test_loss),
+        without_vectors(trace), steps=trace.steps[-1:], loss=loss, accuracy=end(trace.accuracy),
+        test_loss=end(trace.test_loss), delays=trace.delays[-1:, :, position],
         axes=(Axis("delay", (name,)), trace.axis("seed"), Axis("lr", trace.axes[-1].values)),
-        delays=trace.delays[-1:, :, position], output=trace.output[..., :0], query=trace.query[..., :0],
-        time=None, worker=None,
     )  # fmt: skip
 
 
 def describe_delays(delays: Delays) -> object:
     return delays.table() if isinstance(delays, StageDelays) else describe(delays)
-
-
-class _TensorCores:
-    """Products of float32 matrices in TF32 on a GPU that has it; nothing changes on a CPU.
-
-    The precision is one for all threads: the first to enter changes it, the last to leave restores it.
-    """
-
-    def __init__(self) -> None:
-        self.lock, self.users, self.before = threading.Lock(), 0, ""
-
-    def __enter__(self) -> None:
-        with self.lock:
-            self.users += 1
-            if self.users == 1:
-                self.before = torch.get_float32_matmul_precision()
-                torch.set_float32_matmul_precision("high")
-
-    def __exit__(self, *error: object) -> None:
-        with self.lock:
-            self.users -= 1
-            if not self.users:
-                torch.set_float32_matmul_precision(self.before)
-
-
-tensor_cores = _TensorCores()

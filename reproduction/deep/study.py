@@ -18,10 +18,9 @@ from reproduction.report import Section, prose
 from reproduction.study import Plan, Study, Task, rows_of
 from reproduction.style import TITLES
 
-SECONDS = {"mlp": 17.0, "cnn": 13.0, "gpt": 70.0}
+SECONDS = {"mlp": 11.0, "cnn": 9.0, "gpt": 70.0}
 """For one elementwise rule on one model, about: on one core at the quick scale, on a GPU of its own at the others; for
 forecasts. Rules that orthogonalise take twice as long."""
-HEADLINE = "deep-over-delays"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,20 +40,14 @@ class Deep(Study[DeepSetting, DeepScores]):
 
     def show(self, plan: Plan[DeepSetting], panels: dict[DeepSetting, Panel]) -> Section:
         first, panel = next(iter(panels.items()))
-        text, own_captions = prose("deep", titles=[setting.title for setting in panels], seeds=plan.seeds)
-        figures = {f"deep-{s.model}": plot(s, p) for s, p in panels.items()}
-        captions = {f"deep-{s.model}": f"{s.title}: every learning rate frozen from delay 0." for s in panels}
-        if not first.by_loss:
-            figures[HEADLINE] = headline(first, panel)
-            captions |= own_captions
+        text, _ = prose("deep", titles=[setting.title for setting in panels], seeds=plan.seeds)
         return Section(
             name=self.name,
             title="Deep models. Three architectures under delay",
             text=text,
-            figures=figures,
-            captions=captions,
+            figures={f"deep-{s.model}": plot(s, p) for s, p in panels.items()},
+            captions={f"deep-{s.model}": f"{s.title}: every learning rate frozen from delay 0." for s in panels},
             finding=finding(first, panel),
-            headline=HEADLINE if HEADLINE in figures else "",
             tables={f"{setting.title}, {protocol}": table(setting, panel, protocol)
                     for setting, panel in panels.items() for protocol in ("frozen", "tuned")},
             rows=[row for s, panel in panels.items() for scores in panel.values() for row in _rows(s, scores)],
@@ -122,20 +115,6 @@ def plot(setting: DeepSetting, panel: Panel) -> Figure:
         best = min(scores.mean(delay) for scores in panel.values() for delay in delays)
         if best < start:
             ax.set_ylim(best - 0.05 * (start - best), min(ax.get_ylim()[1], start))
-    style.legend(figure, [ax])
-    return figure
-
-
-def headline(setting: DeepSetting, panel: Panel) -> Figure:
-    figure, (ax,) = style.panels([f"Deep models: {MODELS[setting.model]}"], "test accuracy", height=style.HEADLINE)
-    for scores in reversed(ranked(panel)):
-        candidate = scores.candidate
-        ax.plot([scores.mean(delay) for delay in setting.delays], "--" if candidate.synchronous else "-",
-                color=style.BASELINE if candidate.is_baseline else style.COLOURS[candidate.rule],
-                linewidth=2.4 if candidate.ours else 1.2, marker="o", markersize=4 if candidate.ours else 0,
-                label=None if candidate.is_baseline else TITLES[candidate.rule])  # fmt: skip
-    ax.set_xticks(range(len(setting.delays)), setting.delays)
-    ax.set_xlabel("delay (updates)")
     style.legend(figure, [ax])
     return figure
 

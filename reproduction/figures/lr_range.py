@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from lategrad.trace import Trace
 from reproduction import style
-from reproduction.figures.sweep import FORWARD, LOGNORMAL, SGDS, Delay, Regime, SweepResults, Traces, final_accuracy
-from reproduction.report import Section, Verdict, prose, verdict
+from reproduction.figures import sweep
+from reproduction.figures.sweep import HEAVY, LATE, SGDS, Delay, Regime, SweepResults, Traces
+from reproduction.report import Section, Verdict, prose
 
 WITHIN = 0.10  # a learning rate is good if its accuracy is within this share of the rule's own best at this delay
 TIMES_REQUIRED = 2.0  # anytime SGD must be good at this many times as many learning rates of its grid as SGD,
@@ -21,7 +22,7 @@ _THIS = sys.modules[__name__]
 
 def accuracy_by_lr(trace: Trace, delay: Delay) -> tuple[tuple[float, ...], Tensor]:
     """Learning rates and accuracies ``(seeds, lrs)`` at one delay."""
-    return trace.axes[-1].values, final_accuracy(trace)[:, trace.axis("delay").values.index(delay)]
+    return trace.axes[-1].values, sweep.final_accuracy(trace)[:, trace.axis("delay").values.index(delay)]
 
 
 def count_good(accuracy: Tensor, within: float) -> int:
@@ -36,93 +37,61 @@ class RangeFigure:
 
     name: str
     title: str
-    delays: dict[str, Delay]  # by the stem of their figures: the first is the paper's
-    labels: dict[str, str]  # by the stem, those delays in words
+    delay: Delay
+    label: str  # the delay in words
     claim: str
     quote: str
     opens_report: bool = False  # whether its finding is among those that the report opens with
 
-    def verdict(self, stem: str, regime: Regime, traces: Traces) -> Verdict:
-        by_rule = {rule: accuracy_by_lr(traces[rule], self.delays[stem])[1] for rule in ("anytime-sgd", *SGDS)}
+    def needed(self, regime: Regime) -> bool:
+        return regime.l2 == 0 and self.delay in regime.grid_at
+
+    def verdict(self, regime: Regime, traces: Traces) -> Verdict:
+        by_rule = {rule: accuracy_by_lr(traces[rule], self.delay)[1] for rule in ("anytime-sgd", *SGDS)}
         good = {rule: count_good(accuracy, WITHIN) for rule, accuracy in by_rule.items()}
         mean = {rule: accuracy.mean().item() for rule, accuracy in by_rule.items()}
         best = {rule: accuracy.mean(0).max().item() for rule, accuracy in by_rule.items()}
         ours, n = "anytime-sgd", by_rule["anytime-sgd"].shape[-1]
         holds = all(good[ours] >= TIMES_REQUIRED * good[r] and mean[ours] - mean[r] >= MARGIN_REQUIRED for r in SGDS)
-        return verdict("lr_range", holds, figure=stem, p=_THIS, claim=self.claim, label=self.labels[stem],
-                       regime=regime.name, good=good, n=n, mean=mean, best=best, quote=self.quote)  # fmt: skip
+        return sweep.claim("lr_range", holds, regime, [self.delay], figure=self.name, p=_THIS, claim=self.claim,
+                           label=self.label, good=good, n=n, mean=mean, best=best, quote=self.quote)  # fmt: skip
 
-    def plot(self, stem: str, results: SweepResults) -> Figure:
-        figure, axes = style.panels([regime.title for regime in results.convex], "test accuracy")
-        for ax, (regime, traces) in zip(axes, results.convex.items(), strict=True):
-            for rule in regime.curves:
-                style.line(ax, rule, *accuracy_by_lr(traces[rule], self.delays[stem]))
-            ax.set(xscale="log", xlabel="learning rate (Algorithm 2: diameter)")
-        style.legend(figure, axes)
-        return figure
-
-    def table(self, stem: str, regime: Regime, traces: Traces) -> list[dict[str, str]]:
-        rows = []
+    def draw(self, ax: Axes, regime: Regime, traces: Traces) -> None:
         for rule in regime.curves:
-            lrs, accuracy = accuracy_by_lr(traces[rule], self.delays[stem])
-            rows += [{"rule": style.TITLES[rule], "lr": f"{lr:g}", "accuracy": style.three_digits(value)}
-                     for lr, value in zip(lrs, accuracy.mean(0).tolist(), strict=True)]  # fmt: skip
-        return rows
+            style.line(ax, rule, *accuracy_by_lr(traces[rule], self.delay))
+        ax.set(xscale="log", xlabel="learning rate")
 
-    def differences(self, results: SweepResults) -> tuple[str, ...]:
-        """How the accuracies under the other kinds of delays differ from those under the first."""
-        first, *others = self.delays
-        paragraphs = []
-        for stem in others:
-            parts = []
-            for regime, traces in results.convex.items():
-                gaps = {}
-                for rule in regime.curves:
-                    (_, a), (_, b) = (accuracy_by_lr(traces[rule], self.delays[name]) for name in (stem, first))
-                    gaps[rule] = (a - b).mean(0)
-                worst = max(gaps, key=lambda rule: gaps[rule].abs().max().item())
-                means = ", ".join(f"{style.TITLES[rule]} {gap.mean():+.3f}" for rule, gap in gaps.items())
-                parts.append(f"{regime.name}: on average over the grid {means}; at one learning rate at most "
-                             f"{gaps[worst].abs().max():.3f} ({style.TITLES[worst]})")  # fmt: skip
-            paragraphs.append(f"With {self.labels[stem]} instead of {self.labels[first]}, accuracies change by: "
-                              f"{'. '.join(parts)}.")  # fmt: skip
-        return tuple(paragraphs)
-
-    def finding(self, traces: Traces) -> str:
-        stem, delay = next(iter(self.delays.items()))
-        by_rule = {rule: accuracy_by_lr(traces[rule], delay) for rule in ("anytime-sgd", *SGDS)}
+    def finding(self, regime: Regime, traces: Traces) -> str:
+        by_rule = {rule: accuracy_by_lr(traces[rule], self.delay) for rule in ("anytime-sgd", *SGDS)}
         good = {rule: count_good(accuracy, WITHIN) for rule, (_, accuracy) in by_rule.items()}
-        return (
-            f"At {self.labels[stem]}, anytime SGD is within {WITHIN:.0%} of its best accuracy at {good['anytime-sgd']} "
-            f"of the {len(by_rule['anytime-sgd'][0])} learning rates of its grid; SGD at {good['sgd']} (last iterate) "
-            f"and {good['sgd-linear']} (average)."
-        )
+        n = len(by_rule["anytime-sgd"][0])
+        ours, others = good["anytime-sgd"], max(good[rule] for rule in SGDS)
+        return (f"At {self.label}, anytime SGD is within {WITHIN:.0%} of its best accuracy at {ours} of {n} learning "
+                f"rates, SGD at {others} ({regime.updates:,} updates).")  # fmt: skip
 
     def section(self, results: SweepResults) -> Section:
-        convex, updates = results.convex, results.updates()
-        text, _ = prose("lr-range", updates=updates, forward="fig4-forward" in self.delays)
+        regimes = results.those(self.needed, f"with all learning rates at {self.label}")
+        first, updates = max(regimes, key=lambda regime: regime.updates), results.updates(regimes)
+        text, _ = prose("lr-range", updates=updates, queue=self is FIG4)
         return Section(
             name=self.name,
             title=self.title,
-            text=(*text, *self.differences(results)),
-            figures={stem: self.plot(stem, results) for stem in self.delays},
-            captions={stem: f"Test accuracy against the learning rate, {label}; {updates}."
-                      for stem, label in self.labels.items()},
-            tables={f"{self.labels[stem]}, {regime.name}": self.table(stem, regime, traces)
-                    for stem in self.delays for regime, traces in convex.items()},
-            rows=[row for row in results.rows(convex) if row["delay"] in self.delays.values()],
-            verdicts=tuple(self.verdict(stem, regime, traces)
-                           for stem in self.delays for regime, traces in convex.items()),
-            config={"sweep": results.describe()},
-            finding=self.finding(next(iter(convex.values()))) if self.opens_report else "",
+            text=text,
+            figures={self.name: sweep.plot(regimes, self.draw, "test accuracy")},
+            captions={self.name: f"Test accuracy against the learning rate, {self.label}."},
+            rows=results.rows(regimes, self.delay),
+            verdicts=tuple(self.verdict(regime, traces) for regime, traces in regimes.items()
+                           if {"anytime-sgd", *SGDS} <= set(traces)),
+            config=results.describe(regimes),
+            finding=self.finding(first, regimes[first]) if self.opens_report else "",
         )  # fmt: skip
 
 
 FIG2 = RangeFigure(
     name="fig2",
-    title="Figure 2. Accuracy against the learning rate at delay 500",
-    delays={"fig2": 500},
-    labels={"fig2": "delay 500"},
+    title=f"Figure 2. Accuracy against the learning rate at delay {LATE}",
+    delay=LATE,
+    label=f"delay {LATE}",
     claim="Anytime SGD is accurate on a wide range of learning rates, SGD on a narrow one",
     quote="anytime SGD achieves high accuracy on a wide range of learning rates, whereas SGD achieves its top "
     "accuracy on a very narrow range",
@@ -131,8 +100,8 @@ FIG2 = RangeFigure(
 FIG4 = RangeFigure(
     name="fig4",
     title="Figure 4. Accuracy against the learning rate under Lognormal(7, 0.4²) delays",
-    delays={"fig4": LOGNORMAL, "fig4-forward": FORWARD},
-    labels={"fig4": "Lognormal(7, 0.4²) delays that look back", "fig4-forward": "the same delays in an update queue"},
+    delay=HEAVY,
+    label="Lognormal(7, 0.4²) delays",
     claim="Anytime SGD is robust under heavy-tailed delays",
     quote="in Figure 4 the delay is distributed Lognormal(7, 0.4²), a heavy-tail distribution. This shows that "
     "anytime SGD performs better when a high maximal delay, but reasonable mean, is present",

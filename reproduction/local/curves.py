@@ -17,7 +17,6 @@ from lategrad.delays.clocks import Barrier, Cluster
 from lategrad.problems import Synchronous
 from lategrad.simulator import simulate
 from lategrad.trace import Trace, describe
-from reproduction.deep.scores import tensor_cores
 from reproduction.local.plan import TUNING_SEED, LocalSetting, build_outer
 from reproduction.study import Candidate, Task, column, finite_loss
 
@@ -111,9 +110,8 @@ class VirtualRuns:
             each = setting.problem()
             problem = Synchronous(each, setting.workers) if isinstance(clock, Barrier) else each
             updates = setting.rounds if isinstance(clock, Barrier) else setting.updates(clock)
-            with tensor_cores:
-                trace = simulate(problem, rule, clock, updates, seed=list(seeds), device=self.space.device,
-                                 record_every=max(1, updates // records))  # fmt: skip
+            trace = simulate(problem, rule, clock, updates, seed=list(seeds), device=self.space.device,
+                             record_every=max(1, updates // records))  # fmt: skip
             self.space.say(f"local: {setting.name}, {self.candidate.rule}, {phase}: {len(lrs) * len(seeds)} runs of "
                            f"{updates:,} updates in {time.monotonic() - begin:.1f} s")  # fmt: skip
             return dataclasses.replace(trace, output=trace.output[..., :0], query=trace.query[..., :0])

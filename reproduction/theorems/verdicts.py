@@ -81,16 +81,6 @@ def doubling_exponent(points: Iterable[Point]) -> float:
     return exponent(horizons, [doubling_delay(select(points, T=T)) for T in horizons])
 
 
-def collapse(points: Iterable[Point]) -> float:
-    """How far apart curves of different horizons are at √T/4, √T/2 and √T: the largest ratio of two heights."""
-    heights: dict[float, list[float]] = {}
-    points = list(points)
-    for T in measure.compared(distinct(points, "T")):
-        for point, ratio in curve(select(points, T=T)):
-            heights.setdefault(point.delay / math.sqrt(T), []).append(ratio)
-    return max(max(heights[share]) / min(heights[share]) for share in (0.25, 0.5, 1.0))
-
-
 def normalised(points: Iterable[Point]) -> dict[tuple[float, float], float]:
     """The excess divided by the order of Theorem 2's bound, by L and sigma."""
     return {(p.L, p.sigma): p.excess / measure.order(p.T, p.mean_delay, p.L, p.sigma) for p in points}
@@ -115,12 +105,6 @@ def fall_without_noise(points: Iterable[Point]) -> float:
     seen = [point for point in silent if point.excess > measure.ROUNDING]
     seen += silent[len(seen) : len(seen) + 1]
     return exponent([p.T for p in seen], [p.excess for p in seen]) if len(seen) > 1 else -math.inf
-
-
-def takeover(points: Iterable[Point]) -> float:
-    """The smallest noise measured at which the excess is twice that without noise, or more."""
-    silent, *noisy = sorted(points, key=lambda point: point.sigma)
-    return next((point.sigma for point in noisy if point.excess >= 2 * silent.excess), math.inf)
 
 
 def bound_verdict(points: Iterable[Point], theorem: int) -> Verdict:

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from reproduction.__main__ import app
@@ -25,18 +27,35 @@ def test_reproduce_from_the_command_line(tmp_path):
     for _ in range(2):
         assert call("fig1", "fig2", "--scale", "quick", "--out", tmp_path).exit_code == 0
     assert (tmp_path / "report.html").read_text().count("<svg") == 3 + 1
-    rows = list(csv.DictReader((tmp_path / "fig1.csv").open()))
-    ball = [row for row in rows if row["regime"] == "constrained"]
-    assert {row["step"] for row in ball} == {"37500"}
+    rows = list(csv.DictReader((tmp_path / "fig1.csv").read_text().splitlines()))
 
-    def frozen(rule, delay):
-        of_rule = [row for row in ball if row["rule"] == rule]
-        best = max((row for row in of_rule if row["delay"] == "0"), key=lambda row: float(row["accuracy"]))["lr"]
+    def frozen(rule, delay, updates):
+        own = ("constrained", updates, rule)
+        of_rule = [row for row in rows if (row["regime"], row["updates"], row["rule"]) == own]
+        best = min((row for row in of_rule if row["delay"] == "0"), key=lambda row: float(row["loss"]))["lr"]
         return next(float(row["accuracy"]) for row in of_rule if (row["delay"], row["lr"]) == (delay, best))
 
     for sgd in ("sgd", "sgd-linear"):
-        assert abs(frozen("anytime-sgd", "0") - frozen(sgd, "0")) < 0.02
-        assert frozen("anytime-sgd", "500") - frozen(sgd, "500") > 0.15
+        for updates in ("37500", "1000000"):
+            assert abs(frozen("anytime-sgd", "0", updates) - frozen(sgd, "0", updates)) < 0.02
+        assert frozen("anytime-sgd", "500", "37500") - frozen(sgd, "500", "37500") > 0.15
+    assert frozen("anytime-sgd", "0", "37500") - frozen("anytime-sgd", "500", "37500") > 0.1
+    assert frozen("anytime-sgd", "0", "1000000") - frozen("anytime-sgd", "500", "1000000") < 0.05
+
+
+@pytest.mark.slow  # worker processes
+def test_figure_1_on_ones_own_data_and_delays(tmp_path):
+    x = torch.randn(300, 5, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] + x[:, 1] > 0).long()
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    result = call("fig1", "--data", tmp_path / "own.npz", "--delays", "7", "--delays", "40", "--updates", 500,
+                  "--out", tmp_path / "out")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader((tmp_path / "out" / "fig1.csv").read_text().splitlines()))
+    assert {row["delay"] for row in rows} == {"0", "7", "40"}
+    assert {row["regime"] for row in rows} == {"constrained", "unconstrained"}
+    assert max(float(row["accuracy"]) for row in rows if row["delay"] == "40") > 0.9
+    assert (tmp_path / "out" / "fig1.png").is_file()
 
 
 @pytest.mark.parametrize(
@@ -50,6 +69,12 @@ def test_reproduce_from_the_command_line(tmp_path):
         (["local", "--rules", "fed-bufff"], "--rules must be one of .* did you mean 'fed-buff'"),
         (["fig1", "--models", "mlp"], "--models and --rules must be left out: they limit deep, local and local-real"),
         (["fig1", "--device", "tpu"], "--device"),
+        (["fig1", "--data", "missing.csv"], "there is no file 'missing.csv': check the path"),
+        (["fig1", "--data", "data.txt"], "a path ending in .npz, .csv, .*, got 'data.txt'"),
+        (["fig1", "--delays", "long"], r"--delays must be whole numbers, at least one above 0, .*, got \['long'\]"),
+        (["fig1", "--delays", "0"], r"--delays must be whole numbers, at least one above 0, .*, got \['0'\]"),
+        (["fig1", "--updates", "-1"], "--updates must be >= 1, or left out, got -1"),
+        (["fig1", "fig2", "--delays", "3"], "--data, --delays and --updates must be left out: they are for fig1 alone"),
     ],
 )  # fmt: skip
 def test_bad_names_are_refused_with_a_suggestion(arguments, message, tmp_path):
@@ -61,7 +86,8 @@ def test_bad_names_are_refused_with_a_suggestion(arguments, message, tmp_path):
 
 
 def test_all_leaves_out_what_runs_only_by_name():
-    assert NAMES == ("fig1", "fig2", "fig3", "fig4", "baselines", "deep", "theorems", "local", "local-real")
+    assert NAMES[:5] == ("fig1", "horizon", "fig2", "fig3", "fig4")
+    assert NAMES[5:] == ("baselines", "deep", "theorems", "local", "local-real")
     assert [part.name for part in PARTS if part.only_by_name] == ["local", "local-real"]
     assert [part.name for part in PARTS if part.has_models] == ["deep", "local", "local-real"]
 
