@@ -149,6 +149,7 @@ def test_bad_arguments():
         check_optimizer(lambda params: nn.Linear(1, 1), skip=SLOW)
 
 
+@pytest.mark.slow
 def test_sharded_training_with_adamw_equals_one_process():
     assert check_optimizer(OTHERS["AdamW"], skip=[*QUICK, "compiled"])["sharded"] == "passed"
 

@@ -72,6 +72,7 @@ class Ranks:
 def _run(rank, job):
     """In a forked process: run the function and save what it returns or raises."""
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output is the answer's
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
     folder, value, error = Path(job["folder"]), None, None
     os.chdir(folder)
     os.environ["READY"] = str(folder / "ready")

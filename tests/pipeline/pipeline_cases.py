@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -192,7 +193,8 @@ def to_error(h):
 
 def to_death(h):
     Path(os.environ["READY"]).touch()
-    signal.pause()
+    while True:  # signal.pause would miss a signal that comes just before it
+        time.sleep(0.05)
 
 
 def to_words(h):

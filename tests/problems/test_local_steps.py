@@ -96,6 +96,7 @@ def test_runs_with_counts_of_their_own_are_the_same_as_each_by_itself(counts, se
             torch.testing.assert_close(batched[i], single, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_one_large_vector_is_updated_in_place_with_the_same_result():
     plain = Quadratic(dim=200_000, noise=0.3, dtype=torch.float32)
     problem = LocalSteps(plain, local_steps=3, inner="adamw:lr=0.01")

@@ -152,7 +152,7 @@ def test_a_rule_that_looks_at_shapes_gets_those_of_the_problem(engine, tmp_path)
     problem, rule = Shaped(), MatricesOnly(lr=0.1)
     lg.train(problem, rule, steps=60, workers=2, engine=engine, out=tmp_path)
     trace = lg.resume(tmp_path, problem, rule, steps=120)
-    assert trace.config["rule"]["blocks"]["parts"][0]["kind"] == "matrix"
+    assert trace.config["rule"]["blocks"]["parts"][0]["label"] == "matrix"
     assert not torch.equal(trace.output[:4], problem.start()[:4])
     assert torch.equal(trace.output[4:], problem.start()[4:])
     assert torch.equal(lg.replay(trace, problem, rule).output, trace.output)

@@ -24,7 +24,7 @@ from lategrad.rules.blocks import Block, Blocks
 from lategrad.rules.rule import AnyRule, needs_ticket
 from lategrad.support.runs import map_tensors, tensors
 
-_SHARE = 16  # a batch is at most a 16th of all entries: with its copies it takes about a fifth of a vector
+_SHARE, _SHARE_ON_GPU = 16, 9  # of all entries in a batch: with copies a third of a vector at most; a GPU makes fewer
 _LEAST = 2**20  # entries of a batch that are not worth dividing
 
 
@@ -52,7 +52,8 @@ class StagedLoops(Loops):
         self._first_leaf = len(tensors(rule)) + 1
         self._query_dtype = query_dtype
         others = [i for i, block in enumerate(blocks.parts) if block.kind != "matrix"]
-        self._batches = matrix_batches(blocks, max(_LEAST, sum(self._sizes) // _SHARE))
+        share = _SHARE if device.type == "cpu" else _SHARE_ON_GPU
+        self._batches = matrix_batches(blocks, max(_LEAST, sum(self._sizes) // share))
         largest = max((self._entries(batch) for batch in self._batches), default=0)
         dtype = torch.promote_types(grad_dtype, torch.float32)
         self._buffer = torch.empty(largest, dtype=dtype, device=device)
