@@ -14,8 +14,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class FTRLState(NamedTuple):
-    """State of :class:`FTRL`."""
-
     w: Tensor
     start: Tensor  # w_1, the centre of the regulariser
     grad_sum: Tensor  # the sum over i of alpha_i g_i, float64: it grows without bound

@@ -24,8 +24,6 @@ def reach(lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor, multiple: float =
 
 
 class SteadyState(NamedTuple):
-    """State of :class:`Steady`."""
-
     w: Tensor  # w_{t+1}, the iterate
     x: Tensor  # x_{t+1}, the average of w_1 .. w_{t+1} with weights 1, 2, ...
     squares: Tensor  # S_t = the sum over i of i^2 |g_i|^2, or one such sum for every coordinate, float64
@@ -38,9 +36,7 @@ class Steady:
 
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the diameter D of K,
 
-    .. math::
-
-        S_t &= S_{t-1} + t^2 \|g\|^2, \qquad
+    .. math:: S_t &= S_{t-1} + t^2 \|g\|^2, \qquad
         w_{t+1} = \Pi_K\Big(w_t - \mathrm{lr}_t\, \frac{s}{\sqrt{S_t}}\, g\Big), \quad
         \mathrm{lr}_t = \min\Big(\mathrm{lr},\;
             \min\big(2\,\mathrm{lr}, \tfrac{D}{10}\big) \frac{\sqrt t}{1 + \tau_t}\Big), \\

@@ -15,8 +15,6 @@ from lategrad.support.validation import Scalar, require_choice, require_number, 
 
 
 class AdamWState(NamedTuple):
-    """State of :class:`AdamW`."""
-
     x: Tensor  # x_{t+1}, the iterate
     moments: Moments
     mean: Tensor  # the average of x_1 .. x_t; without averaging it has no entries
@@ -27,9 +25,7 @@ class AdamWState(NamedTuple):
 class AdamW(AveragedIterate):
     r"""AdamW: Adam with decoupled weight decay.
 
-    .. math::
-
-        m_t = \beta_1 m_{t-1} + (1 - \beta_1) g, \quad v_t = \beta_2 v_{t-1} + (1 - \beta_2) g^2, \quad
+    .. math:: m_t = \beta_1 m_{t-1} + (1 - \beta_1) g, \quad v_t = \beta_2 v_{t-1} + (1 - \beta_2) g^2, \quad
         x_{t+1} = \Pi_K\Big((1 - \mathrm{lr}\,\lambda) x_t
             - \mathrm{lr}\, \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}\Big)
 

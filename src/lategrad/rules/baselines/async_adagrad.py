@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_choice, require_number
 
 
 class AsyncAdaGradState(NamedTuple):
-    """State of :class:`AsyncAdaGrad`."""
-
     x: Tensor  # x_{t+1}, the iterate
     z: Tensor  # for every coordinate 1 plus the sum of the squared gradients, float64
     mean: Tensor  # the average of x_1 .. x_t; without averaging it has no entries

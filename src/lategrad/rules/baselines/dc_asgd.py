@@ -65,8 +65,6 @@ class DCASGD(IterateOnly):
 
 
 class AdaptiveDCASGDState(NamedTuple):
-    """State of :class:`AdaptiveDCASGD`."""
-
     x: Tensor  # x_{t+1}, the iterate
     mean_square: Tensor  # the moving average of the squared gradients
 
@@ -75,9 +73,7 @@ class AdaptiveDCASGDState(NamedTuple):
 class AdaptiveDCASGD(LastIterate):
     r"""DC-ASGD-a: :class:`DCASGD` with a :math:`\lambda` of its own for every coordinate.
 
-    .. math::
-
-        \lambda_t = \lambda_0 / \sqrt{m_t + 10^{-7}}, \qquad
+    .. math:: \lambda_t = \lambda_0 / \sqrt{m_t + 10^{-7}}, \qquad
         m_t = 0.95\, m_{t-1} + 0.05\, g \odot g, \quad m_0 = 0
 
     A query carries itself.

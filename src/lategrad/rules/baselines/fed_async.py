@@ -19,9 +19,7 @@ _STALENESS = ("constant", "polynomial", "hinge")
 class FedAsync(IterateOnly):
     r"""FedAsync: the share :math:`\alpha s(\tau)` of the way towards the model that a worker has arrived at.
 
-    .. math::
-
-        x_{t+1} = \Pi_K\big((1 - \alpha s(\tau))\, x_t + \alpha s(\tau)\, (x_{t-\tau} - g)\big), \qquad
+    .. math:: x_{t+1} = \Pi_K\big((1 - \alpha s(\tau))\, x_t + \alpha s(\tau)\, (x_{t-\tau} - g)\big), \qquad
         s(\tau) = 1, \quad (1 + \tau)^{-a} \quad\text{or}\quad \min\Big(1, \frac{1}{1 + a (\tau - b)^+}\Big)
 
     where g is a pseudo-gradient, so that :math:`x_{t-\tau} - g` is the worker's model; a query therefore carries

@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number, require_share
 
 
 class GapAwareState(NamedTuple):
-    """State of :class:`GapAware`."""
-
     x: Tensor  # x_{t+1}, the iterate
     velocity: Tensor  # v_t, the decaying sum of the shrunk gradients
     mean_square: Tensor  # s_t, the moving average of v_{t-1}^2 for every coordinate
@@ -28,9 +26,7 @@ class GapAwareState(NamedTuple):
 class GapAware(LastIterate):
     r"""Gap-Aware SGD with momentum, coordinate by coordinate.
 
-    .. math::
-
-        s_t &= \Gamma s_{t-1} + (1 - \Gamma) v_{t-1}^2, \qquad
+    .. math:: s_t &= \Gamma s_{t-1} + (1 - \Gamma) v_{t-1}^2, \qquad
         C_t = \mathrm{lr}\,\Big(\sqrt{s_t / (1 - \Gamma^t)} + \epsilon\Big), \\
         v_t &= \gamma v_{t-1} + \frac{g}{1 + |x_t - x_{t-\tau_t}| / C_t}, \qquad
         x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, v_t)

@@ -14,8 +14,6 @@ from lategrad.support.validation import Scalar, require, require_number, require
 
 
 class MomentumLookAheadState(NamedTuple):
-    """State of :class:`MomentumLookAhead`."""
-
     x: Tensor  # x_{t+1}, the iterate
     velocity: Tensor  # m_t, the moving average of the gradients
 
@@ -24,9 +22,7 @@ class MomentumLookAheadState(NamedTuple):
 class MomentumLookAhead:
     r"""Momentum look-ahead: each arrival in full, and the averaged momentum on top of it.
 
-    .. math::
-
-        m_t = \gamma\, m_{t-1} + (1 - \gamma)\, g, \qquad
+    .. math:: m_t = \gamma\, m_{t-1} + (1 - \gamma)\, g, \qquad
         x_{t+1} = \Pi_K\big(x_t - \mathrm{lr}\,(g + \gamma\, m_t)\big)
 
     Nesterov momentum whose memory is an average, not a sum: the momentum is as long as one gradient, however many

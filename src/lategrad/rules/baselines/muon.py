@@ -19,8 +19,6 @@ from lategrad.support.validation import Scalar, require_choice, require_number, 
 
 
 class MuonState(NamedTuple):
-    """State of :class:`Muon`."""
-
     x: Tensor  # x_{t+1}, the iterate
     momentum: Tensor  # M, the moving average of the gradients that matrices use
     moments: Moments  # Adam's, for all that is not a matrix
@@ -34,9 +32,7 @@ class Muon(AveragedIterate):
 
     For a matrix of r rows and c columns, as ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`` does it:
 
-    .. math::
-
-        M \leftarrow \mu M + (1 - \mu) G, \qquad N = \mu M + (1 - \mu) G, \qquad
+    .. math:: M \leftarrow \mu M + (1 - \mu) G, \qquad N = \mu M + (1 - \mu) G, \qquad
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \cdot 0.2 \sqrt{\max(r, c)}\; \mathrm{orth}(N)
 
     where orth makes all singular values about 1 (``rules/_orthogonalize.py``). The factor gives the update the size

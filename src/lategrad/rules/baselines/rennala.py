@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class RennalaState(NamedTuple):
-    """State of :class:`Rennala`."""
-
     x: Tensor  # the iterate
     batch_mean: Tensor  # the mean of the gradients collected at x
     arrivals: Tensor  # the number of gradients collected

@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class RingmasterState(NamedTuple):
-    """State of :class:`Ringmaster`."""
-
     x: Tensor  # the iterate
     version: Tensor  # k, the number of times that x has changed; gradients that were thrown away do not count
 

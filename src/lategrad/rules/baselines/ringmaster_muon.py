@@ -18,8 +18,6 @@ from lategrad.support.validation import Scalar, require_number, require_share
 
 
 class RingmasterMuonState(NamedTuple):
-    """State of :class:`RingmasterMuon`."""
-
     x: Tensor  # the iterate
     momentum: Tensor  # M, the moving average of the gradients that were used
     version: Tensor  # k, the number of times that x has changed; gradients that were thrown away do not count
@@ -29,9 +27,7 @@ class RingmasterMuonState(NamedTuple):
 class RingmasterMuon(LastIterate):
     r"""Muon with momentum elsewhere, if x has changed fewer than R times since the gradient's query, else nothing.
 
-    .. math::
-
-        M \leftarrow \mu M + (1 - \mu) g, \quad N = \mu M + (1 - \mu) g, \quad
+    .. math:: M \leftarrow \mu M + (1 - \mu) g, \quad N = \mu M + (1 - \mu) g, \quad
         x \leftarrow \Pi_K(x - \mathrm{lr}\, d(N)), \quad k \leftarrow k + 1 \quad \text{if } k - k_{\mathrm{query}} < R
 
     On a matrix of r rows and c columns d is :math:`\sqrt{\max(1, r/c)}` times its orthogonal factor, on everything else

@@ -15,8 +15,6 @@ from lategrad.support.validation import Scalar, require, require_number
 
 
 class ScheduleFreeState(NamedTuple):
-    """State of :class:`ScheduleFree`."""
-
     z: Tensor  # z_{t+1}, the iterate
     x: Tensor  # the average of z_2 .. z_{t+1}
     t: Tensor  # updates so far
@@ -26,9 +24,7 @@ class ScheduleFreeState(NamedTuple):
 class ScheduleFree:
     r"""Schedule-Free SGD: query y, output x.
 
-    .. math::
-
-        y_t = (1 - b) z_t + b\, x_t, \qquad z_{t+1} = \Pi_K(z_t - \mathrm{lr}\, g), \qquad
+    .. math:: y_t = (1 - b) z_t + b\, x_t, \qquad z_{t+1} = \Pi_K(z_t - \mathrm{lr}\, g), \qquad
         x_{t+1} = x_t + (z_{t+1} - x_t)/t
 
     The first update sets :math:`x_2 = z_2`, so that the start is not in the average; with the start in it, this is

@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number, require_share
 
 
 class ScheduleFreeAdamWState(NamedTuple):
-    """State of :class:`ScheduleFreeAdamW`."""
-
     z: Tensor  # z_{t+1}, the iterate
     x: Tensor  # the average of z_2 .. z_{t+1}
     second: Tensor  # Adam's moving average of the squared gradients
@@ -28,9 +26,7 @@ class ScheduleFreeAdamWState(NamedTuple):
 class ScheduleFreeAdamW:
     r"""Schedule-Free AdamW: Adam's normalized gradients, averaging instead of momentum; query y, output x.
 
-    .. math::
-
-        y_t = (1 - b) z_t + b\, x_t, \qquad
+    .. math:: y_t = (1 - b) z_t + b\, x_t, \qquad
         z_{t+1} = \Pi_K\Big(z_t - \mathrm{lr}\Big(\frac{g}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}
             + \lambda y_t\Big)\Big), \qquad x_{t+1} = x_t + (z_{t+1} - x_t)/t
 

@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar
 
 
 class WeightPredictionState(NamedTuple):
-    """State of :class:`WeightPrediction`."""
-
     x: Tensor  # x_{t+1}, the iterate
     moments: Moments
     delay: Tensor  # the delay of the last gradient, which the next is expected to have, float64
