@@ -118,8 +118,7 @@ class SteadyMuon:
 
     def momentum(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> Tensor:
         """n, which is orthogonalised where it is a matrix."""
-        _, n = self._momenta(state, grad, delay)
-        return n
+        return self._momenta(state, grad, delay)[1]
 
     def advance(
         self, state: SteadyMuonState, grad: Tensor, delay: Delay, direction: Tensor | None = None
@@ -154,8 +153,7 @@ class SteadyMuon:
 
     def _others(self, x: Tensor) -> Tensor:
         """The entries that are in no matrix, in one piece."""
-        kinds = {"other"} if self.blocks is None else {block.kind for block in self.blocks.parts}
-        if self.blocks is None or "matrix" not in kinds:
+        if self.blocks is None or all(block.kind != "matrix" for block in self.blocks.parts):
             return x
         parts = zip(x.split([block.size for block in self.blocks.parts], dim=-1), self.blocks.parts, strict=True)
         others = [part for part, block in parts if block.kind != "matrix"]

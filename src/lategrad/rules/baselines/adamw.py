@@ -35,8 +35,7 @@ class AdamW(AveragedIterate):
         lr: learning rate.
         domain: K, the constraint set.
         beta1, beta2, eps, weight_decay: torch's 0.9, 0.999, 1e-8 and 0.01.
-        average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T` with weights 1
-            ("uniform") or t ("linear").
+        average: of the queries as the output: "none", "uniform" or "linear", as in :class:`~lategrad.SGD`.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.AdamW(lr=0.1, weight_decay=0.0)

@@ -39,8 +39,7 @@ class AsyncAdaGrad(AveragedIterate):
     Args:
         lr: learning rate of a coordinate whose gradients are small; to be tuned.
         domain: K, the constraint set.
-        average: the output is the average of :math:`x_1, \dots, x_T` with weights 1 ("uniform") or t
-            ("linear"), or the last iterate ("none").
+        average: of the queries, which is the output: "uniform", "linear" or "none", as in :class:`~lategrad.SGD`.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.AsyncAdaGrad(lr=1.0, average="none")

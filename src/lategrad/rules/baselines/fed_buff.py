@@ -114,10 +114,6 @@ class FedBuff(LastIterate):
         full = arrivals >= self.size
         mean = (work / arrivals).to(grad.dtype) * (buffer / arrivals.to(grad.dtype))
         x = self.domain.project(state.x - as_dtype(self.lr, grad) * mean)
-        return FedBuffState(
-            x=torch.where(full, x, state.x),
-            buffer=torch.where(full, 0.0, buffer),
-            arrivals=torch.where(full, 0.0, arrivals),
-            work=torch.where(full, 0.0, work),
-            version=state.version + full.double(),
-        )
+        x, version = torch.where(full, x, state.x), state.version + full.double()
+        buffer, arrivals, work = (torch.where(full, 0.0, value) for value in (buffer, arrivals, work))
+        return FedBuffState(x=x, buffer=buffer, arrivals=arrivals, work=work, version=version)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules._common import LastIterate, root_mean_square
+from lategrad.rules._common import CarriesQuery, root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -23,7 +23,7 @@ class GapAwareState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class GapAware(LastIterate):
+class GapAware(CarriesQuery):
     r"""Gap-Aware SGD with momentum, coordinate by coordinate.
 
     .. math:: s_t &= \Gamma s_{t-1} + (1 - \Gamma) v_{t-1}^2, \qquad
@@ -76,9 +76,6 @@ class GapAware(LastIterate):
     def init(self, x0: Tensor) -> GapAwareState:
         x = first_query(self, x0)
         return GapAwareState(x=x, velocity=torch.zeros_like(x), mean_square=torch.zeros_like(x), t=per_run(x, 0))
-
-    def ticket(self, state: GapAwareState) -> Tensor:
-        return state.x
 
     def update(self, state: GapAwareState, grad: Tensor, delay: Delay, ticket: Tensor) -> GapAwareState:
         t = state.t + 1

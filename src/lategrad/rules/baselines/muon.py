@@ -48,8 +48,7 @@ class Muon(AveragedIterate):
         domain: K, the constraint set.
         momentum, weight_decay: of the matrices, torch's 0.95 and 0.1.
         beta1, beta2, eps, other_decay: of the rest, AdamW's 0.9, 0.999, 1e-8 and 0.01.
-        average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T` with weights 1
-            ("uniform") or t ("linear").
+        average: of the queries as the output: "none", "uniform" or "linear", as in :class:`~lategrad.SGD`.
         blocks: where the matrices are; hosts fill it in.
 
     >>> import torch, lategrad as lg

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules._common import OutputsX
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -21,7 +22,7 @@ class ScheduleFreeState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ScheduleFree:
+class ScheduleFree(OutputsX):
     r"""Schedule-Free SGD: query y, output x.
 
     .. math:: y_t = (1 - b) z_t + b\, x_t, \qquad z_{t+1} = \Pi_K(z_t - \mathrm{lr}\, g), \qquad
@@ -73,6 +74,3 @@ class ScheduleFree:
         t = state.t + 1
         z = self.domain.project(state.z - as_dtype(self.lr, grad) * grad)
         return ScheduleFreeState(z=z, x=average_in(state.x, z, 1 / t), t=t)
-
-    def output(self, state: ScheduleFreeState) -> Tensor:
-        return state.x
