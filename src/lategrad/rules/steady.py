@@ -53,9 +53,8 @@ class Steady:
     :math:`\mathrm{lr}_t\, s/t`, so that the first :math:`\tau` gradients, which all come from :math:`x_1`, move
     it by less than 4 lr, whatever :math:`\tau`; on a set of diameter D, with s for :math:`t - \tau`,
 
-    .. math::
-
-        \|q_t - q_s\| \le (1 - \theta_t) \frac{2 \tau D}{t + 1} + (\theta_s - \theta_t) D + \theta_t \|w_t - w_s\|,
+    .. math:: \|q_t - q_s\| \le (1 - \theta_t) \frac{2 \tau D}{t + 1} + (\theta_s - \theta_t) D
+        + \theta_t \|w_t - w_s\|,
 
     where, for :math:`\tau \le t/2`, the first two parts are :math:`O(\tau D/t)`; the third is too, on the whole:
     weighted with s and summed over T updates it is at most :math:`c\, \mathrm{lr}\, \tau\, T \sqrt{A}` for delays of at

@@ -35,8 +35,7 @@ class RingmasterMuon(LastIterate):
 
     Source: checked against the authors' code (vectozavr/ringmaster-lmo, ``RingmasterMuonASGD``), constants included:
     :math:`\mu` = 0.95, R = 2 (tuned from 1 to 16, with lr from 0.04 to 5). It stops a computation as soon as its delay
-    is R, and orthogonalises by Polar Express; ours finishes and is thrown away. The
-    projection is ours.
+    is R, and orthogonalises by Polar Express; ours finishes and is thrown away. The projection is ours.
 
     Args:
         lr: learning rate.
