@@ -210,14 +210,6 @@ def delay_adaptive(x0, grads, delays, *, lr, workers, project):
     return x, x
 
 
-def picky(x0, grads, delays, *, lr, distance, project):
-    x = [project(x0)]
-    for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
-        near = length(sub(x[-1], x[t - 1 - tau])) <= distance
-        x.append(project(add(x[-1], g, -lr)) if near else x[-1])
-    return x, x
-
-
 def ringmaster(x0, grads, delays, *, lr, threshold, project):
     """k counts the changes of x; the k of every query is kept."""
     x, k = [project(x0)], [0]
@@ -450,15 +442,6 @@ def gap_aware(x0, grads, delays, *, lr, gamma, project, Gamma=0.999, eps=1e-8):
         penalties = [1 + abs(a) / (lr * (math.sqrt(s) + eps)) for a, s in zip(moved, mean_squares, strict=True)]
         v.append([gamma * a + b / p for a, b, p in zip(v[-1], g, penalties, strict=True)])
         x.append(project(add(x[-1], v[-1], -lr)))
-    return x, x
-
-
-def dana_slim(x0, grads, delays, *, lr, gamma, project):
-    """v[s] is the momentum of the worker that was handed x_s: the one that sent the gradient before it."""
-    x, v = [project(x0)], [[0.0] * len(x0)]
-    for t, (g, tau) in enumerate(zip(grads, delays, strict=True)):
-        v.append(add(g, v[t - tau], gamma))
-        x.append(project(add(x[-1], add(g, v[-1], gamma), -lr)))
     return x, x
 
 

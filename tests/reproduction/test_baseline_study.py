@@ -37,8 +37,6 @@ LEFT_OUT = {
     "momentum-look-ahead",
     "fed-buff",
     "fed-async",  # for pseudo-gradients
-    "picky-sgd",
-    "dana-slim",  # could not be checked against their authors' papers or code
 } | {candidate.rule for candidate in deep.CANDIDATES if candidate.rule != "staleness-aware"}  # for deep models
 
 

@@ -96,10 +96,6 @@ PACKAGES = {
             (lambda params: torch.optim.AdamW(params, lr=0.02), lambda p: p.dim() != 2),
         ],
     ),
-    "dana-slim": (
-        baselines.DANASlim(0.02),
-        [(lambda params: torch.optim.SGD(params, lr=0.02, momentum=0.9, nesterov=True), everything)],
-    ),
 }
 
 
@@ -122,7 +118,6 @@ ALL = {
     "muon-averaged": baselines.Muon(0.1, average="linear", blocks=SMALL),
     "muon-without-blocks": baselines.Muon(0.1),
     "gap-aware": baselines.GapAware(0.1),
-    "dana-slim": baselines.DANASlim(0.1),
     "pipemare": baselines.PipeMare(0.1, annealing=4),
     "weight-prediction": baselines.WeightPrediction(0.1),
     "ringmaster-muon": baselines.RingmasterMuon(0.1, blocks=SMALL),
@@ -181,21 +176,6 @@ def test_gap_aware_divides_by_one_more_than_the_gap_in_usual_updates():
     far = before + torch.tensor([0.3, 0.3]).double()  # three updates of the first coordinate, one of the second
     state = rule.update(state, torch.tensor([1.0, -3.0]).double(), torch.tensor(7), far)
     torch.testing.assert_close(before - rule.output(state), torch.tensor([0.1 / 4, -0.3 / 2]).double())
-
-
-def test_dana_slim_at_a_constant_delay_is_that_many_workers_in_turn():
-    """Three workers, each with the momentum it keeps itself, against tickets that travel."""
-    tau, lr, gamma = 2, 0.1, 0.9
-    rule = baselines.DANASlim(lr, momentum=gamma)
-    grads = torch.randn(30, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    states, x, own = [rule.init(torch.zeros(4).double())], torch.zeros(4).double(), torch.zeros(3, 4).double()
-    for t, grad in enumerate(grads):
-        asked = states[max(0, t - tau)]
-        states.append(rule.update(states[-1], grad, torch.tensor(min(t, tau)), rule.ticket(asked)))
-        worker = t % (1 + tau)
-        own[worker] = gamma * own[worker] + grad
-        x = x - lr * (gamma * own[worker] + grad)
-        torch.testing.assert_close(rule.output(states[-1]), x)
 
 
 def test_gap_aware_and_pipemare_without_delay_are_their_base():

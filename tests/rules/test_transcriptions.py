@@ -65,7 +65,6 @@ RULES = {
         plain.delay_adaptive,
         {"lr": 0.01, "workers": None},
     ),
-    "picky-sgd": (lambda d: baselines.PickySGD(0.03, d, distance=0.2), plain.picky, {"lr": 0.03, "distance": 0.2}),
     "ringmaster": (
         lambda d: baselines.Ringmaster(0.03, d, threshold=5),
         plain.ringmaster,
@@ -95,7 +94,6 @@ RULES = {
         {"lr": 0.05, "threshold": 5},
     ),
     "gap-aware": (lambda d: baselines.GapAware(0.001, d), plain.gap_aware, {"lr": 0.001, "gamma": 0.9}),
-    "dana-slim": (lambda d: baselines.DANASlim(0.001, d), plain.dana_slim, {"lr": 0.001, "gamma": 0.9}),
     "pipemare": (
         lambda d: baselines.PipeMare(0.05, d, annealing=200.0),
         plain.pipemare,

@@ -14,8 +14,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class AdaGradNormState(NamedTuple):
-    """State of :class:`AdaGradNorm`."""
-
     w: Tensor
     squares: Tensor  # the sum over i of alpha_i^2 |g_i|^2
 

@@ -14,8 +14,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class FTRLState(NamedTuple):
-    """State of :class:`FTRL`."""
-
     w: Tensor
     start: Tensor  # w_1, the centre of the regulariser
     grad_sum: Tensor  # the sum over i of alpha_i g_i, float64: it grows without bound
@@ -26,11 +24,9 @@ class FTRLState(NamedTuple):
 class FTRL(PlaysIterate):
     r"""Follow the regularised leader, :math:`w_{t+1} = \Pi_K(w_1 - \eta_t \sum_{i \le t} \alpha_i g_i)`.
 
-    This is the minimiser over K of
-    :math:`\langle \sum_i \alpha_i g_i, w \rangle + \|w - w_1\|^2 / (2 \eta_t)` with
-    :math:`\eta_t = \mathrm{lr} / \sqrt{\sum_{i \le t} \alpha_i^2}`; at unit weights
-    :math:`\eta_t = \mathrm{lr}/\sqrt{t}`, as for OGD. No gradient is forgotten: the part that a projection
-    cuts off is still in the sum.
+    This is the minimiser over K of :math:`\langle \sum_i \alpha_i g_i, w \rangle + \|w - w_1\|^2 / (2 \eta_t)` with
+    :math:`\eta_t = \mathrm{lr} / \sqrt{\sum_{i \le t} \alpha_i^2}`, at unit weights :math:`\mathrm{lr}/\sqrt{t}` as for
+    OGD. No gradient is forgotten: the part that a projection cuts off is still in the sum.
 
     Args:
         lr: learning rate at t = 1; D/G minimises the order of the regret bound (:func:`lategrad.theory.ftrl_regret`).

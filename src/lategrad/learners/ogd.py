@@ -14,8 +14,6 @@ from lategrad.support.validation import Scalar, require_choice, require_number
 
 
 class OGDState(NamedTuple):
-    """State of :class:`OGD`."""
-
     w: Tensor
     t: Tensor  # rounds played
 

@@ -14,8 +14,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class OptimisticFTRLState(NamedTuple):
-    """State of :class:`OptimisticFTRL`."""
-
     w: Tensor
     start: Tensor  # w_1, the centre of the regulariser
     grad_sum: Tensor  # the sum over i < t of alpha_i g_i, float64: it grows without bound
@@ -27,9 +25,7 @@ class OptimisticFTRLState(NamedTuple):
 class OptimisticFTRL(PlaysIterate):
     r"""Adaptive optimistic FTRL (AO-FTRL) with a quadratic regulariser around the start.
 
-    .. math::
-
-        w_t = \Pi_K\Big(w_1 - \eta_t \big(\textstyle\sum_{i<t} \alpha_i g_i + \alpha_t M_t\big)\Big), \qquad
+    .. math:: w_t = \Pi_K\Big(w_1 - \eta_t \big(\textstyle\sum_{i<t} \alpha_i g_i + \alpha_t M_t\big)\Big), \qquad
         \eta_t = D / \sqrt{1 + \textstyle\sum_{i<t} \alpha_i^2 \|g_i - M_i\|^2}
 
     The scheme is Mohri & Yang's; the constants of :math:`\eta_t` are ours, the same as those of

@@ -14,8 +14,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class OptimisticState(NamedTuple):
-    """State of :class:`OptimisticOGD`."""
-
     w: Tensor
     y: Tensor  # y_{t-1}, the point that the true losses have led to
     hint: Linear  # alpha_t M_t, the hint given for the coming round
@@ -26,9 +24,7 @@ class OptimisticState(NamedTuple):
 class OptimisticOGD(PlaysIterate):
     r"""Adaptive optimistic OGD, the paper's remark after Algorithm 2.
 
-    .. math::
-
-        w_t &= \Pi_K(y_{t-1} - \eta_t \alpha_t M_t), \qquad
+    .. math:: w_t &= \Pi_K(y_{t-1} - \eta_t \alpha_t M_t), \qquad
         y_t = \Pi_K(y_{t-1} - \eta_t \alpha_t g_t), \\
         \eta_t &= D / \sqrt{1 + \textstyle\sum_{i<t} \alpha_i^2 \|g_i - M_i\|^2}
 

@@ -19,8 +19,8 @@ from lategrad.rules.rule import AnyRule, Rule, as_dtype, needs_ticket
 from lategrad.support.runs import map_tensors, owned, spread, tensors
 from lategrad.support.validation import require, require_number
 
-_FORWARDED = ("blocks", "fingerprint", "load_best", "measure", "module_at", "name", "on_device", "tensor_shapes",
-              "test_loss")  # fmt: skip
+_FORWARDED = ("accuracy", "blocks", "fingerprint", "load_best", "loss", "measure", "module_at", "name", "on_device",
+              "smoothness", "strong_convexity", "tensor_shapes", "test_loss")  # fmt: skip
 """Members of the inner problem that mean the same with local steps."""
 
 _TRACING = threading.Lock()
@@ -89,14 +89,6 @@ class LocalSteps:
             return getattr(self.problem, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    @property
-    def smoothness(self) -> float | None:
-        return self.problem.smoothness
-
-    @property
-    def strong_convexity(self) -> float | None:
-        return self.problem.strong_convexity
-
     def start(self) -> Tensor:
         """The problem's start, for every run that the inner rule has a hyper-parameter for."""
         return spread(self.inner, self.problem.start())
@@ -143,12 +135,6 @@ class LocalSteps:
     def gradient(self, x: Tensor, sample: Tensor) -> Tensor:
         """The pseudo-gradient of a new worker after H steps."""
         return self.run_job(x, sample, self.init_worker_state(x)).grad
-
-    def loss(self, x: Tensor) -> Tensor:
-        return self.problem.loss(x)
-
-    def accuracy(self, x: Tensor) -> Tensor | None:
-        return self.problem.accuracy(x)
 
     def to(self, device: torch.device | str) -> LocalSteps:
         inner = map_tensors(lambda leaf: leaf.to(device), self.inner)

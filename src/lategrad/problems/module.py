@@ -103,7 +103,9 @@ class ModuleProblem:
             raise ValueError(f"module must be a module, got the class {module.__name__}: call it, "
                              f"{module.__name__}(...)")  # fmt: skip
         require("module", type(module).__name__, isinstance(module, nn.Module), "a torch.nn.Module")
-        self.metrics = _checked_metrics(metrics)
+        self.metrics = dict(metrics or {})
+        require_free_names(self.metrics)
+        require("metrics", self.metrics, all(map(callable, self.metrics.values())), "functions by their names")
         self.module = copy.deepcopy(module)
         self._tracking = list(tracking_layers(self.module))
         self.training = FlatModule(stop_tracking(FlatModule.sharing(self.module)))
@@ -383,13 +385,6 @@ class ModuleProblem:
     def __repr__(self) -> str:
         return (f"{type(self).__name__}({type(self.module).__name__} with {self.dim} parameters, {self.splits.name}, "
                 f"batch={self.minibatches.batch}, sampling={self.minibatches.sampling!r})")  # fmt: skip
-
-
-def _checked_metrics(metrics: Mapping[str, Value] | None) -> dict[str, Value]:
-    by_name = dict(metrics or {})
-    require_free_names(by_name)
-    require("metrics", by_name, all(map(callable, by_name.values())), "functions by their names")
-    return by_name
 
 
 def _scalar(name: str, value: Any) -> Tensor:

@@ -25,13 +25,24 @@ class _HasIterate(Protocol):
     def x(self) -> Tensor: ...
 
 
-class LastIterate:
+class OutputsX:
+    """A rule whose output is ``state.x``, its iterate or its average."""
+
+    def output(self, state: _HasIterate) -> Tensor:
+        return state.x
+
+
+class LastIterate(OutputsX):
     """A rule that takes gradients at its iterate, ``state.x``, and outputs it."""
 
     def query(self, state: _HasIterate) -> Tensor:
         return state.x
 
-    def output(self, state: _HasIterate) -> Tensor:
+
+class CarriesQuery(LastIterate):
+    """A rule whose gradients return with the query that they were taken at."""
+
+    def ticket(self, state: _HasIterate) -> Tensor:
         return state.x
 
 

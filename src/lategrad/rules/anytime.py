@@ -17,8 +17,6 @@ from lategrad.support.validation import Scalar, require, require_number
 
 
 class AnytimeState(NamedTuple):
-    """State of :class:`Anytime`."""
-
     learner: Any
     x: Tensor  # x_{t+1}, the weighted average of the plays w_1 .. w_{t+1}
     t: Tensor  # updates so far
@@ -29,9 +27,7 @@ class AnytimeState(NamedTuple):
 class Anytime:
     r"""Anytime online-to-batch with late gradients: Algorithm 1, and 2 when the learner is optimistic.
 
-    .. math::
-
-        x_t = \frac{\sum_{i \le t} \alpha_i w_i}{\alpha_{1:t}}, \qquad
+    .. math:: x_t = \frac{\sum_{i \le t} \alpha_i w_i}{\alpha_{1:t}}, \qquad
         \text{send } \alpha_t \langle g_{t - \tau_t}, \cdot \rangle \text{ to the learner, get } w_{t+1}
 
     Workers compute gradients at the average :math:`x_t`, which moves by O(1/t) at each update however

@@ -15,8 +15,6 @@ from lategrad.support.validation import Scalar, require, require_number
 
 
 class CenteredClippingState(NamedTuple):
-    """State of :class:`CenteredClipping`."""
-
     x: Tensor  # x_{t+1}, the iterate
     center: Tensor  # v_t, the momentum: what a gradient is expected to be
 
@@ -25,9 +23,7 @@ class CenteredClippingState(NamedTuple):
 class CenteredClipping(LastIterate):
     r"""SGD along a running momentum, which each gradient moves by at most a given length.
 
-    .. math::
-
-        v_t = v_{t-1} + (1 - \beta) \min\left(1, \frac{r}{|g_t - v_{t-1}|}\right) (g_t - v_{t-1}), \qquad
+    .. math:: v_t = v_{t-1} + (1 - \beta) \min\left(1, \frac{r}{|g_t - v_{t-1}|}\right) (g_t - v_{t-1}), \qquad
         x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, v_t)
 
     The published method clips the messages of all workers around the last momentum and averages them, once a round.

@@ -27,8 +27,6 @@ Share = Callable[[Tensor], Tensor]
 
 
 class ScheduledState(NamedTuple):
-    """State of :class:`Scheduled`."""
-
     rule: Any
     t: Tensor  # updates so far
 

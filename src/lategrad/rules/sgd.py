@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_choice, require_number
 
 
 class SGDState(NamedTuple):
-    """State of :class:`SGD`."""
-
     x: Tensor  # x_{t+1}, the iterate
     mean: Tensor  # the average of x_1 .. x_t; empty without averaging
     t: Tensor  # updates so far

@@ -24,8 +24,6 @@ def reach(lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor, multiple: float =
 
 
 class SteadyState(NamedTuple):
-    """State of :class:`Steady`."""
-
     w: Tensor  # w_{t+1}, the iterate
     x: Tensor  # x_{t+1}, the average of w_1 .. w_{t+1} with weights 1, 2, ...
     squares: Tensor  # S_t = the sum over i of i^2 |g_i|^2, or one such sum for every coordinate, float64
@@ -38,9 +36,7 @@ class Steady:
 
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the diameter D of K,
 
-    .. math::
-
-        S_t &= S_{t-1} + t^2 \|g\|^2, \qquad
+    .. math:: S_t &= S_{t-1} + t^2 \|g\|^2, \qquad
         w_{t+1} = \Pi_K\Big(w_t - \mathrm{lr}_t\, \frac{s}{\sqrt{S_t}}\, g\Big), \quad
         \mathrm{lr}_t = \min\Big(\mathrm{lr},\;
             \min\big(2\,\mathrm{lr}, \tfrac{D}{10}\big) \frac{\sqrt t}{1 + \tau_t}\Big), \\
@@ -57,9 +53,8 @@ class Steady:
     :math:`\mathrm{lr}_t\, s/t`, so that the first :math:`\tau` gradients, which all come from :math:`x_1`, move
     it by less than 4 lr, whatever :math:`\tau`; on a set of diameter D, with s for :math:`t - \tau`,
 
-    .. math::
-
-        \|q_t - q_s\| \le (1 - \theta_t) \frac{2 \tau D}{t + 1} + (\theta_s - \theta_t) D + \theta_t \|w_t - w_s\|,
+    .. math:: \|q_t - q_s\| \le (1 - \theta_t) \frac{2 \tau D}{t + 1} + (\theta_s - \theta_t) D
+        + \theta_t \|w_t - w_s\|,
 
     where, for :math:`\tau \le t/2`, the first two parts are :math:`O(\tau D/t)`; the third is too, on the whole:
     weighted with s and summed over T updates it is at most :math:`c\, \mathrm{lr}\, \tau\, T \sqrt{A}` for delays of at

@@ -21,8 +21,6 @@ _FREE, _ROUNDS = 3.0, 10.0  # delays below 3 reduce lr little; the reduction fad
 
 
 class SteadyAdamState(NamedTuple):
-    """State of :class:`SteadyAdam`."""
-
     z: Tensor  # z_{t+1}, the iterate
     q: Tensor  # q_{t+1}, the query; z and q determine the average, which therefore costs no memory
     v: Tensor  # the running mean of squared gradients
@@ -37,9 +35,7 @@ class SteadyAdam:
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the running mean
     :math:`\bar\tau` of the delays and :math:`\tau = \max(\tau_t, \bar\tau_t)`, entry by entry but for rms,
 
-    .. math::
-
-        v_t &= 0.999\, v_{t-1} + 0.001\, g^2, \qquad
+    .. math:: v_t &= 0.999\, v_{t-1} + 0.001\, g^2, \qquad
         a = \frac{g}{\sqrt{v_t / (1 - 0.999^t)} + 10^{-8}}, \qquad d = \frac{a}{\max(1, \mathrm{rms}(a))}, \\
         \mathrm{lr}_t &= \mathrm{lr}\, \frac{s}{t} \min\Big(1, \frac{3}{3 + \tau}
             \sqrt{\max\big(1, \tfrac{t}{10 (1 + \tau)}\big)}\Big), \\

@@ -25,8 +25,6 @@ _OTHER = 0.3  # step of entries outside matrices; entries of matrices move by ab
 
 
 class SteadyMuonState(NamedTuple):
-    """State of :class:`SteadyMuon`."""
-
     z: Tensor  # z_{t+1}, the iterate
     x: Tensor  # x_{t+1}, the average of z_2 .. z_{t+1} with weights 1, 2, ...
     m: Tensor  # momentum
@@ -43,9 +41,7 @@ class SteadyMuon:
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the running mean
     :math:`\bar\tau` of the delays, :math:`\beta = 1 - 1/(10 + \bar\tau)` and :math:`\ell = \min(\bar\tau, t)`,
 
-    .. math::
-
-        m_t &= \beta\, m_{t-1} + (1 - \beta)\, g, \qquad n = \beta\, m_t + (1 - \beta)\, g, \\
+    .. math:: m_t &= \beta\, m_{t-1} + (1 - \beta)\, g, \qquad n = \beta\, m_t + (1 - \beta)\, g, \\
         d &= 0.2 \sqrt{\max(r, c)}\; \mathrm{orthogonalise}(n) \text{ on a matrix of r rows and c columns,} \quad
         0.3\, \frac{n}{\sqrt{\hat v_t} + 10^{-8}} \text{ elsewhere}, \\
         \mathrm{lr}_t &= \mathrm{lr}\, \frac{s}{t}\, \frac{1}{\sqrt{1 + \max(\tau_t, \bar\tau)}}, \qquad
@@ -122,8 +118,7 @@ class SteadyMuon:
 
     def momentum(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> Tensor:
         """n, which is orthogonalised where it is a matrix."""
-        _, n = self._momenta(state, grad, delay)
-        return n
+        return self._momenta(state, grad, delay)[1]
 
     def advance(
         self, state: SteadyMuonState, grad: Tensor, delay: Delay, direction: Tensor | None = None
@@ -158,8 +153,7 @@ class SteadyMuon:
 
     def _others(self, x: Tensor) -> Tensor:
         """The entries that are in no matrix, in one piece."""
-        kinds = {"other"} if self.blocks is None else {block.kind for block in self.blocks.parts}
-        if self.blocks is None or "matrix" not in kinds:
+        if self.blocks is None or all(block.kind != "matrix" for block in self.blocks.parts):
             return x
         parts = zip(x.split([block.size for block in self.blocks.parts], dim=-1), self.blocks.parts, strict=True)
         others = [part for part, block in parts if block.kind != "matrix"]

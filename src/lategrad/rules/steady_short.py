@@ -19,8 +19,6 @@ _LONG_ROUNDS = 3.0  # the rounds in which learning rates exceed Steady's
 
 
 class SteadyShortState(NamedTuple):
-    """State of :class:`SteadyShort`."""
-
     w: Tensor  # w_{t+1}, the iterate
     x: Tensor  # x_{t+1}, the average; x_1 as long as there is none
     squares: Tensor  # S_t = the sum over i of i^2 |g_i|^2, float64
@@ -36,16 +34,12 @@ class SteadyShort:
     :math:`S_t = S_{t-1} + t^2 \|g\|^2` and the diameter D of K, in the first round, as long as every gradient has come
     from :math:`x_1`,
 
-    .. math::
-
-        w_{t+1} = \Pi_K\Big(x_1 - r_t \sum_{i \le t} i\, g_i\Big), \qquad
+    .. math:: w_{t+1} = \Pi_K\Big(x_1 - r_t \sum_{i \le t} i\, g_i\Big), \qquad
         r_t = \min\Big(\mathrm{lr}, \frac{\min(30\,\mathrm{lr}, D/2)}{\sqrt t}\Big) \Big/ \sqrt{S_t}
 
     (where the projection has cut, what is left of the sum), and from the first :math:`s \ge 2` on
 
-    .. math::
-
-        w_{t+1} = \Pi_K\Big(w_t - \mathrm{lr}_t\, \frac{t}{\sqrt{S_t}}\, g\Big), \quad
+    .. math:: w_{t+1} = \Pi_K\Big(w_t - \mathrm{lr}_t\, \frac{t}{\sqrt{S_t}}\, g\Big), \quad
         \mathrm{lr}_t = \min\Big(\mathrm{lr},\; \min\big(2\,\mathrm{lr}, \tfrac{D}{10}\big)
             \max\Big(\frac{\sqrt t}{1 + \tau_t}, \frac{3}{\sqrt t}\Big)\Big).
 

@@ -15,8 +15,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class StronglyConvexState(NamedTuple):
-    """State of :class:`StronglyConvexOGD`."""
-
     x: Tensor  # x_{t+1}, the query
     y: Tensor  # y_t
     mean: Tensor  # the weighted average of x_1 .. x_t
@@ -32,9 +30,7 @@ def weight_share(t: Tensor) -> Tensor:
 class StronglyConvexOGD:
     r"""Optimistic OGD for H-strongly convex objectives: Algorithm 3, and 4 when gradients are delayed.
 
-    .. math::
-
-        x_t = \Pi_K(y_{t-1} - \tilde\eta_t M_t), \qquad
+    .. math:: x_t = \Pi_K(y_{t-1} - \tilde\eta_t M_t), \qquad
         y_t = \Pi_K(y_{t-1} - \tilde\eta_t g_{t-\tau_t}), \qquad
         \tilde\eta_t = \frac{8 \alpha_t}{H \alpha_{1:t}}, \quad \alpha_t = t^2
 

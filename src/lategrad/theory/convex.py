@@ -37,9 +37,7 @@ def theorem_2(steps: int, *, L: float, D: float, G: float, sigma: float, delays:
 
     Theorem 1 with the regret of the proof of Theorem 2,
 
-    .. math::
-
-        \mathrm{Reg}_T \le \sqrt2 \left(13 L D^2 \sqrt T + 57 L D^2 \sqrt{T(\sigma_\tau^2 + \mu_\tau^2)}
+    .. math:: \mathrm{Reg}_T \le \sqrt2 \left(13 L D^2 \sqrt T + 57 L D^2 \sqrt{T(\sigma_\tau^2 + \mu_\tau^2)}
         + 5 D \sigma (T+1)^{3/2}\right) + 2 D \sqrt{1 + 2G^2 + 2\sigma^2}.
 
     The three constants in the bracket are the proof's. The factor :math:`\sqrt2` and the last term are

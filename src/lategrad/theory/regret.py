@@ -29,9 +29,7 @@ def ogd_regret(steps: int, D: float, gradient: float, power: int = 1) -> float:
 def ftrl_regret(weights: Tensor, *, D: float, gradient: float, lr: float) -> float:
     r"""Weighted regret of FTRL with weights :math:`\alpha_1, \dots, \alpha_T` on gradients of norm at most G.
 
-    .. math::
-
-        \frac{D^2}{2\,\mathrm{lr}} \sqrt{A_T} + \frac{\mathrm{lr}\, G^2}{2}
+    .. math:: \frac{D^2}{2\,\mathrm{lr}} \sqrt{A_T} + \frac{\mathrm{lr}\, G^2}{2}
         \Big(\alpha_1 + \sum_{t=2}^T \frac{\alpha_t^2}{\sqrt{A_{t-1}}}\Big), \qquad A_t = \sum_{i \le t} \alpha_i^2
 
     Explicit, on every sequence (docs/theory.md). Round t uses the learning rate of round t - 1, hence the index.

@@ -81,9 +81,7 @@ def steady_in_constant_delay(
 
     With :math:`\tilde G^2 = G^2 + \sigma^2` and the activity A (in expectation: :math:`E \sqrt A` for its root),
 
-    .. math::
-
-        \Big(\frac{D^2}{2\,\mathrm{lr}} + \mathrm{lr}\Big) \frac{2 \tilde G}{\sqrt{3T}}
+    .. math:: \Big(\frac{D^2}{2\,\mathrm{lr}} + \mathrm{lr}\Big) \frac{2 \tilde G}{\sqrt{3T}}
         + \frac{2 \tau D (G + 2 L D)}{T+1} + \frac{4 c L D^2 \tau}{\sqrt T (T+1)}
         + \frac{\sqrt2\, c\, L D\, \mathrm{lr}\, \tau \sqrt A}{T}
         + \frac{2 D^2 \tilde G (1 + \tau)(T+2)}{\sqrt3\, m\, T (T+1)}
@@ -127,9 +125,7 @@ def steady_short_in_constant_delay(
     With :math:`N = \tau + 3`, the first time that is averaged, and the rest as in :func:`steady_in_constant_delay`, it
     is :math:`2 / (T(T+1) - N(N-1))` times
 
-    .. math::
-
-        \Big(\frac{D^2}{2\,\mathrm{lr}} + \mathrm{lr}\Big) \tilde G (T+1) \sqrt{T/3}
+    .. math:: \Big(\frac{D^2}{2\,\mathrm{lr}} + \mathrm{lr}\Big) \tilde G (T+1) \sqrt{T/3}
         + \frac{D^2 \tilde G (1 + \tau)(T+2)}{\sqrt3\, m}
         + L D \Big(\tfrac32 N^2 D + \tfrac83 \tau D\, T + 4 c \tau D \sqrt T
         + c\, \mathrm{lr}\, \tau \sqrt{A\, T(T+1)/2}\Big)

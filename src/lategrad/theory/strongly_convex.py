@@ -38,9 +38,7 @@ def gradient_difference(L: float, inner: float) -> float:
 def strongly_convex_regret(H: float, D: float, *, surprise: Tensor, to_comparator: Tensor, ahead: Tensor) -> float:
     r"""The paper's lemma on :math:`\sum_t \alpha_t \langle g_t, x_t - u \rangle` of Algorithms 3 and 4.
 
-    .. math::
-
-        \sum_{t \le T} \frac{\alpha_t^2 \eta_t}{2} \|g_t - M_t\|^2 + 2 \sum_{t=2}^{T}
+    .. math:: \sum_{t \le T} \frac{\alpha_t^2 \eta_t}{2} \|g_t - M_t\|^2 + 2 \sum_{t=2}^{T}
         \Big(\frac{1}{\eta_t} - \frac{1}{\eta_{t-1}}\Big) \big(\|x_t - u\|^2 + \|x_t - y_{t-1}\|^2\big)
         + \frac{D^2}{\eta_1}
 
@@ -71,9 +69,7 @@ def _total_weight(steps: int) -> float:
 def theorem_3(steps: int, *, L: float, H: float, D: float, G: float, sigma: float) -> float:
     r"""Algorithm 3 (no delays); bounds :math:`E[f(\bar x_T) - f^*]` for f convex and L-smooth also beyond K.
 
-    .. math::
-
-        \frac{1}{\alpha_{1:T}} \left(240 \tfrac{L}{H} G D\, n(n+1) + \tfrac{240 \sigma^2 T(T+1)}{H}
+    .. math:: \frac{1}{\alpha_{1:T}} \left(240 \tfrac{L}{H} G D\, n(n+1) + \tfrac{240 \sigma^2 T(T+1)}{H}
         + \tfrac{(576 T + 16)(G^2 + \sigma^2)}{H} + \tfrac{H D^2}{4}\right),
         \quad n = \min(T, 480 L/H)
 
@@ -91,9 +87,7 @@ def theorem_3(steps: int, *, L: float, H: float, D: float, G: float, sigma: floa
 def theorem_4(steps: int, *, L: float, H: float, D: float, G: float, sigma: float, delays: DelayStatistics) -> float:
     r"""Algorithm 4 (delayed gradients); bounds :math:`E[f(\bar x_T) - f^*]` for f convex and L-smooth also beyond K.
 
-    .. math::
-
-        \frac{1}{\alpha_{1:T}} \Big(1200 \tfrac{L}{H} G D\, n(n+1)
+    .. math:: \frac{1}{\alpha_{1:T}} \Big(1200 \tfrac{L}{H} G D\, n(n+1)
         + \tfrac{L^2 \tilde G^2}{H^3} \big(2764800 \textstyle\sum_t \tfrac{(\tau_t + 2)^2}{t}
         + 18432\, T (\sigma_\tau^2 + \mu_\tau^2 + 4\mu_\tau + 4)\big)
         + \tfrac{240 \sigma^2 T(T+1)}{H} + \tfrac{(576 T + 16) \tilde G^2}{H} + \tfrac{H D^2}{2}\Big)

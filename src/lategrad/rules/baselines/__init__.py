@@ -11,7 +11,6 @@ from lategrad.rules.baselines.adamw import AdamW
 from lategrad.rules.baselines.adaptive_revision import AdaptiveRevision
 from lategrad.rules.baselines.async_adagrad import AsyncAdaGrad
 from lategrad.rules.baselines.clipped import ClippedSGD
-from lategrad.rules.baselines.dana_slim import DANASlim
 from lategrad.rules.baselines.dc_asgd import DCASGD, AdaptiveDCASGD
 from lategrad.rules.baselines.delay_adaptive import DelayAdaptive
 from lategrad.rules.baselines.delayed_nesterov import DelayedNesterov
@@ -21,7 +20,6 @@ from lategrad.rules.baselines.gap_aware import GapAware
 from lategrad.rules.baselines.momentum_look_ahead import MomentumLookAhead
 from lategrad.rules.baselines.muon import Muon
 from lategrad.rules.baselines.nadam import NAdam
-from lategrad.rules.baselines.picky import PickySGD
 from lategrad.rules.baselines.pipemare import PipeMare
 from lategrad.rules.baselines.rennala import Rennala
 from lategrad.rules.baselines.ringmaster import Ringmaster
@@ -34,6 +32,6 @@ from lategrad.rules.baselines.unixgrad import UniXGrad
 from lategrad.rules.baselines.weight_prediction import WeightPrediction
 
 __all__ = ["DCASGD", "AdaDelay", "AdamW", "AdaptiveDCASGD", "AdaptiveRevision", "AsyncAdaGrad", "ClippedSGD",
-           "DANASlim", "DelayAdaptive", "DelayedNesterov", "FedAsync", "FedBuff", "GapAware", "MomentumLookAhead",
-           "Muon", "NAdam", "PickySGD", "PipeMare", "Rennala", "Ringmaster", "RingmasterMuon", "SGDMomentum",
-           "ScheduleFree", "ScheduleFreeAdamW", "StalenessAware", "UniXGrad", "WeightPrediction"]  # fmt: skip
+           "DelayAdaptive", "DelayedNesterov", "FedAsync", "FedBuff", "GapAware", "MomentumLookAhead", "Muon", "NAdam",
+           "PipeMare", "Rennala", "Ringmaster", "RingmasterMuon", "SGDMomentum", "ScheduleFree", "ScheduleFreeAdamW",
+           "StalenessAware", "UniXGrad", "WeightPrediction"]  # fmt: skip

@@ -14,8 +14,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class AdaDelayState(NamedTuple):
-    """State of :class:`AdaDelay`."""
-
     x: Tensor  # x_{t+1}, the iterate
     mean: Tensor  # the average of x_2 .. x_{t+1}
     squares: Tensor  # sum_s s/(s + tau_s) g_s^2 for every coordinate, float64
@@ -26,9 +24,7 @@ class AdaDelayState(NamedTuple):
 class AdaDelay:
     r"""AdaDelay, per coordinate, with the average of the iterates as its output.
 
-    .. math::
-
-        x_{t+1,j} = \Pi_K\Big(x_{t,j} - \frac{g_j}{L + (c_j/R) \sqrt{t + \tau_t}}\Big), \qquad
+    .. math:: x_{t+1,j} = \Pi_K\Big(x_{t,j} - \frac{g_j}{L + (c_j/R) \sqrt{t + \tau_t}}\Big), \qquad
         c_j^2 = \frac1t \sum_{s \le t} \frac{s}{s + \tau_s}\, g_{s,j}^2
 
     Without delays and with L = 0 this is AdaGrad with learning rate R.

@@ -15,8 +15,6 @@ from lategrad.support.validation import Scalar, require_choice, require_number, 
 
 
 class AdamWState(NamedTuple):
-    """State of :class:`AdamW`."""
-
     x: Tensor  # x_{t+1}, the iterate
     moments: Moments
     mean: Tensor  # the average of x_1 .. x_t; without averaging it has no entries
@@ -27,9 +25,7 @@ class AdamWState(NamedTuple):
 class AdamW(AveragedIterate):
     r"""AdamW: Adam with decoupled weight decay.
 
-    .. math::
-
-        m_t = \beta_1 m_{t-1} + (1 - \beta_1) g, \quad v_t = \beta_2 v_{t-1} + (1 - \beta_2) g^2, \quad
+    .. math:: m_t = \beta_1 m_{t-1} + (1 - \beta_1) g, \quad v_t = \beta_2 v_{t-1} + (1 - \beta_2) g^2, \quad
         x_{t+1} = \Pi_K\Big((1 - \mathrm{lr}\,\lambda) x_t
             - \mathrm{lr}\, \frac{m_t / (1 - \beta_1^t)}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}\Big)
 
@@ -39,8 +35,7 @@ class AdamW(AveragedIterate):
         lr: learning rate.
         domain: K, the constraint set.
         beta1, beta2, eps, weight_decay: torch's 0.9, 0.999, 1e-8 and 0.01.
-        average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T` with weights 1
-            ("uniform") or t ("linear").
+        average: of the queries as the output: "none", "uniform" or "linear", as in :class:`~lategrad.SGD`.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.AdamW(lr=0.1, weight_decay=0.0)

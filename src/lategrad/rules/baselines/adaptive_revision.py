@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_choice, require_number
 
 
 class AdaptiveRevisionState(NamedTuple):
-    """State of :class:`AdaptiveRevision`."""
-
     x: Tensor  # x_{t+1}, the iterate
     grad_sum: Tensor  # the paper's g-bar, the sum of all gradients received, float64
     z: Tensor  # 1 + squares of gradients and twice their products with those they missed, float64
@@ -34,9 +32,7 @@ class AdaptiveRevision(AveragedIterate):
     since is :math:`b = \bar g - \bar g_{\mathrm{old}}`. For every coordinate, with
     :math:`\eta = \mathrm{lr}/\sqrt{z'}`, :math:`z = z' = 1` at the start:
 
-    .. math::
-
-        z \leftarrow z + g^2 + 2 g b, \quad z' \leftarrow \max(z, z'), \quad
+    .. math:: z \leftarrow z + g^2 + 2 g b, \quad z' \leftarrow \max(z, z'), \quad
         x \leftarrow \Pi_K(x - \eta_{\mathrm{new}} g + (\eta_{\mathrm{old}} - \eta_{\mathrm{new}}) b), \quad
         \bar g \leftarrow \bar g + g
 
@@ -49,8 +45,7 @@ class AdaptiveRevision(AveragedIterate):
     Args:
         lr: learning rate, the paper's :math:`\alpha`; to be tuned.
         domain: K, the constraint set.
-        average: the output is the average of :math:`x_1, \dots, x_T` with weights 1 ("uniform") or t
-            ("linear"), or the last iterate ("none").
+        average: of the queries, which is the output: "uniform", "linear" or "none", as in :class:`~lategrad.SGD`.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.AdaptiveRevision(lr=1.0, average="none")

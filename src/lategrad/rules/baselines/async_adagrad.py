@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_choice, require_number
 
 
 class AsyncAdaGradState(NamedTuple):
-    """State of :class:`AsyncAdaGrad`."""
-
     x: Tensor  # x_{t+1}, the iterate
     z: Tensor  # for every coordinate 1 plus the sum of the squared gradients, float64
     mean: Tensor  # the average of x_1 .. x_t; without averaging it has no entries
@@ -41,8 +39,7 @@ class AsyncAdaGrad(AveragedIterate):
     Args:
         lr: learning rate of a coordinate whose gradients are small; to be tuned.
         domain: K, the constraint set.
-        average: the output is the average of :math:`x_1, \dots, x_T` with weights 1 ("uniform") or t
-            ("linear"), or the last iterate ("none").
+        average: of the queries, which is the output: "uniform", "linear" or "none", as in :class:`~lategrad.SGD`.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.AsyncAdaGrad(lr=1.0, average="none")

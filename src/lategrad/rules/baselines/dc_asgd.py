@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules._common import IterateOnly, IterateState, LastIterate
+from lategrad.rules._common import CarriesQuery, IterateOnly, IterateState
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require, require_number
 
 
 @dataclass(frozen=True, eq=False)
-class DCASGD(IterateOnly):
+class DCASGD(CarriesQuery, IterateOnly):
     r"""DC-ASGD-c, SGD with delay compensation: :math:`g` is moved from the old query to the iterate.
 
     .. math:: x_{t+1} = \Pi_K\big(x_t - \mathrm{lr}\,(g + \lambda\, g \odot g \odot (x_t - x_{t-\tau_t}))\big)
@@ -56,28 +56,21 @@ class DCASGD(IterateOnly):
         require_number("lr", self.lr, low=0)
         require_number("lam", self.lam, low=0)
 
-    def ticket(self, state: IterateState) -> Tensor:
-        return state.x
-
     def update(self, state: IterateState, grad: Tensor, delay: Delay, ticket: Tensor) -> IterateState:
         compensated = grad + as_dtype(self.lam, grad) * grad * grad * (state.x - ticket)
         return IterateState(x=self.domain.project(state.x - as_dtype(self.lr, grad) * compensated))
 
 
 class AdaptiveDCASGDState(NamedTuple):
-    """State of :class:`AdaptiveDCASGD`."""
-
     x: Tensor  # x_{t+1}, the iterate
     mean_square: Tensor  # the moving average of the squared gradients
 
 
 @dataclass(frozen=True, eq=False)
-class AdaptiveDCASGD(LastIterate):
+class AdaptiveDCASGD(CarriesQuery):
     r"""DC-ASGD-a: :class:`DCASGD` with a :math:`\lambda` of its own for every coordinate.
 
-    .. math::
-
-        \lambda_t = \lambda_0 / \sqrt{m_t + 10^{-7}}, \qquad
+    .. math:: \lambda_t = \lambda_0 / \sqrt{m_t + 10^{-7}}, \qquad
         m_t = 0.95\, m_{t-1} + 0.05\, g \odot g, \quad m_0 = 0
 
     A query carries itself.
@@ -122,9 +115,6 @@ class AdaptiveDCASGD(LastIterate):
     def init(self, x0: Tensor) -> AdaptiveDCASGDState:
         x = first_query(self, x0)
         return AdaptiveDCASGDState(x=x, mean_square=torch.zeros_like(x))
-
-    def ticket(self, state: AdaptiveDCASGDState) -> Tensor:
-        return state.x
 
     def update(self, state: AdaptiveDCASGDState, grad: Tensor, delay: Delay, ticket: Tensor) -> AdaptiveDCASGDState:
         decay = as_dtype(self.decay, grad)

@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class DelayAdaptiveState(NamedTuple):
-    """State of :class:`DelayAdaptive`."""
-
     x: Tensor  # x_{t+1}, the iterate
     delay_sum: Tensor  # the sum of the delays of all gradients received
     t: Tensor  # updates so far

@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require, require_number, require
 
 
 class DelayedNesterovState(NamedTuple):
-    """State of :class:`DelayedNesterov`."""
-
     x: Tensor  # x_{t+1}, the iterate
     velocity: Tensor  # m, the momentum, as it was when the buffer was last full
     buffer: Tensor  # Delta, the sum of the gradients since then
@@ -28,9 +26,7 @@ class DelayedNesterovState(NamedTuple):
 class DelayedNesterov(LastIterate):
     r"""Delayed Nesterov: every arrival is applied at once, and every N-th one also updates the momentum.
 
-    .. math::
-
-        \Delta \leftarrow \Delta + g, \qquad
+    .. math:: \Delta \leftarrow \Delta + g, \qquad
         \text{every N-th time: } m \leftarrow \gamma m + \Delta / N,\ \Delta \leftarrow 0, \qquad
         x_{t+1} = \Pi_K\big(x_t - \mathrm{lr}\,(s_t\, \gamma\, m + g / N)\big)
 

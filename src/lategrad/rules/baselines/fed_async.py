@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lategrad.rules._common import IterateOnly, IterateState
+from lategrad.rules._common import CarriesQuery, IterateOnly, IterateState
 from lategrad.rules.rule import Delay, as_number, average_in
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require_choice, require_number
@@ -16,12 +16,10 @@ _STALENESS = ("constant", "polynomial", "hinge")
 
 
 @dataclass(frozen=True, eq=False)
-class FedAsync(IterateOnly):
+class FedAsync(CarriesQuery, IterateOnly):
     r"""FedAsync: the share :math:`\alpha s(\tau)` of the way towards the model that a worker has arrived at.
 
-    .. math::
-
-        x_{t+1} = \Pi_K\big((1 - \alpha s(\tau))\, x_t + \alpha s(\tau)\, (x_{t-\tau} - g)\big), \qquad
+    .. math:: x_{t+1} = \Pi_K\big((1 - \alpha s(\tau))\, x_t + \alpha s(\tau)\, (x_{t-\tau} - g)\big), \qquad
         s(\tau) = 1, \quad (1 + \tau)^{-a} \quad\text{or}\quad \min\Big(1, \frac{1}{1 + a (\tau - b)^+}\Big)
 
     where g is a pseudo-gradient, so that :math:`x_{t-\tau} - g` is the worker's model; a query therefore carries
@@ -68,9 +66,6 @@ class FedAsync(IterateOnly):
         require_choice("staleness", self.staleness, _STALENESS)
         for name in ("power", "slope", "grace"):
             require_number(name, getattr(self, name), low=0)
-
-    def ticket(self, state: IterateState) -> Tensor:
-        return state.x
 
     def _weight(self, delay: Tensor) -> Tensor:
         """s, of shape ``(*runs, 1)`` or one for all runs."""

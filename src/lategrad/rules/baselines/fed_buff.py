@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require, require_number
 
 
 class FedBuffState(NamedTuple):
-    """State of :class:`FedBuff`."""
-
     x: Tensor  # the iterate
     buffer: Tensor  # Delta, the weighted sum of the gradients since the last step
     arrivals: Tensor  # the number of gradients in the buffer
@@ -29,9 +27,7 @@ class FedBuffState(NamedTuple):
 class FedBuff(LastIterate):
     r"""FedBuff: every arrival goes into a buffer, whatever its delay; when it holds K, one step with their mean.
 
-    .. math::
-
-        \Delta \leftarrow \Delta + s(\tau)\, g, \qquad
+    .. math:: \Delta \leftarrow \Delta + s(\tau)\, g, \qquad
         \text{every K-th time: } x \leftarrow \Pi(x - \mathrm{lr}\, \Delta / K),\ \Delta \leftarrow 0, \qquad
         s(\tau) = 1 / \sqrt{1 + \tau}
 
@@ -42,9 +38,7 @@ class FedBuff(LastIterate):
     best on their data. ``normalize=True`` is FedNova's remedy: with :math:`\omega_i`, the share of the H local steps
     that gradient i stands for, each counts by its direction per step, and the step has the length of their mean work:
 
-    .. math::
-
-        x \leftarrow \Pi\Big(x - \mathrm{lr}\,
+    .. math:: x \leftarrow \Pi\Big(x - \mathrm{lr}\,
         \frac{\sum_i \omega_i}{K}\, \frac1K \sum_i s(\tau_i) \frac{g_i}{\omega_i}\Big)
 
     Without staleness and a constraint set, and with K the number of workers, it is FedNova for inner SGD, whose steps
@@ -120,10 +114,6 @@ class FedBuff(LastIterate):
         full = arrivals >= self.size
         mean = (work / arrivals).to(grad.dtype) * (buffer / arrivals.to(grad.dtype))
         x = self.domain.project(state.x - as_dtype(self.lr, grad) * mean)
-        return FedBuffState(
-            x=torch.where(full, x, state.x),
-            buffer=torch.where(full, 0.0, buffer),
-            arrivals=torch.where(full, 0.0, arrivals),
-            work=torch.where(full, 0.0, work),
-            version=state.version + full.double(),
-        )
+        x, version = torch.where(full, x, state.x), state.version + full.double()
+        buffer, arrivals, work = (torch.where(full, 0.0, value) for value in (buffer, arrivals, work))
+        return FedBuffState(x=x, buffer=buffer, arrivals=arrivals, work=work, version=version)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules._common import LastIterate, root_mean_square
+from lategrad.rules._common import CarriesQuery, root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number, require_share
 
 
 class GapAwareState(NamedTuple):
-    """State of :class:`GapAware`."""
-
     x: Tensor  # x_{t+1}, the iterate
     velocity: Tensor  # v_t, the decaying sum of the shrunk gradients
     mean_square: Tensor  # s_t, the moving average of v_{t-1}^2 for every coordinate
@@ -25,12 +23,10 @@ class GapAwareState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class GapAware(LastIterate):
+class GapAware(CarriesQuery):
     r"""Gap-Aware SGD with momentum, coordinate by coordinate.
 
-    .. math::
-
-        s_t &= \Gamma s_{t-1} + (1 - \Gamma) v_{t-1}^2, \qquad
+    .. math:: s_t &= \Gamma s_{t-1} + (1 - \Gamma) v_{t-1}^2, \qquad
         C_t = \mathrm{lr}\,\Big(\sqrt{s_t / (1 - \Gamma^t)} + \epsilon\Big), \\
         v_t &= \gamma v_{t-1} + \frac{g}{1 + |x_t - x_{t-\tau_t}| / C_t}, \qquad
         x_{t+1} = \Pi_K(x_t - \mathrm{lr}\, v_t)
@@ -80,9 +76,6 @@ class GapAware(LastIterate):
     def init(self, x0: Tensor) -> GapAwareState:
         x = first_query(self, x0)
         return GapAwareState(x=x, velocity=torch.zeros_like(x), mean_square=torch.zeros_like(x), t=per_run(x, 0))
-
-    def ticket(self, state: GapAwareState) -> Tensor:
-        return state.x
 
     def update(self, state: GapAwareState, grad: Tensor, delay: Delay, ticket: Tensor) -> GapAwareState:
         t = state.t + 1

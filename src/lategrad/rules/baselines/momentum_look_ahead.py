@@ -8,25 +8,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules._common import OutputsX
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.validation import Scalar, require, require_number, require_share
 
 
 class MomentumLookAheadState(NamedTuple):
-    """State of :class:`MomentumLookAhead`."""
-
     x: Tensor  # x_{t+1}, the iterate
     velocity: Tensor  # m_t, the moving average of the gradients
 
 
 @dataclass(frozen=True, eq=False)
-class MomentumLookAhead:
+class MomentumLookAhead(OutputsX):
     r"""Momentum look-ahead: each arrival in full, and the averaged momentum on top of it.
 
-    .. math::
-
-        m_t = \gamma\, m_{t-1} + (1 - \gamma)\, g, \qquad
+    .. math:: m_t = \gamma\, m_{t-1} + (1 - \gamma)\, g, \qquad
         x_{t+1} = \Pi_K\big(x_t - \mathrm{lr}\,(g + \gamma\, m_t)\big)
 
     Nesterov momentum whose memory is an average, not a sum: the momentum is as long as one gradient, however many
@@ -81,6 +78,3 @@ class MomentumLookAhead:
         velocity = self.momentum * state.velocity + (1 - self.momentum) * grad
         move = as_dtype(self.lr, grad) * (grad + self.momentum * velocity)
         return MomentumLookAheadState(x=self.domain.project(state.x - move), velocity=velocity)
-
-    def output(self, state: MomentumLookAheadState) -> Tensor:
-        return state.x

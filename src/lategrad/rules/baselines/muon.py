@@ -19,8 +19,6 @@ from lategrad.support.validation import Scalar, require_choice, require_number, 
 
 
 class MuonState(NamedTuple):
-    """State of :class:`Muon`."""
-
     x: Tensor  # x_{t+1}, the iterate
     momentum: Tensor  # M, the moving average of the gradients that matrices use
     moments: Moments  # Adam's, for all that is not a matrix
@@ -34,9 +32,7 @@ class Muon(AveragedIterate):
 
     For a matrix of r rows and c columns, as ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`` does it:
 
-    .. math::
-
-        M \leftarrow \mu M + (1 - \mu) G, \qquad N = \mu M + (1 - \mu) G, \qquad
+    .. math:: M \leftarrow \mu M + (1 - \mu) G, \qquad N = \mu M + (1 - \mu) G, \qquad
         X \leftarrow (1 - \mathrm{lr}\,\lambda) X - \mathrm{lr} \cdot 0.2 \sqrt{\max(r, c)}\; \mathrm{orth}(N)
 
     where orth makes all singular values about 1 (``rules/_orthogonalize.py``). The factor gives the update the size
@@ -53,16 +49,15 @@ class Muon(AveragedIterate):
         domain: K, the constraint set.
         momentum, weight_decay: of the matrices, torch's 0.95 and 0.1.
         beta1, beta2, eps, other_decay: of the rest, AdamW's 0.9, 0.999, 1e-8 and 0.01.
-        average: the output is the last iterate ("none"), or the average of :math:`x_1, \dots, x_T` with weights 1
-            ("uniform") or t ("linear").
+        average: of the queries as the output: "none", "uniform" or "linear", as in :class:`~lategrad.SGD`.
         blocks: where the matrices are; hosts fill it in.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.Muon(lr=1.0, blocks=lg.rules.Blocks.of_tensors([torch.zeros(3, 4)]))
     >>> state = rule.init(torch.zeros(12))
     >>> step = rule.output(rule.update(state, torch.arange(12.0), delay=torch.tensor(0))).view(3, 4)
-    >>> (torch.linalg.svdvals(step) / (0.2 * 2)).round(decimals=1)  # of the gradient: 22, 1.5 and 0
-    tensor([1.2000, 1.2000, 0.0000])
+    >>> (torch.linalg.svdvals(step) / (0.2 * 2)).round()  # of the gradient: 22, 1.5 and 0
+    tensor([1., 1., 0.])
 
     Must know: which entries are matrices.
 

@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class NAdamState(NamedTuple):
-    """State of :class:`NAdam`."""
-
     x: Tensor  # x_{t+1}, the iterate
     moments: Moments
     product: Tensor  # mu_1 .. mu_t, float64
@@ -28,9 +26,7 @@ class NAdamState(NamedTuple):
 class NAdam(LastIterate):
     r"""NAdam with decoupled weight decay, in the form of ``torch.optim.NAdam``.
 
-    .. math::
-
-        \mu_t = \beta_1 (1 - \tfrac12\, 0.96^{\psi t}), \qquad
+    .. math:: \mu_t = \beta_1 (1 - \tfrac12\, 0.96^{\psi t}), \qquad
         x_{t+1} = \Pi_K\Big((1 - \mathrm{lr}\,\lambda) x_t - \frac{\mathrm{lr}}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}
             \Big(\frac{(1 - \mu_t)\, g}{1 - \mu_1 \cdots \mu_t}
             + \frac{\mu_{t+1}\, m_t}{1 - \mu_1 \cdots \mu_{t+1}}\Big)\Big)

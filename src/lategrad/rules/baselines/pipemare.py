@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class PipeMareState(NamedTuple):
-    """State of :class:`PipeMare`."""
-
     x: Tensor  # x_{t+1}, the iterate
     moments: Moments
     t: Tensor  # updates so far

@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class RennalaState(NamedTuple):
-    """State of :class:`Rennala`."""
-
     x: Tensor  # the iterate
     batch_mean: Tensor  # the mean of the gradients collected at x
     arrivals: Tensor  # the number of gradients collected
@@ -82,9 +80,5 @@ class Rennala(LastIterate):
         batch_mean = torch.where(at_x, mean, state.batch_mean)
         full = arrivals >= self.batch
         x = self.domain.project(state.x - as_dtype(self.lr, grad) * batch_mean)
-        return RennalaState(
-            x=torch.where(full, x, state.x),
-            batch_mean=torch.where(full, 0.0, batch_mean),
-            arrivals=torch.where(full, 0.0, arrivals),
-            updates=torch.where(full, 0.0, state.updates + 1),
-        )
+        rest = (torch.where(full, 0.0, value) for value in (batch_mean, arrivals, state.updates + 1))
+        return RennalaState(torch.where(full, x, state.x), *rest)

@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class RingmasterState(NamedTuple):
-    """State of :class:`Ringmaster`."""
-
     x: Tensor  # the iterate
     version: Tensor  # k, the number of times that x has changed; gradients that were thrown away do not count
 
@@ -26,9 +24,8 @@ class RingmasterState(NamedTuple):
 class Ringmaster(LastIterate):
     r"""Ringmaster ASGD: an update if x has changed fewer than R times since the gradient's query, else nothing.
 
-    .. math::
-
-        x \leftarrow \Pi_K(x - \mathrm{lr}\, g), \quad k \leftarrow k + 1 \qquad \text{if } k - k_{\mathrm{query}} < R
+    .. math:: x \leftarrow \Pi_K(x - \mathrm{lr}\, g), \quad k \leftarrow k + 1
+        \qquad \text{if } k - k_{\mathrm{query}} < R
 
     A gradient that is thrown away is an update of the server but leaves k as it is, so a query carries k, and ``delay``
     is not used. (With the server's own count a constant delay of R or more would throw away everything for ever.)

@@ -18,8 +18,6 @@ from lategrad.support.validation import Scalar, require_number, require_share
 
 
 class RingmasterMuonState(NamedTuple):
-    """State of :class:`RingmasterMuon`."""
-
     x: Tensor  # the iterate
     momentum: Tensor  # M, the moving average of the gradients that were used
     version: Tensor  # k, the number of times that x has changed; gradients that were thrown away do not count
@@ -29,9 +27,7 @@ class RingmasterMuonState(NamedTuple):
 class RingmasterMuon(LastIterate):
     r"""Muon with momentum elsewhere, if x has changed fewer than R times since the gradient's query, else nothing.
 
-    .. math::
-
-        M \leftarrow \mu M + (1 - \mu) g, \quad N = \mu M + (1 - \mu) g, \quad
+    .. math:: M \leftarrow \mu M + (1 - \mu) g, \quad N = \mu M + (1 - \mu) g, \quad
         x \leftarrow \Pi_K(x - \mathrm{lr}\, d(N)), \quad k \leftarrow k + 1 \quad \text{if } k - k_{\mathrm{query}} < R
 
     On a matrix of r rows and c columns d is :math:`\sqrt{\max(1, r/c)}` times its orthogonal factor, on everything else
@@ -39,8 +35,7 @@ class RingmasterMuon(LastIterate):
 
     Source: checked against the authors' code (vectozavr/ringmaster-lmo, ``RingmasterMuonASGD``), constants included:
     :math:`\mu` = 0.95, R = 2 (tuned from 1 to 16, with lr from 0.04 to 5). It stops a computation as soon as its delay
-    is R, and orthogonalises by Polar Express; ours finishes and is thrown away. The
-    projection is ours.
+    is R, and orthogonalises by Polar Express; ours finishes and is thrown away. The projection is ours.
 
     Args:
         lr: learning rate.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lategrad.rules._common import OutputsX
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -15,20 +16,16 @@ from lategrad.support.validation import Scalar, require, require_number
 
 
 class ScheduleFreeState(NamedTuple):
-    """State of :class:`ScheduleFree`."""
-
     z: Tensor  # z_{t+1}, the iterate
     x: Tensor  # the average of z_2 .. z_{t+1}
     t: Tensor  # updates so far
 
 
 @dataclass(frozen=True, eq=False)
-class ScheduleFree:
+class ScheduleFree(OutputsX):
     r"""Schedule-Free SGD: query y, output x.
 
-    .. math::
-
-        y_t = (1 - b) z_t + b\, x_t, \qquad z_{t+1} = \Pi_K(z_t - \mathrm{lr}\, g), \qquad
+    .. math:: y_t = (1 - b) z_t + b\, x_t, \qquad z_{t+1} = \Pi_K(z_t - \mathrm{lr}\, g), \qquad
         x_{t+1} = x_t + (z_{t+1} - x_t)/t
 
     The first update sets :math:`x_2 = z_2`, so that the start is not in the average; with the start in it, this is
@@ -77,6 +74,3 @@ class ScheduleFree:
         t = state.t + 1
         z = self.domain.project(state.z - as_dtype(self.lr, grad) * grad)
         return ScheduleFreeState(z=z, x=average_in(state.x, z, 1 / t), t=t)
-
-    def output(self, state: ScheduleFreeState) -> Tensor:
-        return state.x

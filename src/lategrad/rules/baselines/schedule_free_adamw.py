@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules._common import root_mean_square
+from lategrad.rules._common import OutputsX, root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number, require_share
 
 
 class ScheduleFreeAdamWState(NamedTuple):
-    """State of :class:`ScheduleFreeAdamW`."""
-
     z: Tensor  # z_{t+1}, the iterate
     x: Tensor  # the average of z_2 .. z_{t+1}
     second: Tensor  # Adam's moving average of the squared gradients
@@ -25,12 +23,10 @@ class ScheduleFreeAdamWState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ScheduleFreeAdamW:
+class ScheduleFreeAdamW(OutputsX):
     r"""Schedule-Free AdamW: Adam's normalized gradients, averaging instead of momentum; query y, output x.
 
-    .. math::
-
-        y_t = (1 - b) z_t + b\, x_t, \qquad
+    .. math:: y_t = (1 - b) z_t + b\, x_t, \qquad
         z_{t+1} = \Pi_K\Big(z_t - \mathrm{lr}\Big(\frac{g}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon}
             + \lambda y_t\Big)\Big), \qquad x_{t+1} = x_t + (z_{t+1} - x_t)/t
 
@@ -86,6 +82,3 @@ class ScheduleFreeAdamW:
         direction = grad / root_mean_square(second, t, self.beta2, self.eps) + self.weight_decay * self.query(state)
         z = self.domain.project(state.z - as_dtype(self.lr, grad) * direction)
         return ScheduleFreeAdamWState(z=z, x=average_in(state.x, z, 1 / t), second=second, t=t)
-
-    def output(self, state: ScheduleFreeAdamWState) -> Tensor:
-        return state.x

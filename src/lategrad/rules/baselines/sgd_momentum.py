@@ -15,8 +15,6 @@ from lategrad.support.validation import Scalar, require, require_number, require
 
 
 class SGDMomentumState(NamedTuple):
-    """State of :class:`SGDMomentum`."""
-
     x: Tensor  # x_{t+1}, the iterate
     velocity: Tensor  # v_t, the decaying sum of the gradients
 

@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar, require_number
 
 
 class UniXGradState(NamedTuple):
-    """State of :class:`UniXGrad`."""
-
     y: Tensor  # y_{r-1} of the coming round r, or of the round that is half done
     mean: Tensor  # the weighted average of x_1, x_2, .. so far
     hint: Tensor  # M_r, the first gradient of the round
@@ -29,9 +27,7 @@ class UniXGradState(NamedTuple):
 class UniXGrad:
     r"""UniXGrad; round r takes two gradients, at :math:`\tilde z_r` and at :math:`\bar x_r`.
 
-    .. math::
-
-        \tilde z_r = \frac{\alpha_r y_{r-1} + \sum_{i<r} \alpha_i x_i}{\alpha_{1:r}}, \quad
+    .. math:: \tilde z_r = \frac{\alpha_r y_{r-1} + \sum_{i<r} \alpha_i x_i}{\alpha_{1:r}}, \quad
         M_r = \nabla f(\tilde z_r), \quad x_r &= \Pi_K(y_{r-1} - \eta_r \alpha_r M_r), \\
         \bar x_r = \frac{\sum_{i \le r} \alpha_i x_i}{\alpha_{1:r}}, \quad
         g_r = \nabla f(\bar x_r), \quad y_r &= \Pi_K(y_{r-1} - \eta_r \alpha_r g_r)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules._common import Moments, adam_direction, next_moments, start_moments
+from lategrad.rules._common import Moments, OutputsX, adam_direction, next_moments, start_moments
 from lategrad.rules.baselines.adamw import require_adam
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
@@ -16,8 +16,6 @@ from lategrad.support.validation import Scalar
 
 
 class WeightPredictionState(NamedTuple):
-    """State of :class:`WeightPrediction`."""
-
     x: Tensor  # x_{t+1}, the iterate
     moments: Moments
     delay: Tensor  # the delay of the last gradient, which the next is expected to have, float64
@@ -25,7 +23,7 @@ class WeightPredictionState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class WeightPrediction:
+class WeightPrediction(OutputsX):
     r"""AdamW whose queries run ahead along its own direction, as in XPipe.
 
     .. math:: y_t = \Pi_K(x_t - \tau\, \mathrm{lr}\, d_{t-1}), \qquad x_{t+1} = x_t - \mathrm{lr}\,(d_t + \lambda x_t)
@@ -85,6 +83,3 @@ class WeightPrediction:
         move = as_dtype(self.lr, grad) * (self._direction(moments, t) + self.weight_decay * state.x)
         x = self.domain.project(state.x - move)
         return WeightPredictionState(x=x, moments=moments, delay=0 * state.delay + delay, t=t)
-
-    def output(self, state: WeightPredictionState) -> Tensor:
-        return state.x
