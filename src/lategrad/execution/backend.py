@@ -37,15 +37,13 @@ class UnsupportedError(Exception):
 
 # ---- When compiling pays
 
-COMPILE_SECONDS = {"loops": 1.0, "compile": 6.0}
-"""Time to compile, on one core with empty caches."""
+COMPILE_SECONDS = {"loops": 1.0, "compile": 6.0}  # time to compile, on one core with empty caches
 
 SAVED_PER_UPDATE, SAVED_PER_ENTRY = 60e-6, 5e-9
 """Seconds by which a compiled update is faster (``benchmarks/bench_backends.py``): for its calls, and for every entry
 of every run, mostly for fresh memory."""
 
-EXPECTED_STEPS = 1_000
-"""Steps that an optimizer, which is not told their number, is assumed to take at least."""
+EXPECTED_STEPS = 1_000  # steps that an optimizer, which is not told their number, is assumed to take at least
 
 
 def compiling_pays(updates: int, entries: int, *, backend: str = "compile") -> bool:

@@ -25,11 +25,9 @@ class StateStep:
     def __init__(self, rule: AnyRule[Any], state: Any, backend: str | None) -> None:
         self.rule, self.state = rule, state
         device = rule.query(state).device
-        builders: dict[str, Callable[[], Run]] = {
-            "loops": lambda: loops_run(rule, state),
-            "compile": lambda: compiled(eager_run(rule), device),
-            "eager": lambda: eager_run(rule),
-        }
+        builders: dict[str, Callable[[], Run]] = {"loops": lambda: loops_run(rule, state),
+                                                  "compile": lambda: compiled(eager_run(rule), device),
+                                                  "eager": lambda: eager_run(rule)}  # fmt: skip
         self._backend = Backend(builders, backend)
         self._needs_ticket = needs_ticket(rule)
         self._delay = torch.zeros(1, dtype=torch.int64, device=device)

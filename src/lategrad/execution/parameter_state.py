@@ -38,8 +38,7 @@ class ParameterState(NamedTuple):
 
     vectors: list[dict[str, Tensor]]
     """For each parameter, the parts of the state that have its shape, by name; DTensors for a DTensor."""
-    scalars: dict[str, Tensor]
-    """The parts that do not grow with the parameters, by name."""
+    scalars: dict[str, Tensor]  #: the parts that do not grow with the parameters, by name
 
 
 Ticket = Tensor | list[Tensor]
@@ -132,11 +131,9 @@ class ParameterStep:
         self._maximize = maximize
         self._init: Callable[[list[Any]], None]
         self._loops: dict[bool, Loops] = {}  # by whether the calls bring a ticket
-        builders: dict[str, Callable[[], Run]] = {
-            "loops": self._build_loops,
-            "compile": lambda: compiled(eager_run(rule, maximize), self.device),
-            "eager": lambda: eager_run(rule, maximize),
-        }
+        builders: dict[str, Callable[[], Run]] = {"loops": self._build_loops,
+                                                  "compile": lambda: compiled(eager_run(rule, maximize), self.device),
+                                                  "eager": lambda: eager_run(rule, maximize)}  # fmt: skip
         self._starts = state is None
         if self._shards is not None:
             if backend not in (None, "eager"):

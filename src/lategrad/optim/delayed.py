@@ -24,16 +24,14 @@ from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require
 
 _FIRST_DRAW = 1024
-_SPARSE = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
-"""The optimizers that take sparse gradients."""
+_SPARSE = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)  # the optimizers that take sparse gradients
 _STATE = ("optimizer", "delays", "delay_cap", "seed", "steps", "updates", "_pending", "_versions")
 
 
 class PendingGradient(NamedTuple):
     """A gradient that waits for its update."""
 
-    grads: list[Tensor | None]
-    """One for each parameter of all groups."""
+    grads: list[Tensor | None]  # one for each parameter of all groups
     tickets: Tickets | None
 
 
@@ -99,18 +97,12 @@ class Delayed(Optimizer):
     delay_cap: int
     seed: int
     steps: int | None
-    updates: int
-    """The number of updates that the wrapped optimizer has made."""
-    _pending: dict[int, PendingGradient]
-    """The pending gradients, each under the number of its update."""
-    _taus: Tensor
-    """The delays of the first updates, as far as they have been needed."""
-    _updates_for: dict[int, list[int]]
-    """The updates that need a gradient of the parameters x_s, under s."""
-    _versions: StageVersions | None
-    """The past parameters, where delays are by stage."""
-    _failed: int = 0
-    """The last update in which the wrapped optimizer has raised."""
+    updates: int  #: the number of updates that the wrapped optimizer has made
+    _pending: dict[int, PendingGradient]  # the pending gradients, each under the number of its update
+    _taus: Tensor  # the delays of the first updates, as far as they have been needed
+    _updates_for: dict[int, list[int]]  # the updates that need a gradient of the parameters x_s, under s
+    _versions: StageVersions | None  # the past parameters, where delays are by stage
+    _failed: int = 0  # the last update in which the wrapped optimizer has raised
 
     def __init__(
         self, optimizer: Optimizer, delays: DelayModel | StageDelays | int | str, *, delay_cap: int | None = None,

@@ -20,8 +20,7 @@ from torch.optim.optimizer import Optimizer
 
 from lategrad.execution.dtensors import GatherAnew, is_dtensor, largest_over_ranks, local_part_of, local_parts
 
-Values = dict[Tensor, Tensor]
-"""A value for some parameters."""
+Values = dict[Tensor, Tensor]  # a value for some parameters
 
 
 @torch.no_grad()
@@ -90,12 +89,9 @@ class _Reminder:
 class OutputMode(Optimizer):
     """An optimizer whose parameters hold the query, and on demand the output."""
 
-    _evaluating: bool
-    """Between ``eval()`` and ``train()``."""
-    _queries: Values | None
-    """The queries of the parameters that hold an output now; None when they hold the query."""
-    _loaded: Values
-    """The queries that came with a state saved in eval mode, until the first step."""
+    _evaluating: bool  # between ``eval()`` and ``train()``
+    _queries: Values | None  # the queries of the parameters that hold an output now; None when they hold the query
+    _loaded: Values  # the queries that came with a state saved in eval mode, until the first step
     _reminder: _Reminder | None = None
 
     def _remind(self, params: object) -> None:

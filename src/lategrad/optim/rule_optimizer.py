@@ -28,11 +28,9 @@ from lategrad.support.runs import map_tensors, runs_shape
 from lategrad.support.torch_private import gather, scatter
 from lategrad.support.validation import Scalar, require
 
-ALWAYS_CHECKED = 8
-"""Steps in which ranks always compare their delays; later in step 16, 32, 64, ... only."""
+ALWAYS_CHECKED = 8  # steps in which ranks always compare their delays; later in step 16, 32, 64, ... only
 
-Tickets = list[list[Ticket] | None]
-"""The tickets of the queries of all groups, for rules that need them."""
+Tickets = list[list[Ticket] | None]  # the tickets of the queries of all groups, for rules that need them
 
 
 def invalid(what: str, value: object, condition: bool) -> None:
@@ -51,8 +49,7 @@ class RuleOptimizer(OutputMode):
 
     recompile_keys: ClassVar[tuple[str, ...]] = ()
     """The entries of a group that determine what is computed; a change takes effect at the next step."""
-    optional: ClassVar[tuple[str, ...]] = ()
-    """The entries that a group may have beside the optimizer's own arguments."""
+    optional: ClassVar[tuple[str, ...]] = ()  #: the entries that a group may have beside the optimizer's own arguments
     not_saved: ClassVar[tuple[str, ...]] = ("rule", "domain", "compile")
     """The entries of a group that ``state_dict`` omits: loading keeps the present ones."""
 
@@ -295,16 +292,12 @@ class _CachedSteps:
     """A group's steps, and what they were built for."""
 
     steps: list[ParameterStep]
-    lr: Tensor
-    """The learning rate that the rules of the steps read."""
-    skips_some: bool
-    """Whether some parameters are in no step: they have no entries, or are frozen."""
+    lr: Tensor  # the learning rate that the rules of the steps read
+    skips_some: bool  # whether some parameters are in no step: they have no entries, or are frozen
     options: list[object]
-    forms: tuple[list[Any], ...]
-    """Dtypes, shapes, strides and device of the parameters."""
+    forms: tuple[list[Any], ...]  # dtypes, shapes, strides and device of the parameters
     params: list[Tensor]
-    trained: list[bool]
-    """Whether each parameter requires a gradient."""
+    trained: list[bool]  # whether each parameter requires a gradient
     last_lr: float = 1.0
     calls: int = 0
 

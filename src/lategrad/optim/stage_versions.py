@@ -41,8 +41,7 @@ class StageVersions:
         self.delayed = [p for p in params if delays[id(p)] > 0]
         self.past: list[deque[Tensor]] = [deque(maxlen=delays[id(p)]) for p in self.delayed]
         """The versions before the newest, oldest first."""
-        self.newest: list[Tensor] | None = None
-        """The newest version, while the parameters hold past ones."""
+        self.newest: list[Tensor] | None = None  # the newest version, while the parameters hold past ones
         if self.delayed:
             model.register_forward_pre_hook(self.before_forward)
             if not profile.stashing:

@@ -46,8 +46,7 @@ class TensorSpec(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    differentiable: bool
-    """Whether a gradient comes back for it."""
+    differentiable: bool  # whether a gradient comes back for it
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
@@ -67,10 +66,8 @@ class Link:
     def __init__(self, peer: int, group: dist.ProcessGroup, timeout: float) -> None:
         self.peer, self.group, self.timeout = peer, group, timeout
         self.device = self.wire = torch.device("cpu")
-        self.specs: list[TensorSpec] | None = None
-        """The form of all messages, known after the first."""
-        self.waited = 0.0
-        """Seconds spent waiting for the neighbour."""
+        self.specs: list[TensorSpec] | None = None  # the form of all messages, known after the first
+        self.waited = 0.0  # seconds spent waiting for the neighbour
         self._sent: deque[list[tuple[dist.Work, Tensor]]] = deque()
         self._posted: list[tuple[dist.Work, Tensor]] | None = None
 

@@ -17,13 +17,11 @@ from torch import Tensor
 class SlotPlan(NamedTuple):
     """Where each update writes its query and reads a late one from."""
 
-    write: Tensor
-    """int64 ``(updates,)``: the slot for the query of each update; ``slots - 1`` for those never read."""
+    write: Tensor  # int64 ``(updates,)``: the slot for the query of each update; ``slots - 1`` for those never read
     read: Tensor
     """int64 ``(updates,)``: the slot that holds the query each update's gradient is taken at; ``(updates, stages)``
     where each stage has its own."""
-    slots: int
-    """Slots needed, the last of them for queries that are never read."""
+    slots: int  # slots needed, the last of them for queries that are never read
 
 
 def plan_slots(delays: Tensor) -> SlotPlan:

@@ -35,10 +35,8 @@ class Chunk(NamedTuple):
     """What a chunk of updates needs, one row per update, in buffers that keep their addresses."""
 
     samples: Tensor
-    write: Tensor
-    """The slots that the next queries are stored in."""
-    read: Tensor
-    """The slots that the delayed queries are fetched from."""
+    write: Tensor  # the slots that the next queries are stored in
+    read: Tensor  # the slots that the delayed queries are fetched from
     delays: Tensor
     jobs: Tensor
 
@@ -86,8 +84,7 @@ class Simulation:
         # An update stores the query after it; the last one, which is never read, overwrites the one before.
         self.following = torch.cat([self.queries.write[1:], self.queries.write[-1:]])
         self.chunk: Chunk | None = None
-        self.row = torch.zeros(1, dtype=torch.int64, device=device)
-        """The row of the chunk that the next update uses."""
+        self.row = torch.zeros(1, dtype=torch.int64, device=device)  # the row of the chunk that the next update uses
         self.gate = None if max_norm_ratio is None else NormGate(max_norm_ratio, tuple(self.shape[:-1]), device)
         self.refused = torch.zeros(*self.shape[:-1], 1, dtype=torch.int64, device=device)
         """Gradients of each run that were refused for their norm."""

@@ -50,8 +50,7 @@ from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require, require_device
 from lategrad.trace import Axis, Trace, describe
 
-LINE_EVERY = 30.0
-"""Seconds between two lines of progress where there is no terminal."""
+LINE_EVERY = 30.0  # seconds between two lines of progress where there is no terminal
 Delays = DelayModel | StageDelays | int | str
 
 
@@ -132,18 +131,12 @@ def simulate(
     single = (isinstance(seed, int), not isinstance(delays, Sequence) or isinstance(delays, str))
     all_axes = [Axis("seed", seeds), Axis("delay", tuple(_label(m) for m in models)),
                 *rule_axes(rule, simulation.shape[2:-1], axes)]  # fmt: skip
-    config = {
-        "problem": repr(problem),
-        "rule": describe(rule),
-        "delays": [repr(model) if isinstance(model, StageDelays) else describe(model) for model in parsed],
-        "seeds": list(seeds),
-        "steps": steps,
-        "share_samples": share_samples,
-        "clip": clip,
-        "max_norm_ratio": max_norm_ratio,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
-    }
+    config = {"problem": repr(problem), "rule": describe(rule),
+              "delays": [repr(model) if isinstance(model, StageDelays) else describe(model) for model in parsed],
+              "seeds": list(seeds), "steps": steps, "share_samples": share_samples, "clip": clip,
+              "max_norm_ratio": max_norm_ratio,
+              "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+              "torch": torch.__version__}  # fmt: skip
     recorder = Recorder(simulation, all_axes, single, config, save_to)
     every = record_every or max(1, steps // 10)
     recorder.record(0)

@@ -20,8 +20,7 @@ from torch import Tensor
 from lategrad.support.runs import map_tensors, tensors
 from lategrad.support.torch_private import WrapperTensor
 
-Interval = tuple[int, int]
-"""Start and stop of consecutive entries."""
+Interval = tuple[int, int]  # start and stop of consecutive entries
 
 
 class NotShardedError(RuntimeError):

@@ -28,26 +28,20 @@ from lategrad.execution.codegen.ops import MEMORY_TYPES, VALUE_TYPES
 
 _aten = torch.ops.aten
 
-CHUNK = 8192
-"""Entries that one thread (CPU) or one block of threads (GPU) handles at a time."""
+CHUNK = 8192  # entries that one thread (CPU) or one block of threads (GPU) handles at a time
 
-THREADS = 256
-"""Threads of a block on a GPU; each takes four entries at a time."""
+THREADS = 256  # threads of a block on a GPU; each takes four entries at a time
 
 
 @dataclass
 class Loop:
     """One loop over the entries of all vectors."""
 
-    level: int
-    """Number of sums taken one after another before it can run."""
+    level: int  # number of sums taken one after another before it can run
     sums: list[Node]
-    writes: list[tuple[int, Node]]
-    """The operands that it writes, and the values."""
-    values: list[Node]
-    """What is computed for every entry, in order."""
-    reads: list[int]
-    """The vector operands that it reads."""
+    writes: list[tuple[int, Node]]  # the operands that it writes, and the values
+    values: list[Node]  # what is computed for every entry, in order
+    reads: list[int]  # the vector operands that it reads
     scalars: list[Node]
 
     @property
@@ -61,15 +55,12 @@ class Source:
     """C code and the memory that a call needs; both versions define a function ``run``."""
 
     cpu: str
-    cuda: str
-    """Its first argument is the stage."""
+    cuda: str  # its first argument is the stage
     stages: list[bool]
     """The stages to launch on a GPU, in order: True for one block per chunk (a loop), False for a single block."""
     operands: int
-    scalars: int
-    """Eight-byte slots for scalars that later stages read."""
-    sums: int
-    """The largest number of sums that one loop takes."""
+    scalars: int  # eight-byte slots for scalars that later stages read
+    sums: int  # the largest number of sums that one loop takes
 
 
 class _Emitter:
@@ -287,14 +278,10 @@ class _Emitter:
     def source(self) -> Source:
         functions = "".join(self.entry_function(loop, i) for i, loop in enumerate(self.loops))
         half = "#define HALF\n" if torch.float16 in self.dtypes else ""
-        return Source(
-            cpu=half + ops.CPU_HEADER + functions + self.cpu(),
-            cuda=ops.CUDA_HEADER + functions + self.cuda(),
-            stages=[is_loop for _, is_loop in self.stages()],
-            operands=len(self.dtypes),
-            scalars=max(1, len(self.slots)),
-            sums=max([0, *(len(loop.sums) for loop in self.loops)]),
-        )
+        return Source(cpu=half + ops.CPU_HEADER + functions + self.cpu(),
+                      cuda=ops.CUDA_HEADER + functions + self.cuda(), stages=[is_loop for _, is_loop in self.stages()],
+                      operands=len(self.dtypes), scalars=max(1, len(self.slots)),
+                      sums=max([0, *(len(loop.sums) for loop in self.loops)]))  # fmt: skip
 
     def stages(self) -> list[tuple[str, bool]]:
         """The stages by the names of their GPU functions, and whether each is a loop."""

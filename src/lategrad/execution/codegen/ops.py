@@ -18,13 +18,8 @@ _SHAPES = ("alias", "clone", "detach", "expand", "lift_fresh_copy", "reshape", "
 IDENTITY = {_aten._to_copy.default, _aten.squeeze.dim, *(getattr(_aten, name).default for name in _SHAPES)}
 """Operations that change nothing but the shape or the dtype."""
 
-CONSTANT = {
-    _aten.full.default: 1,
-    _aten.full_like.default: 1,
-    _aten.ones_like.default: 1.0,
-    _aten.scalar_tensor.default: 0,
-    _aten.zeros_like.default: 0.0,
-}
+CONSTANT = {_aten.full.default: 1, _aten.full_like.default: 1, _aten.ones_like.default: 1.0,
+            _aten.scalar_tensor.default: 0, _aten.zeros_like.default: 0.0}  # fmt: skip
 """Operations with the same value everywhere: that value, or (an integer) its position among the arguments."""
 
 ARITHMETIC: dict[Any, str] = {
@@ -56,14 +51,9 @@ ARITHMETIC: dict[Any, str] = {
 }
 """Expressions of arguments that are cast to the dtype of the result."""
 
-LOGIC: dict[Any, str] = {
-    _aten.bitwise_and.Tensor: "{0} && {1}",
-    _aten.bitwise_not.default: "!{0}",
-    _aten.bitwise_or.Tensor: "{0} || {1}",
-    _aten.logical_and.default: "{0} && {1}",
-    _aten.logical_not.default: "!{0}",
-    _aten.logical_or.default: "{0} || {1}",
-}
+LOGIC: dict[Any, str] = {_aten.bitwise_and.Tensor: "{0} && {1}", _aten.bitwise_not.default: "!{0}",
+                         _aten.bitwise_or.Tensor: "{0} || {1}", _aten.logical_and.default: "{0} && {1}",
+                         _aten.logical_not.default: "!{0}", _aten.logical_or.default: "{0} || {1}"}  # fmt: skip
 for _name, _sign in {"eq": "==", "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "ne": "!="}.items():
     LOGIC |= dict.fromkeys((getattr(_aten, _name).Scalar, getattr(_aten, _name).Tensor), f"{{0}} {_sign} {{1}}")
 """Expressions of arguments that are cast to their common dtype; the result is a bool."""

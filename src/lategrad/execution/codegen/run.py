@@ -20,8 +20,7 @@ from lategrad.support.validation import require
 
 _MAX_CACHED = 1024  # tables of addresses
 
-Address = int | list[int]
-"""Where an operand is: the address of a scalar, or those of a vector's tensors."""
+Address = int | list[int]  # where an operand is: the address of a scalar, or those of a vector's tensors
 
 
 def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
