@@ -18,14 +18,9 @@ from lategrad.support.options import Option, options_of
 
 
 def check_rule(
-    rule: AnyRule[Any] | str,
-    *,
-    dim: int = 6,
-    seed: int = 0,
-    undelayed: AnyRule[Any] | None = None,
-    reference: Reference | None = None,
-    compile: bool = True,
-) -> None:
+    rule: AnyRule[Any] | str, *, dim: int = 6, seed: int = 0, undelayed: AnyRule[Any] | None = None,
+    reference: Reference | None = None, compile: bool = True,
+) -> None:  # fmt: skip
     """Run all generic checks on a server rule.
 
     A hyper-parameter that is annotated ``Scalar`` must also take a value for each run, so that a sweep is one rule. One

@@ -69,7 +69,6 @@ def overwrite(buffers: Any, values: Any) -> None:
 
 
 def eager_run(rule: AnyRule[Any], maximize: bool = False) -> Run:
-    """The update, operation by operation."""
 
     def run(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor, query_out: Tensor | None) -> None:
         updated = apply_update(rule, state, -grad if maximize else grad, delay, ticket)
@@ -123,7 +122,6 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Compiled:
 
 @cache
 def warn_once(reason: str) -> None:
-    """Warn that nothing is compiled, once per reason."""
     warnings.warn(f"running eagerly: {reason}", stacklevel=2)
 
 

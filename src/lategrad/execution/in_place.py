@@ -35,7 +35,6 @@ class StateStep:
 
     @property
     def backend(self) -> str:
-        """The name of the backend that runs it."""
         return self._backend.name
 
     def __call__(

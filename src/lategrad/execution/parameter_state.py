@@ -83,7 +83,6 @@ def sharded(local: Tensor, shards: Shards | None) -> Tensor:
 
 
 def local_of(vector: Tensor) -> Tensor:
-    """This rank's entries of a vector."""
     return vector.local if isinstance(vector, ShardedVector) else vector
 
 
@@ -144,7 +143,6 @@ class ParameterStep:
 
     @property
     def backend(self) -> str:
-        """The name of the backend that runs it."""
         return self._backend.name
 
     # ---- The state

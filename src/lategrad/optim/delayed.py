@@ -178,7 +178,6 @@ class Delayed(Optimizer):
 
     @property
     def pending(self) -> int:
-        """The number of pending gradients."""
         return len(self._pending)
 
     def _updates_from(self, s: int) -> list[int]:

@@ -85,7 +85,6 @@ def _find(name: str, part: Any) -> Any:
 
 
 def _replace(name: str, part: Any, value: Scalar) -> Any:
-    """The same rule with another value of that hyper-parameter."""
     if hasattr(part, name):
         return dataclasses.replace(part, **{name: value})
     return dataclasses.replace(part, learner=_replace(name, part.learner, value))

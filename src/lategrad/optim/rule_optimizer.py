@@ -55,7 +55,7 @@ class RuleOptimizer(OutputMode):
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
         self._cache: dict[int, _CachedSteps] = {}
-        self._reset_mode()
+        self._loaded = {}
         require_params(type(self).__name__, params)
         super().__init__(params, defaults)
 
@@ -70,7 +70,6 @@ class RuleOptimizer(OutputMode):
         return lr
 
     def _check(self, group: dict[str, Any]) -> None:
-        """Raise a ValueError for bad hyper-parameters."""
         if "lr" in group:
             _check_lr(group["lr"])
         if "domain" in group:
@@ -152,7 +151,10 @@ class RuleOptimizer(OutputMode):
             for name in self.not_saved:
                 group.pop(name, None)
             group["without_query"] = self._queries is not None  # then the model's state lacks it
-        return self._with_queries(saved)
+        if self._queries is not None:
+            numbered = enumerate(self._all_params())
+            saved["query"] = {i: self._queries[p].clone() for i, p in numbered if p in self._queries}
+        return saved
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state; its hyper-parameters are used, with the present rules and constraint sets.
@@ -224,7 +226,6 @@ class RuleOptimizer(OutputMode):
 
     @torch.no_grad()
     def _project(self, group: dict[str, Any]) -> None:
-        """Move the parameters to the nearest point of the constraint set."""
         device = group["params"][0].device if group["params"] else None
         for rule, params in self._vectors(group, torch.ones(1, dtype=torch.float64, device=device)):
             state_template(rule, params)  # raises for a state that cannot be saved
@@ -245,10 +246,9 @@ class RuleOptimizer(OutputMode):
                  [p.stride() for p in params], [p.device for p in params[:1]])  # fmt: skip
         if cache is not None and group["scalars"]:
             if cache.trained != trained:
-                raise RuntimeError(
-                    "requires_grad of a parameter has changed since the first step, but its group is one vector: make "
-                    "a new optimizer, or put what is thawed later into a group of its own"
-                )
+                raise RuntimeError("requires_grad of a parameter has changed since the first step, but its group is "
+                                   "one vector: make a new optimizer, or put what is thawed later into a group of its "
+                                   "own")  # fmt: skip
             if cache.options == options and cache.forms == forms and all(map(operator.is_, cache.params, params)):
                 return cache.steps
         lr = torch.ones(1, dtype=torch.float64, device=params[0].device if params else None)
@@ -344,6 +344,5 @@ def _check_domain(group: dict[str, Any]) -> None:
 
 
 def is_number(value: object, *, low: float, strict: bool = False) -> bool:
-    """Whether it is a finite number >= low, or > low when strict."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and low <= value < float("inf") and not (strict and value == low)  # type: ignore[operator]

@@ -30,10 +30,8 @@ class StageVersions:
         if model is None:
             raise ValueError("delays by stage of an optimizer must be made from the model itself: by_stage(model, ...)")
         named = dict(model.named_parameters())
-        delays = {
-            id(named[block.name]): min(delay, delay_cap)
-            for block, delay in zip(profile.blocks.parts, profile.delays, strict=True)
-        }
+        pairs = zip(profile.blocks.parts, profile.delays, strict=True)
+        delays = {id(named[block.name]): min(delay, delay_cap) for block, delay in pairs}
         for i, p in enumerate(params):
             if id(p) not in delays:
                 raise ValueError(f"delays by stage must name all parameters of the optimizer: the model has no "
@@ -68,10 +66,9 @@ class StageVersions:
         if not self.delayed:
             return []
         if self.newest is None:
-            raise RuntimeError(
-                "delays by stage take effect in the model's forward, which has not been called since the last step "
-                "(in training mode, with gradients): call the module that was given to by_stage"
-            )
+            raise RuntimeError("delays by stage take effect in the model's forward, which has not been called since "
+                               "the last step (in training mode, with gradients): call the module that was given to "
+                               "by_stage")  # fmt: skip
         self._write(self.newest)
         newest, self.newest = self.newest, None
         return newest
@@ -82,11 +79,9 @@ class StageVersions:
             past.append(version)
 
     def state(self) -> list[list[Tensor]]:
-        """The past versions, for a checkpoint."""
         return [list(past) for past in self.past]
 
     def load(self, state: list[list[Tensor]]) -> None:
-        """Continue from a checkpoint of the same delays."""
         if len(state) != len(self.past):
             raise ValueError(f"the state is of other delays: {len(state)} delayed parameters, not {len(self.past)}")
         self.newest = None

@@ -100,7 +100,6 @@ class Link:
             self._posted = list(zip(works, buffers, strict=True))
 
     def receive(self) -> list[Tensor]:
-        """The next message."""
         self.post()
         assert self._posted is not None
         posted, self._posted = self._posted, None

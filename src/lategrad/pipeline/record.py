@@ -25,7 +25,6 @@ class StageRecord(NamedTuple):
 
 
 def trace_of(stages: Sequence[StageRecord], options: dict[str, Any], problem: Any, seed: int) -> Trace:
-    """The trace of a run from the records of all its stages."""
     updates = len(stages[0].delays)
     losses = torch.tensor(stages[-1].losses, dtype=torch.float64).view(updates, -1).mean(1)
     config = {"pipeline": {**options, "delays": [stage.delay for stage in stages for _ in range(stage.tensors)]},

@@ -149,7 +149,6 @@ class Pipeline:
         return optimizer
 
     def _agree(self) -> None:
-        """Raise unless all stages were given the same options."""
         own = {"microbatches": self.microbatches, "update_every": self.update_every, "stashing": self.stashing}
         links = self._links
         if links.activations_in is not None:

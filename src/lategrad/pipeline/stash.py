@@ -41,7 +41,6 @@ class WeightStash:
         return {name: value.data.requires_grad_() for name, value in zip(self.params, values, strict=True)}
 
     def release(self, version: int) -> None:
-        """A microbatch with this version has gone back."""
         if self.copies:
             self._users[version] -= 1
             if not self._users[version]:
@@ -54,5 +53,4 @@ class WeightStash:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all copies."""
         return sum(t.nbytes for version in [*self._held.values(), *self._free] for t in version)

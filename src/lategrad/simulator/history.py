@@ -72,7 +72,6 @@ class History:
         self.memory = torch.empty(int(sizes.sum()), *like.shape[2:], dtype=like.dtype, device=like.device)
 
     def store(self, write: Tensor, now: Tensor) -> None:
-        """Store a row for every sequence."""
         self.memory.index_copy_(0, write, now)
 
     def fetch(self, read: Tensor) -> Tensor:
@@ -85,7 +84,6 @@ class History:
 
     @staticmethod
     def bytes_needed(plans: list[SlotPlan], like: Tensor) -> int:
-        """Memory that the slots of these plans take."""
         return sum(plan.slots for plan in plans) * like.nbytes // len(plans)
 
 

@@ -35,7 +35,6 @@ class Recorder:
         self.begin = time.monotonic()
 
     def record(self, step: int) -> None:
-        """Evaluate the rule's present output."""
         rule, state, problem = self.simulation.rule, self.simulation.state, self.simulation.problem
         output = rule.output(state)
         measured = measure(problem, output)

@@ -130,7 +130,7 @@ class Simulation:
                     self._loops(self.chunk, length)
                 else:
                     for _ in range(length):
-                        self._update_graph(self._run_update)
+                        self._update_graph(lambda: self._update.run(self))
             first = last
             show_progress(last)
 
@@ -159,9 +159,6 @@ class Simulation:
         self._store_query(chunk.write.index_select(0, row)[0])
         row.add_(1)
 
-    def _run_update(self) -> None:
-        self._update.run(self)
-
     def _run_jobs(self) -> None:
         assert self.workers is not None
         assert self.chunk is not None
@@ -174,7 +171,6 @@ class Simulation:
             self.tickets.store(slots, issue_ticket(self.rule, self.state).flatten(0, 1))
 
     def _load(self, first: int, last: int) -> None:
-        """Load what the updates of a chunk need into the buffers."""
         count, device = last - first, self.row.device
         samples = torch.stack([self.problem.samples(s, first, count) for s in self.stream_seeds], dim=1)
         loaded = Chunk(

@@ -1,17 +1,8 @@
 r"""The delayed oracle: any rule under any delays, many runs at once.
 
 The semantics, exactly. Before update t = 1, 2, ..., T the server's query is :math:`x_t`. Update t receives
-:math:`g_t = \nabla f(x_{t - \tau_t}; z_t)` with the t-th sample :math:`z_t` and :math:`0 \le \tau_t \le t-1`. With
-:math:`\tau = 2`:
-
-====== ========= ================ =======================
-update delay     gradient at      after it
-====== ========= ================ =======================
-t = 1  0 (capped) x_1, sample z_1  the query becomes x_2
-t = 2  1 (capped) x_1, sample z_2  the query becomes x_3
-t = 3  2          x_1, sample z_3  the query becomes x_4
-t = 4  2          x_2, sample z_4  the query becomes x_5
-====== ========= ================ =======================
+:math:`g_t = \nabla f(x_{t - \tau_t}; z_t)` with the t-th sample :math:`z_t` and :math:`0 \le \tau_t \le t-1`; then the
+query becomes :math:`x_{t+1}`. With :math:`\tau = 2` the first four gradients are those at x_1, x_1, x_1 and x_2.
 
 Where the problem's workers keep a state from job to job (:class:`~lategrad.problems.LocalSteps`), every simulated
 worker has its own: the workers of a cluster, or the fewest that can have sent gradients with these delays.
@@ -55,22 +46,12 @@ Delays = DelayModel | StageDelays | int | str
 
 
 def simulate(
-    problem: Problem,
-    rule: AnyRule[Any] | str,
-    delays: Delays | Sequence[Delays],
-    steps: int,
-    *,
-    seed: int | Sequence[int] = 0,
-    record_every: int | None = None,
-    device: torch.device | str = "cpu",
-    share_samples: bool = True,
-    compile: bool | Literal["rule"] | None = None,
-    progress: bool | None = None,
-    save_to: str | Path | None = None,
-    axes: Sequence[str] | None = None,
-    clip: float | None = None,
+    problem: Problem, rule: AnyRule[Any] | str, delays: Delays | Sequence[Delays], steps: int, *,
+    seed: int | Sequence[int] = 0, record_every: int | None = None, device: torch.device | str = "cpu",
+    share_samples: bool = True, compile: bool | Literal["rule"] | None = None, progress: bool | None = None,
+    save_to: str | Path | None = None, axes: Sequence[str] | None = None, clip: float | None = None,
     max_norm_ratio: float | None = None,
-) -> Trace:
+) -> Trace:  # fmt: skip
     """Run a rule under late gradients; all combinations of seeds, delays and the rule's own runs at once.
 
     Args:

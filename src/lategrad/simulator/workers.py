@@ -133,7 +133,6 @@ class Workers:
             first += length
 
     def start_wave(self, length: int) -> None:
-        """Set the length of the next wave."""
         self._length.fill_(length)
         self._batch = self._width if self.pads_waves else length
 
@@ -164,7 +163,6 @@ class Workers:
         self._next.zero_()
 
     def next_gradient(self) -> Tensor:
-        """The next gradient of the wave, for every run."""
         grad = self._grads.index_select(0, self._next)[0]
         self._next += 1
         return grad

@@ -39,7 +39,6 @@ def _child_names(tree: object) -> list[str]:
 
 
 def tensors(tree: object) -> list[Tensor]:
-    """All tensors inside a rule, learner, set or state."""
     if isinstance(tree, Tensor):
         return [tree]
     return [leaf for child in _children(tree) for leaf in tensors(child)]

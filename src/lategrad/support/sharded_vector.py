@@ -121,11 +121,10 @@ class ShardedVector(WrapperTensor):
 def _refuse(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise; where one process has the whole vector, run on plain tensors."""
     if any(arg.shards.group is not None for arg in tensors((args, kwargs)) if isinstance(arg, ShardedVector)):
-        raise NotShardedError(
-            f"{func} with these arguments is not defined on a vector that is sharded over ranks. Rules and constraint "
-            f"sets may use operations on entries, with other sharded vectors and with single numbers; split, cat and "
-            f"sort; and sum, mean, Euclidean norm, amax, amin, all and any over the vector"
-        )
+        raise NotShardedError(f"{func} with these arguments is not defined on a vector that is sharded over ranks. "
+                              f"Rules and constraint sets may use operations on entries, with other sharded vectors "
+                              f"and with single numbers; split, cat and sort; and sum, mean, Euclidean norm, amax, "
+                              f"amin, all and any over the vector")  # fmt: skip
     args, kwargs = map_tensors(lambda x: x.local.view(x.shape) if isinstance(x, ShardedVector) else x, (args, kwargs))
     return func(*args, **kwargs)
 
@@ -151,7 +150,6 @@ def _on_entries(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _with_shape(func: Any, x: ShardedVector, *args: Any, **kwargs: Any) -> Any:
-    """The same entries in the same order, in another shape."""
     shape = func(torch.empty(x.shape, device="meta"), *args, **kwargs).shape
     return x.like(x.local, shape) if math.prod(shape) == x.numel() else _refuse(func, x, *args, **kwargs)
 

@@ -19,11 +19,9 @@ class OutOfTimeError(TimeoutError):
 
 
 def run_in_thread(
-    call: Callable[[], Returned],
-    name: str,
-    future: Future[Returned] | None = None,
+    call: Callable[[], Returned], name: str, future: Future[Returned] | None = None,
     undo: Callable[[Returned], object] | None = None,
-) -> Future[Returned]:
+) -> Future[Returned]:  # fmt: skip
     """Start a call in a daemon thread, which does not keep the interpreter alive.
 
     Args:
@@ -55,12 +53,9 @@ def run_in_thread(
 
 
 def limited(
-    call: Callable[[], Returned],
-    seconds: float | Callable[[], float],
-    what: str,
-    *,
+    call: Callable[[], Returned], seconds: float | Callable[[], float], what: str, *,
     undo: Callable[[Returned], object] | None = None,
-) -> Returned:
+) -> Returned:  # fmt: skip
     """What a call returns or raises within a time limit; signals are handled meanwhile, wherever the call hangs.
 
     Args:

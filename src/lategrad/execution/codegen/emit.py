@@ -46,7 +46,6 @@ class Loop:
 
     @property
     def operands(self) -> list[int]:
-        """All vector operands that it touches."""
         return list(dict.fromkeys([*self.reads, *(operand for operand, _ in self.writes)]))
 
 

@@ -22,33 +22,21 @@ CONSTANT = {_aten.full.default: 1, _aten.full_like.default: 1, _aten.ones_like.d
             _aten.scalar_tensor.default: 0, _aten.zeros_like.default: 0.0}  # fmt: skip
 """Operations with the same value everywhere: that value, or (an integer) its position among the arguments."""
 
+_LERP = "{2} < 0.5f ? {0} + {2} * ({1} - {0}) : {1} - ({1} - {0}) * (1 - {2})"
 ARITHMETIC: dict[Any, str] = {
-    _aten.abs.default: "fabs({0})",
-    _aten.add.Tensor: "{0} + {1}",
-    _aten.clamp_max.default: "{0} > {1} ? {1} : {0}",
-    _aten.clamp_min.default: "{0} < {1} ? {1} : {0}",
-    _aten.div.Tensor: "{0} / {1}",
-    _aten.exp.default: "exp({0})",
-    _aten.floor.default: "floor({0})",
-    **dict.fromkeys(
-        (_aten.lerp.Scalar, _aten.lerp.Tensor), "{2} < 0.5f ? {0} + {2} * ({1} - {0}) : {1} - ({1} - {0}) * (1 - {2})"
-    ),
-    _aten.log.default: "log({0})",
+    _aten.add.Tensor: "{0} + {1}", _aten.sub.Tensor: "{0} - {1}", _aten.neg.default: "-{0}",
+    _aten.rsub.Scalar: "{1} - {0}", _aten.rsub.Tensor: "{1} - {0}",
+    _aten.mul.Tensor: "{0} * {1}", _aten.div.Tensor: "{0} / {1}", _aten.reciprocal.default: "1 / {0}",
+    _aten.remainder.Scalar: "{0} - {1} * floor({0} / {1})", _aten.floor.default: "floor({0})",
+    _aten.abs.default: "fabs({0})", _aten.sign.default: "({0} > 0) - ({0} < 0)",
+    _aten.clamp_max.default: "{0} > {1} ? {1} : {0}", _aten.clamp_min.default: "{0} < {1} ? {1} : {0}",
     _aten.maximum.default: "{0} > {1} || {0} != {0} ? {0} : {1}",
     _aten.minimum.default: "{0} < {1} || {0} != {0} ? {0} : {1}",
-    _aten.mul.Tensor: "{0} * {1}",
-    _aten.neg.default: "-{0}",
-    _aten.pow.Scalar: "pow({0}, {1})",
-    _aten.pow.Tensor_Tensor: "pow({0}, {1})",
-    _aten.reciprocal.default: "1 / {0}",
-    _aten.remainder.Scalar: "{0} - {1} * floor({0} / {1})",
-    _aten.rsub.Scalar: "{1} - {0}",
-    _aten.rsub.Tensor: "{1} - {0}",
-    _aten.rsqrt.default: "1 / sqrt({0})",
-    _aten.sign.default: "({0} > 0) - ({0} < 0)",
-    _aten.sqrt.default: "sqrt({0})",
-    _aten.sub.Tensor: "{0} - {1}",
-}
+    _aten.exp.default: "exp({0})", _aten.log.default: "log({0})",
+    _aten.sqrt.default: "sqrt({0})", _aten.rsqrt.default: "1 / sqrt({0})",
+    _aten.pow.Scalar: "pow({0}, {1})", _aten.pow.Tensor_Tensor: "pow({0}, {1})",
+    _aten.lerp.Scalar: _LERP, _aten.lerp.Tensor: _LERP,
+}  # fmt: skip
 """Expressions of arguments that are cast to the dtype of the result."""
 
 LOGIC: dict[Any, str] = {_aten.bitwise_and.Tensor: "{0} && {1}", _aten.bitwise_not.default: "!{0}",
@@ -73,14 +61,8 @@ _COMMON = """
 typedef long long i64;
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
-INLINE float load(float x) { return x; }
-INLINE double load(double x) { return x; }
-INLINE i64 load(i64 x) { return x; }
-INLINE bool load(bool x) { return x; }
-INLINE void store(float& to, float x) { to = x; }
-INLINE void store(double& to, double x) { to = x; }
-INLINE void store(i64& to, i64 x) { to = x; }
-INLINE void store(bool& to, bool x) { to = x; }
+#define AS_IT_IS(T) INLINE T load(T x) { return x; } INLINE void store(T& to, T x) { to = x; }
+AS_IT_IS(float) AS_IT_IS(double) AS_IT_IS(i64) AS_IT_IS(bool)
 INLINE unsigned bf16_bits(unsigned bits) {
   return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }

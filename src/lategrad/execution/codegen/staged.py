@@ -70,7 +70,7 @@ class StagedLoops(Loops):
             self._programs.append((others, plain.resized([self._sizes[i] for i in others])))
         scalars = self._build(_without_matrices(2), "scalars", dtype)
         self._programs.append(([0], scalars.resized(self._sizes[:1])))
-        self._lengths = [loops.operands * (1 + len(places)) for places, loops in self._programs]
+        self._lengths = [loops.source.operands * (1 + len(places)) for places, loops in self._programs]
 
     @property
     def passes(self) -> int:
@@ -115,7 +115,7 @@ class StagedLoops(Loops):
             beyond = [self._query_dtype] if self._query_dtype is not None and writes_query else []
             targets += [len(inputs)] * len(beyond)
         loops = Loops(function, inputs, targets, beyond, [blocks.size], self._device)
-        if loops.takes_sums:
+        if loops.source.sums:
             raise UnsupportedError(f"{type(rule).__name__} takes sums over the vector")
         return loops
 
@@ -132,7 +132,7 @@ class StagedLoops(Loops):
             else:
                 for i, size in self._short:
                     own[self._first_leaf + i] = [operands[self._first_leaf + i] + size * start for start in starts]  # type: ignore[operator]
-            if len(own) < loops.operands:
+            if len(own) < loops.source.operands:
                 own += [one if isinstance(one, int) else [one[i] for i in places] for one in query]
             table += loops.table(own)
         return table
