@@ -60,8 +60,7 @@ def check_rule(
         assert_close(rule.query(state), undelayed.query(other), "rule: zero delay is not the undelayed rule")
     if reference is not None:
         first_run = [query[0] for query in queries]
-        message = "rule: the first queries differ from the reference"
-        check_reference(first_run, x0[0], grads[:, 0], reference, message)
+        check_reference(first_run, x0[0], grads[:, 0], reference, "rule: the first queries differ from the reference")
 
 
 def _check_sweeps(rule: AnyRule[Any], dim: int, seed: int) -> None:

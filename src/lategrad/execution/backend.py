@@ -87,10 +87,14 @@ def eager_run(rule: AnyRule[Any], maximize: bool = False) -> Run:
 class Compiled:
     """``function`` through ``torch.compile``, compiled at the first call.
 
-    The first call raises :class:`UnsupportedError` when torch cannot trace the function.
+    Raises :class:`UnsupportedError` where no compiler works for the device, if one is given; the first call raises it
+    when torch cannot trace the function.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], device: torch.device | None = None) -> None:
+        if device is not None and (missing := missing_compiler(device.type, "compile")) is not None:
+            raise UnsupportedError(missing)
+
         def entry(*args: Any) -> Any:
             return function(*args)
 
@@ -108,13 +112,6 @@ class Compiled:
             raise UnsupportedError(f"torch.compile: {str(error).strip().splitlines()[0]}") from error
         self._has_run = True
         return result
-
-
-def compiled(function: Callable[..., Any], device: torch.device) -> Compiled:
-    """``function`` compiled for a device; raises :class:`UnsupportedError` where no compiler works."""
-    if (missing := missing_compiler(device.type, "compile")) is not None:
-        raise UnsupportedError(missing)
-    return Compiled(function)
 
 
 # ---- Which backend runs

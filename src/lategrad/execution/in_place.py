@@ -12,7 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from lategrad.execution.backend import BACKENDS, Backend, Run, compiled, eager_run
+from lategrad.execution.backend import BACKENDS, Backend, Compiled, Run, eager_run
 from lategrad.execution.codegen.run import loops_run
 from lategrad.execution.parameter_state import ParameterState, ParameterStep
 from lategrad.rules.rule import AnyRule, needs_ticket
@@ -26,7 +26,7 @@ class StateStep:
         self.rule, self.state = rule, state
         device = rule.query(state).device
         builders: dict[str, Callable[[], Run]] = {"loops": lambda: loops_run(rule, state),
-                                                  "compile": lambda: compiled(eager_run(rule), device),
+                                                  "compile": lambda: Compiled(eager_run(rule), device),
                                                   "eager": lambda: eager_run(rule)}  # fmt: skip
         self._backend = Backend(builders, backend)
         self._needs_ticket = needs_ticket(rule)

@@ -52,22 +52,16 @@ class Delayed(Optimizer):
     4 0.0
     5 -0.5
 
-    The loop stays as it is: every pass computes one gradient, at the parameters of that moment, and every
-    gradient is applied exactly once. Update t of the wrapped optimizer gets a gradient that was computed at
-    :math:`x_{t - \tau_t}`, the parameters after :math:`t - \tau_t - 1` updates, where :math:`\tau_t \le t - 1`
-    is what the delay model draws for update t. That is the paper's delayed oracle, and what
-    :func:`lategrad.simulate` simulates. To get there a step may apply no gradient, one, or several:
-
-    - as long as later updates still need gradients of the present parameters, a step only stores its gradient.
-      With a constant delay :math:`\tau` those are the first :math:`\tau` steps: the first
-      :math:`\tau + 1` gradients all come from the start, from :math:`\tau + 1` different batches;
-    - then the next update is made, and at once the ones after it up to the first parameters that some update
-      needs a gradient of. With a constant delay it is always one.
-
-    So with a constant delay step s makes update :math:`s - \tau` with the gradient of pass :math:`s - \tau`,
-    and at the end the last :math:`\tau` gradients are still pending. Zero delay is the plain optimizer. At most
-    ``delay_cap + 1`` gradients are stored, each as large as the parameters. If the wrapped optimizer raises, the next
-    step tries the same gradient again; one that fails twice is dropped, and that of the next pass takes its place.
+    The loop stays as it is: every pass computes one gradient, at the parameters of that moment, and every gradient is
+    applied exactly once. Update t of the wrapped optimizer gets a gradient that was computed at
+    :math:`x_{t - \tau_t}`, the parameters after :math:`t - \tau_t - 1` updates, where :math:`\tau_t \le t - 1` is what
+    the delay model draws for update t, as in :func:`lategrad.simulate`. So a step only stores its gradient as long as
+    later updates need more gradients of the present parameters; then it makes the next update, and at once the ones
+    after it up to the first parameters that some update needs a gradient of. With a constant delay step s makes update
+    :math:`s - \tau` with the gradient of pass :math:`s - \tau`, and at the end the last :math:`\tau` are still pending.
+    At most ``delay_cap + 1`` gradients are stored, each as large as the parameters. If the wrapped optimizer raises,
+    the next step tries the same gradient again; one that fails twice is dropped, and that of the next pass takes its
+    place.
 
     **Delays by stage**, from :func:`lategrad.delays.by_stage`, work differently, because the gradient of a pipeline
     belongs to parameters of several versions: update t gets the gradient at the point whose tensor b is that of
@@ -76,10 +70,9 @@ class Delayed(Optimizer):
     ``step`` puts the newest back, so that validation sees the newest parameters. Each pass makes one update. Rules
     that use the delays get the longest one; rules with tickets are refused.
 
-    It is a ``torch.optim.Optimizer`` that shares ``param_groups`` and ``state`` with the wrapped one, so LR
-    schedulers and ``GradScaler`` take it; other attributes, such as ``train()`` and ``eval()`` of a
-    schedule-free optimizer, are those of the wrapped one. ``with optimizer.output():`` puts what the wrapped one ships
-    into the parameters. ``state_dict`` has the pending gradients, too. Rules that use the delays
+    It is a ``torch.optim.Optimizer`` that shares ``param_groups`` and ``state`` with the wrapped one, so LR schedulers
+    and ``GradScaler`` take it; other attributes, such as ``train()`` and ``eval()`` of a schedule-free optimizer, are
+    those of the wrapped one. ``state_dict`` has the pending gradients, too. Rules that use the delays
     (:class:`~lategrad.optim.FromRule`) get them.
 
     Args:
@@ -116,8 +109,7 @@ class Delayed(Optimizer):
         if not isinstance(delays, StageDelays):
             delays = as_delay_model(delays)
             require("delays", delays, not delays.needs_labels, "a model that does not need labels")
-        if delay_cap is None:
-            delay_cap = delays.largest
+        delay_cap = delays.largest if delay_cap is None else delay_cap
         if delay_cap is None:
             raise ValueError(f"delay_cap must be given, to bound the memory: {delays!r} has no largest delay")
         require_count("delay_cap", delay_cap)

@@ -183,7 +183,6 @@ class OutputMode(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _saved_queries(self, saved: Mapping[str, Any]) -> Values:
-        """The queries of a state saved in eval mode."""
         queries = saved.get("query", {})
         values = {p: queries[i] for i, p in enumerate(self._all_params()) if i in queries}
         for p, query in values.items():

@@ -47,11 +47,9 @@ class RuleOptimizer(OutputMode):
     ``state[p]`` and scalars in the group's ``"scalars"``, both complete from the first step on.
     """
 
-    recompile_keys: ClassVar[tuple[str, ...]] = ()
-    """The entries of a group that determine what is computed; a change takes effect at the next step."""
+    recompile_keys: ClassVar[tuple[str, ...]] = ()  #: entries of a group that take effect at the next step
     optional: ClassVar[tuple[str, ...]] = ()  #: the entries that a group may have beside the optimizer's own arguments
-    not_saved: ClassVar[tuple[str, ...]] = ("rule", "domain", "compile")
-    """The entries of a group that ``state_dict`` omits: loading keeps the present ones."""
+    not_saved: ClassVar[tuple[str, ...]] = ("rule", "domain", "compile")  #: loading keeps the present ones
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
         self._cache: dict[int, _CachedSteps] = {}
@@ -70,10 +68,19 @@ class RuleOptimizer(OutputMode):
         return lr
 
     def _check(self, group: dict[str, Any]) -> None:
-        if "lr" in group:
-            _check_lr(group["lr"])
+        lr = group.get("lr", 0.0)
+        if isinstance(lr, Tensor):
+            if lr.numel() != 1:
+                raise ValueError("Tensor lr must be 1-element")
+            lr = lr.item()
+        invalid("learning rate", lr, not is_number(lr, low=0))
         if "domain" in group:
-            _check_domain(group)
+            require_object("domain", group["domain"])
+            if isinstance(group["domain"], str):
+                group["domain"] = parse_set(group["domain"])
+            # Not isinstance: that would need the diameter, which a box without a dimension does not have.
+            is_set = all(hasattr(group["domain"], name) for name in ("project", "contains"))
+            invalid("domain", group["domain"], not is_set)
         for name in ("maximize", "per_parameter"):
             invalid(f"{name} value", group[name], not isinstance(group[name], bool))
         invalid("compile value", group["compile"], not isinstance(group["compile"], bool | None))
@@ -325,22 +332,6 @@ def _check_params(name: str, params: list[Tensor]) -> None:
             raise ValueError(f"{name} needs floating-point parameters, got {p.dtype}")
         if p.layout != torch.strided:
             raise ValueError(f"{name} needs dense parameters, got {p.layout}")
-
-
-def _check_lr(lr: Any) -> None:
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise ValueError("Tensor lr must be 1-element")
-        lr = lr.item()
-    invalid("learning rate", lr, not is_number(lr, low=0))
-
-
-def _check_domain(group: dict[str, Any]) -> None:
-    require_object("domain", group["domain"])
-    if isinstance(group["domain"], str):
-        group["domain"] = parse_set(group["domain"])
-    # Not isinstance: that would need the diameter, which a box without a dimension does not have.
-    invalid("domain", group["domain"], not all(hasattr(group["domain"], name) for name in ("project", "contains")))
 
 
 def is_number(value: object, *, low: float, strict: bool = False) -> bool:

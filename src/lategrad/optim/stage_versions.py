@@ -18,11 +18,6 @@ class StageVersions:
     The model's forward, where it records gradients in training mode, first puts the past version of each delayed
     parameter in place; :meth:`to_newest` puts the newest one back for the update. So validation, checkpoints and the
     optimizer see the newest parameters, without a change to the loop.
-
-    Args:
-        profile: the delays.
-        params: those of the optimizer.
-        delay_cap: longer delays are cut to it.
     """
 
     def __init__(self, profile: StageDelays, params: Sequence[Tensor], delay_cap: int) -> None:
@@ -37,8 +32,7 @@ class StageVersions:
                 raise ValueError(f"delays by stage must name all parameters of the optimizer: the model has no "
                                  f"parameter number {i} of shape {tuple(p.shape)} that is trained")  # fmt: skip
         self.delayed = [p for p in params if delays[id(p)] > 0]
-        self.past: list[deque[Tensor]] = [deque(maxlen=delays[id(p)]) for p in self.delayed]
-        """The versions before the newest, oldest first."""
+        self.past: list[deque[Tensor]] = [deque(maxlen=delays[id(p)]) for p in self.delayed]  # oldest first
         self.newest: list[Tensor] | None = None  # the newest version, while the parameters hold past ones
         if self.delayed:
             model.register_forward_pre_hook(self.before_forward)

@@ -125,12 +125,7 @@ class Link:
 
 
 class Links:
-    """The links of one stage to the stages before and after it, with process groups of their own.
-
-    Args:
-        index, count: the stage, and how many there are.
-        timeout: seconds without a message after which a neighbour is considered hung.
-    """
+    """The links of one stage, of ``count``, to the stages before and after it, with process groups of their own."""
 
     def __init__(self, index: int, count: int, timeout: float) -> None:
         # Two groups: NCCL executes the messages of two ranks in one group one after another, in both directions.

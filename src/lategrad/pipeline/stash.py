@@ -12,10 +12,6 @@ class WeightStash:
     With stashing each version in flight is a copy of the parameters: at most ``ceil(delay / update_every) + 1`` of
     them, in buffers that are used again. Without it, and at the last stage, where no update comes in between, the
     weights are the parameters' own memory: a backward pass then sees the newest ones.
-
-    Args:
-        module: the stage.
-        copies: whether to keep versions.
     """
 
     def __init__(self, module: nn.Module, copies: bool) -> None:

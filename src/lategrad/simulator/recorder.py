@@ -37,8 +37,7 @@ class Recorder:
     def record(self, step: int) -> None:
         rule, state, problem = self.simulation.rule, self.simulation.state, self.simulation.problem
         output = rule.output(state)
-        measured = measure(problem, output)
-        for name, value in measured.by_name().items():
+        for name, value in measure(problem, output).by_name().items():
             self.values.setdefault(name, []).append(value.squeeze(-1).cpu())
         self.output, self.query = output.cpu().clone(), rule.query(state).cpu().clone()
         self.steps.append(step)

@@ -100,7 +100,7 @@ def simulate(
     require("delays", delays, len(models) > 0, "at least one delay model")
     require_norm_options(clip, max_norm_ratio)
     problem, rule = as_problem(problem), as_rule(rule)
-    parsed = tuple(_with_local_steps(_as_model(model), problem) for model in models)
+    parsed = tuple(_as_model(model, problem) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
     profiles = [model if isinstance(model, StageDelays) else None for model in parsed]
     _warn_of_long_delays([_label(model) for model in models], arrivals, steps)
@@ -138,15 +138,11 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
-def _as_model(value: Delays) -> DelayModel | StageDelays:
-    if not isinstance(value, StageDelays):
-        return as_delay_model(value)
-    require("delays", value, value.stashing, "with stashing: a problem takes its gradient at one point")
-    return value
-
-
-def _with_local_steps(model: DelayModel | StageDelays, problem: Problem) -> DelayModel | StageDelays:
-    """A virtual cluster with the problem's number of local steps per job; other models have no clocks."""
+def _as_model(value: Delays, problem: Problem) -> DelayModel | StageDelays:
+    """Delays for a problem: a virtual cluster has its number of local steps per job; other models have no clocks."""
+    if isinstance(value, StageDelays):
+        require("delays", value, value.stashing, "with stashing: a problem takes its gradient at one point")
+    model = value if isinstance(value, StageDelays) else as_delay_model(value)
     if not is_stateful(problem):
         return model
     timed = getattr(problem, "seconds", None) is not None and getattr(model, "local_steps", None) is None

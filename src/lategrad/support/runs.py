@@ -80,10 +80,7 @@ def leaf_names(tree: object, prefix: str = "") -> list[str]:
 def require_state(state: object, owner: str, place: str = "state") -> None:
     """Require a tree of tensors: hosts copy tensors only, and would lose any other change of a state.
 
-    Args:
-        state: of a rule or learner.
-        owner: the name of the rule or learner, for the message.
-        place: the part of the whole state, for the message.
+    The message names the rule or learner that owns it, and the place of the part that is at fault.
 
     >>> require_state({"x": torch.zeros(2), "updates": 0}, "MyRule")
     Traceback (most recent call last):

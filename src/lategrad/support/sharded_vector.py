@@ -77,13 +77,9 @@ class Shards:
 
 
 class ShardedVector(WrapperTensor):
-    """A vector, or a part or reshaped part of one.
+    """A vector, or a part or reshaped part of one: those entries of the whole that are in ``segments``.
 
-    Args:
-        local: this rank's entries, flat.
-        shards: of the whole vector.
-        segments: the entries of the whole vector that this part consists of.
-        shape: by default flat.
+    ``local`` are this rank's entries, flat; ``shards`` are those of the whole vector.
     """
 
     local: Tensor

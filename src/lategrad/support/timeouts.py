@@ -24,11 +24,7 @@ def run_in_thread(
 ) -> Future[Returned]:  # fmt: skip
     """Start a call in a daemon thread, which does not keep the interpreter alive.
 
-    Args:
-        call: what to run.
-        name: of the thread.
-        future: takes what the call returns or raises; by default a new one, which is returned.
-        undo: called by the thread with a result that comes after the future was canceled.
+    The future takes what the call returns or raises; ``undo`` gets a result that comes after it was canceled.
 
     >>> run_in_thread(lambda: 6 * 7, "answer").result()
     42

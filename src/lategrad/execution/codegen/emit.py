@@ -55,8 +55,7 @@ class Source:
 
     cpu: str
     cuda: str  # its first argument is the stage
-    stages: list[bool]
-    """The stages to launch on a GPU, in order: True for one block per chunk (a loop), False for a single block."""
+    stages: list[bool]  # to launch on a GPU, in order: True for one block per chunk (a loop), False for a single one
     operands: int
     scalars: int  # eight-byte slots for scalars that later stages read
     sums: int  # the largest number of sums that one loop takes
@@ -345,16 +344,10 @@ def emit(
 ) -> Source:  # fmt: skip
     """Translate a pure function of tensors that returns a list of tensors.
 
-    Args:
-        function: what to translate.
-        inputs: examples to trace it on: vectors of shape ``(size,)``, and scalars. Input i is operand i.
-        size: the length of the vectors.
-        targets: for each result, the operand that it is written to (that of an input, or one beyond).
-        dtypes: of all operands.
-
-    Raises:
-        UnsupportedError: when the function does anything but arithmetic and sums over a vector, or when an input that
-            is written is passed twice: a trace cannot tell the two apart.
+    It is traced on ``inputs``, vectors of shape ``(size,)`` and scalars; input i is operand i. ``targets`` are the
+    operands that the results are written to (those of inputs, or ones beyond), ``dtypes`` those of all operands. Raises
+    an UnsupportedError when the function does anything but arithmetic and sums over a vector, or when an input that is
+    written is passed twice: a trace cannot tell the two apart.
     """
     written = [inputs[operand] for operand in targets if operand < len(inputs)]
     if any(sum(one is other for other in inputs) > 1 for one in written):

@@ -68,14 +68,11 @@ INLINE unsigned bf16_bits(unsigned bits) {
 }
 """
 
-CPU_HEADER = (
-    """#include <cmath>
+CPU_HEADER = """#include <cmath>
 #include <cstring>
 using namespace std;
 #define INLINE static inline __attribute__((always_inline))
-"""
-    + _COMMON
-    + """
+""" + _COMMON + """
 INLINE float load(bf16 x) { unsigned bits = (unsigned)x.bits << 16; float y; memcpy(&y, &bits, 4); return y; }
 INLINE void store(bf16& to, float x) { unsigned bits; memcpy(&bits, &x, 4); to.bits = bf16_bits(bits); }
 #ifdef HALF  // not every compiler knows _Float16
@@ -87,13 +84,9 @@ INLINE double total(const double* partial, i64 chunks) {
   for (i64 c = 0; c < chunks; ++c) sum += partial[c];
   return sum;
 }
-"""
-)
+"""  # fmt: skip
 
-CUDA_HEADER = (
-    "#define INLINE static __device__ __forceinline__\n"
-    + _COMMON
-    + """
+CUDA_HEADER = "#define INLINE static __device__ __forceinline__\n" + _COMMON + """
 INLINE float load(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 INLINE void store(bf16& to, float x) { to.bits = bf16_bits(__float_as_uint(x)); }
 INLINE float load(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
@@ -115,5 +108,4 @@ INLINE double total(const double* partial, int chunks) {
   for (int c = threadIdx.x; c < chunks; c += blockDim.x) sum += partial[c];
   return block_sum(sum);
 }
-"""
-)
+"""  # fmt: skip

@@ -65,12 +65,10 @@ class Loops:
         """Allocate what calls on vectors of these sizes need."""
         chunks = [(t, begin) for t, size in enumerate(sizes) for begin in range(0, size, CHUNK)]
         self._sizes, self._chunks, self._device = list(sizes), len(chunks), device
-        self.chunk_of = torch.tensor(chunks, dtype=torch.int64, device=device)
-        """The tensor of each chunk, and where in it the chunk begins."""
+        self.chunk_of = torch.tensor(chunks, dtype=torch.int64, device=device)  # the tensor and the start of each
         self._last_table: list[int] = []
         operands = self.source.operands
-        self._table = torch.zeros(operands * (1 + len(sizes)), dtype=torch.int64, device=device)
-        """Where the operands are: the scalars, then the tensors of each vector."""
+        self._table = torch.zeros(operands * (1 + len(sizes)), dtype=torch.int64, device=device)  # of addresses
         saved = torch.zeros(self.source.scalars, dtype=torch.float64, device=device)
         sums = torch.zeros(max(1, self.source.sums) * len(chunks), dtype=torch.float64, device=device)
         all_sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
@@ -105,7 +103,7 @@ class Loops:
         return addresses_of(value.split(self._sizes)) if value.shape == (sum(self._sizes),) else value.data_ptr()
 
     def table(self, addresses: Sequence[Address]) -> list[int]:
-        """The addresses of all operands as one list."""
+        """The addresses of all operands as one list: the scalars, then the tensors of each vector."""
         none = [0] * len(self._sizes)
         table = [one if isinstance(one, int) else 0 for one in addresses]
         for one in addresses:

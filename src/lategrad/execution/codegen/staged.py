@@ -85,8 +85,7 @@ class StagedLoops(Loops):
         rule: Any = dataclasses.replace(self._rule, blocks=blocks)  # type: ignore[type-var]
         template, maximize = _template(self._rule, blocks, dtype), self._maximize
         leaves = tensors(template)
-        is_vector = [leaf.shape == (blocks.size,) for leaf in leaves]
-        wanted = [vector == (stage != "scalars") for vector in is_vector]
+        wanted = [(leaf.shape == (blocks.size,)) == (stage != "scalars") for leaf in leaves]
         along_matrix = stage == "advance" and blocks.parts[0].kind == "matrix"
         writes_query = stage == "advance" and self._query_dtype is not None
 
@@ -102,12 +101,10 @@ class StagedLoops(Loops):
             results = [leaf for leaf, want in zip(tensors(updated), wanted, strict=True) if want]
             return [*results, traced.query(updated)] if writes_query else results
 
-        inputs: list[Tensor | torch.dtype] = [
-            *tensors(rule), torch.zeros(1, dtype=torch.int64, device=self._device),
-            *(leaf.dtype if vector else torch.empty_like(leaf, device=self._device)
-              for leaf, vector in zip(leaves, is_vector, strict=True)),
-            self._grad_dtype, *([dtype] if along_matrix else []),
-        ]  # fmt: skip
+        forms = [leaf.dtype if leaf.shape == (blocks.size,) else torch.empty_like(leaf, device=self._device)
+                 for leaf in leaves]  # fmt: skip
+        inputs: list[Tensor | torch.dtype] = [*tensors(rule), torch.zeros(1, dtype=torch.int64, device=self._device),
+                                              *forms, self._grad_dtype, *([dtype] if along_matrix else [])]  # fmt: skip
         if stage == "momentum":
             targets, beyond = [len(inputs)], [dtype]
         else:
