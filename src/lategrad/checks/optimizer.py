@@ -134,7 +134,6 @@ class _Trial:
         return _values(optimizer, params)
 
     def check_equals_straight(self, actual: Sequence[Tensor]) -> None:
-        """Compare with plain training from the same start."""
         params = self.params()
         self.compare(actual, self.train(self.build(params), params), self.params())
 
@@ -234,7 +233,6 @@ def _bfloat16(trial: _Trial) -> None:
         raise _SkippedError("it multiplies matrices, which not every CPU can in bfloat16")
 
     def way(start: float, dtype: torch.dtype) -> Tensor:
-        """Where many steps with the same gradient lead."""
         params = [nn.Parameter(torch.full_like(p, start, dtype=dtype)) for p in trial.params()]
         trial.train(trial.build(params), params, [0] * _SMALL_STEPS)
         return torch.cat([p.detach().float().flatten() - start for p in params])

@@ -18,14 +18,9 @@ from lategrad.support.options import Option, options_of
 
 
 def check_rule(
-    rule: AnyRule[Any] | str,
-    *,
-    dim: int = 6,
-    seed: int = 0,
-    undelayed: AnyRule[Any] | None = None,
-    reference: Reference | None = None,
-    compile: bool = True,
-) -> None:
+    rule: AnyRule[Any] | str, *, dim: int = 6, seed: int = 0, undelayed: AnyRule[Any] | None = None,
+    reference: Reference | None = None, compile: bool = True,
+) -> None:  # fmt: skip
     """Run all generic checks on a server rule.
 
     A hyper-parameter that is annotated ``Scalar`` must also take a value for each run, so that a sweep is one rule. One
@@ -65,8 +60,7 @@ def check_rule(
         assert_close(rule.query(state), undelayed.query(other), "rule: zero delay is not the undelayed rule")
     if reference is not None:
         first_run = [query[0] for query in queries]
-        message = "rule: the first queries differ from the reference"
-        check_reference(first_run, x0[0], grads[:, 0], reference, message)
+        check_reference(first_run, x0[0], grads[:, 0], reference, "rule: the first queries differ from the reference")
 
 
 def _check_sweeps(rule: AnyRule[Any], dim: int, seed: int) -> None:

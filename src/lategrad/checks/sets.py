@@ -68,7 +68,6 @@ def check_set(domain: ConvexSet, *, dim: int = 6, seed: int = 0, compile: bool =
 
 
 def _check_size(name: str, domain: ConvexSet, points: Tensor, feasible: Tensor, tol: float) -> None:
-    """The diameter and the support function, against the projection."""
     for member in ("diameter_in", "support"):
         assert_true(hasattr(domain, member), f"{name}: has no {member}")
     dim = points.shape[-1]

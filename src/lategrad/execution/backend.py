@@ -37,15 +37,13 @@ class UnsupportedError(Exception):
 
 # ---- When compiling pays
 
-COMPILE_SECONDS = {"loops": 1.0, "compile": 6.0}
-"""Time to compile, on one core with empty caches."""
+COMPILE_SECONDS = {"loops": 1.0, "compile": 6.0}  # time to compile, on one core with empty caches
 
 SAVED_PER_UPDATE, SAVED_PER_ENTRY = 60e-6, 5e-9
 """Seconds by which a compiled update is faster (``benchmarks/bench_backends.py``): for its calls, and for every entry
 of every run, mostly for fresh memory."""
 
-EXPECTED_STEPS = 1_000
-"""Steps that an optimizer, which is not told their number, is assumed to take at least."""
+EXPECTED_STEPS = 1_000  # steps that an optimizer, which is not told their number, is assumed to take at least
 
 
 def compiling_pays(updates: int, entries: int, *, backend: str = "compile") -> bool:
@@ -71,7 +69,6 @@ def overwrite(buffers: Any, values: Any) -> None:
 
 
 def eager_run(rule: AnyRule[Any], maximize: bool = False) -> Run:
-    """The update, operation by operation."""
 
     def run(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor, query_out: Tensor | None) -> None:
         updated = apply_update(rule, state, -grad if maximize else grad, delay, ticket)
@@ -90,10 +87,14 @@ def eager_run(rule: AnyRule[Any], maximize: bool = False) -> Run:
 class Compiled:
     """``function`` through ``torch.compile``, compiled at the first call.
 
-    The first call raises :class:`UnsupportedError` when torch cannot trace the function.
+    Raises :class:`UnsupportedError` where no compiler works for the device, if one is given; the first call raises it
+    when torch cannot trace the function.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], device: torch.device | None = None) -> None:
+        if device is not None and (missing := missing_compiler(device.type, "compile")) is not None:
+            raise UnsupportedError(missing)
+
         def entry(*args: Any) -> Any:
             return function(*args)
 
@@ -113,19 +114,11 @@ class Compiled:
         return result
 
 
-def compiled(function: Callable[..., Any], device: torch.device) -> Compiled:
-    """``function`` compiled for a device; raises :class:`UnsupportedError` where no compiler works."""
-    if (missing := missing_compiler(device.type, "compile")) is not None:
-        raise UnsupportedError(missing)
-    return Compiled(function)
-
-
 # ---- Which backend runs
 
 
 @cache
 def warn_once(reason: str) -> None:
-    """Warn that nothing is compiled, once per reason."""
     warnings.warn(f"running eagerly: {reason}", stacklevel=2)
 
 

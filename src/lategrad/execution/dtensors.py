@@ -74,11 +74,9 @@ def shards_of(tensors: Sequence[Any]) -> Shards | None:
     mesh, placements = tensors[0].device_mesh, tensors[0].placements
     dims = [i for i, placement in enumerate(placements) if type(placement) is not Replicate]
     if dims and (len(dims) > 1 or type(placements[dims[0]]) is not Shard or placements[dims[0]].dim != 0):
-        raise ValueError(
-            f"parameters with placements {placements} are not supported: Shard(0) on one dimension of the mesh and "
-            f"Replicate() on all others are, as fully_shard makes them; tensor parallelism, several sharded dimensions "
-            f"and partial sums are not"
-        )
+        raise ValueError(f"parameters with placements {placements} are not supported: Shard(0) on one dimension of the "
+                         f"mesh and Replicate() on all others are, as fully_shard makes them; tensor parallelism, "
+                         f"several sharded dimensions and partial sums are not")  # fmt: skip
     if not dims:
         return None
     intervals: list[list[Interval]] = [[] for _ in range(mesh.size(dims[0]))]

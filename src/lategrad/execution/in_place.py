@@ -12,7 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from lategrad.execution.backend import BACKENDS, Backend, Run, compiled, eager_run
+from lategrad.execution.backend import BACKENDS, Backend, Compiled, Run, eager_run
 from lategrad.execution.codegen.run import loops_run
 from lategrad.execution.parameter_state import ParameterState, ParameterStep
 from lategrad.rules.rule import AnyRule, needs_ticket
@@ -25,11 +25,9 @@ class StateStep:
     def __init__(self, rule: AnyRule[Any], state: Any, backend: str | None) -> None:
         self.rule, self.state = rule, state
         device = rule.query(state).device
-        builders: dict[str, Callable[[], Run]] = {
-            "loops": lambda: loops_run(rule, state),
-            "compile": lambda: compiled(eager_run(rule), device),
-            "eager": lambda: eager_run(rule),
-        }
+        builders: dict[str, Callable[[], Run]] = {"loops": lambda: loops_run(rule, state),
+                                                  "compile": lambda: Compiled(eager_run(rule), device),
+                                                  "eager": lambda: eager_run(rule)}  # fmt: skip
         self._backend = Backend(builders, backend)
         self._needs_ticket = needs_ticket(rule)
         self._delay = torch.zeros(1, dtype=torch.int64, device=device)
@@ -37,7 +35,6 @@ class StateStep:
 
     @property
     def backend(self) -> str:
-        """The name of the backend that runs it."""
         return self._backend.name
 
     def __call__(

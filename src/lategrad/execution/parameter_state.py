@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from lategrad.execution.backend import Backend, Run, UnsupportedError, compiled, eager_run
+from lategrad.execution.backend import Backend, Compiled, Run, UnsupportedError, eager_run
 from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
 from lategrad.execution.codegen.staged import is_staged, staged_init
 from lategrad.execution.dtensors import is_dtensor, like_dtensor, local_part_of, local_parts, shards_of
@@ -36,14 +36,11 @@ from lategrad.support.torch_private import gather, scatter
 class ParameterState(NamedTuple):
     """A rule's state, apart from the query that the parameters hold."""
 
-    vectors: list[dict[str, Tensor]]
-    """For each parameter, the parts of the state that have its shape, by name; DTensors for a DTensor."""
-    scalars: dict[str, Tensor]
-    """The parts that do not grow with the parameters, by name."""
+    vectors: list[dict[str, Tensor]]  #: for each parameter, the parts with its shape, by name; DTensors for a DTensor
+    scalars: dict[str, Tensor]  #: the parts that do not grow with the parameters, by name
 
 
-Ticket = Tensor | list[Tensor]
-"""A ticket; one that is as long as sharded parameters is a list with a DTensor for each of them."""
+Ticket = Tensor | list[Tensor]  # one that is as long as sharded parameters is a list with a DTensor for each of them
 
 
 def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -84,7 +81,6 @@ def sharded(local: Tensor, shards: Shards | None) -> Tensor:
 
 
 def local_of(vector: Tensor) -> Tensor:
-    """This rank's entries of a vector."""
     return vector.local if isinstance(vector, ShardedVector) else vector
 
 
@@ -132,11 +128,9 @@ class ParameterStep:
         self._maximize = maximize
         self._init: Callable[[list[Any]], None]
         self._loops: dict[bool, Loops] = {}  # by whether the calls bring a ticket
-        builders: dict[str, Callable[[], Run]] = {
-            "loops": self._build_loops,
-            "compile": lambda: compiled(eager_run(rule, maximize), self.device),
-            "eager": lambda: eager_run(rule, maximize),
-        }
+        builders: dict[str, Callable[[], Run]] = {"loops": self._build_loops,
+                                                  "compile": lambda: Compiled(eager_run(rule, maximize), self.device),
+                                                  "eager": lambda: eager_run(rule, maximize)}  # fmt: skip
         self._starts = state is None
         if self._shards is not None:
             if backend not in (None, "eager"):
@@ -147,7 +141,6 @@ class ParameterStep:
 
     @property
     def backend(self) -> str:
-        """The name of the backend that runs it."""
         return self._backend.name
 
     # ---- The state

@@ -38,10 +38,8 @@ def require_known_keys(optimizer: str, group: Mapping[str, Any], valid: Iterable
     known = {*valid, *LABELS}
     unknown = sorted(map(str, set(group) - known))
     if unknown:
-        raise ValueError(
-            f"{optimizer} does not know {', '.join(map(repr, unknown))} in a parameter group; "
-            f"valid are {', '.join(map(repr, sorted(known)))}"
-        )
+        raise ValueError(f"{optimizer} does not know {', '.join(map(repr, unknown))} in a parameter group; "
+                         f"valid are {', '.join(map(repr, sorted(known)))}")  # fmt: skip
 
 
 def require_state_of(optimizer: str, saved: Any, needed: Iterable[str]) -> None:

@@ -47,10 +47,9 @@ class SteadyAdam(RuleOptimizer):
         self, params: ParamsT | nn.Module, lr: float | Tensor = 0.003, *, weight_decay: float = 0.0,
         maximize: bool = False, compile: bool | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(
-            params.parameters() if isinstance(params, nn.Module) else params, lr=lr, weight_decay=weight_decay,
-            maximize=maximize, per_parameter=False, compile=compile,
-        )  # fmt: skip
+        super().__init__(params.parameters() if isinstance(params, nn.Module) else params, lr=lr,
+                         weight_decay=weight_decay, maximize=maximize, per_parameter=False,
+                         compile=compile)  # fmt: skip
         self._remind(params)
 
     def _rule(self, group: dict[str, Any], lr: Tensor) -> AnyRule[Any]:

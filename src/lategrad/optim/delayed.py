@@ -24,16 +24,14 @@ from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require
 
 _FIRST_DRAW = 1024
-_SPARSE = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)
-"""The optimizers that take sparse gradients."""
+_SPARSE = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)  # the optimizers that take sparse gradients
 _STATE = ("optimizer", "delays", "delay_cap", "seed", "steps", "updates", "_pending", "_versions")
 
 
 class PendingGradient(NamedTuple):
     """A gradient that waits for its update."""
 
-    grads: list[Tensor | None]
-    """One for each parameter of all groups."""
+    grads: list[Tensor | None]  # one for each parameter of all groups
     tickets: Tickets | None
 
 
@@ -54,22 +52,16 @@ class Delayed(Optimizer):
     4 0.0
     5 -0.5
 
-    The loop stays as it is: every pass computes one gradient, at the parameters of that moment, and every
-    gradient is applied exactly once. Update t of the wrapped optimizer gets a gradient that was computed at
-    :math:`x_{t - \tau_t}`, the parameters after :math:`t - \tau_t - 1` updates, where :math:`\tau_t \le t - 1`
-    is what the delay model draws for update t. That is the paper's delayed oracle, and what
-    :func:`lategrad.simulate` simulates. To get there a step may apply no gradient, one, or several:
-
-    - as long as later updates still need gradients of the present parameters, a step only stores its gradient.
-      With a constant delay :math:`\tau` those are the first :math:`\tau` steps: the first
-      :math:`\tau + 1` gradients all come from the start, from :math:`\tau + 1` different batches;
-    - then the next update is made, and at once the ones after it up to the first parameters that some update
-      needs a gradient of. With a constant delay it is always one.
-
-    So with a constant delay step s makes update :math:`s - \tau` with the gradient of pass :math:`s - \tau`,
-    and at the end the last :math:`\tau` gradients are still pending. Zero delay is the plain optimizer. At most
-    ``delay_cap + 1`` gradients are stored, each as large as the parameters. If the wrapped optimizer raises, the next
-    step tries the same gradient again; one that fails twice is dropped, and that of the next pass takes its place.
+    The loop stays as it is: every pass computes one gradient, at the parameters of that moment, and every gradient is
+    applied exactly once. Update t of the wrapped optimizer gets a gradient that was computed at
+    :math:`x_{t - \tau_t}`, the parameters after :math:`t - \tau_t - 1` updates, where :math:`\tau_t \le t - 1` is what
+    the delay model draws for update t, as in :func:`lategrad.simulate`. So a step only stores its gradient as long as
+    later updates need more gradients of the present parameters; then it makes the next update, and at once the ones
+    after it up to the first parameters that some update needs a gradient of. With a constant delay step s makes update
+    :math:`s - \tau` with the gradient of pass :math:`s - \tau`, and at the end the last :math:`\tau` are still pending.
+    At most ``delay_cap + 1`` gradients are stored, each as large as the parameters. If the wrapped optimizer raises,
+    the next step tries the same gradient again; one that fails twice is dropped, and that of the next pass takes its
+    place.
 
     **Delays by stage**, from :func:`lategrad.delays.by_stage`, work differently, because the gradient of a pipeline
     belongs to parameters of several versions: update t gets the gradient at the point whose tensor b is that of
@@ -78,10 +70,9 @@ class Delayed(Optimizer):
     ``step`` puts the newest back, so that validation sees the newest parameters. Each pass makes one update. Rules
     that use the delays get the longest one; rules with tickets are refused.
 
-    It is a ``torch.optim.Optimizer`` that shares ``param_groups`` and ``state`` with the wrapped one, so LR
-    schedulers and ``GradScaler`` take it; other attributes, such as ``train()`` and ``eval()`` of a
-    schedule-free optimizer, are those of the wrapped one. ``with optimizer.output():`` puts what the wrapped one ships
-    into the parameters. ``state_dict`` has the pending gradients, too. Rules that use the delays
+    It is a ``torch.optim.Optimizer`` that shares ``param_groups`` and ``state`` with the wrapped one, so LR schedulers
+    and ``GradScaler`` take it; other attributes, such as ``train()`` and ``eval()`` of a schedule-free optimizer, are
+    those of the wrapped one. ``state_dict`` has the pending gradients, too. Rules that use the delays
     (:class:`~lategrad.optim.FromRule`) get them.
 
     Args:
@@ -99,18 +90,12 @@ class Delayed(Optimizer):
     delay_cap: int
     seed: int
     steps: int | None
-    updates: int
-    """The number of updates that the wrapped optimizer has made."""
-    _pending: dict[int, PendingGradient]
-    """The pending gradients, each under the number of its update."""
-    _taus: Tensor
-    """The delays of the first updates, as far as they have been needed."""
-    _updates_for: dict[int, list[int]]
-    """The updates that need a gradient of the parameters x_s, under s."""
-    _versions: StageVersions | None
-    """The past parameters, where delays are by stage."""
-    _failed: int = 0
-    """The last update in which the wrapped optimizer has raised."""
+    updates: int  #: the number of updates that the wrapped optimizer has made
+    _pending: dict[int, PendingGradient]  # the pending gradients, each under the number of its update
+    _taus: Tensor  # the delays of the first updates, as far as they have been needed
+    _updates_for: dict[int, list[int]]  # the updates that need a gradient of the parameters x_s, under s
+    _versions: StageVersions | None  # the past parameters, where delays are by stage
+    _failed: int = 0  # the last update in which the wrapped optimizer has raised
 
     def __init__(
         self, optimizer: Optimizer, delays: DelayModel | StageDelays | int | str, *, delay_cap: int | None = None,
@@ -124,8 +109,7 @@ class Delayed(Optimizer):
         if not isinstance(delays, StageDelays):
             delays = as_delay_model(delays)
             require("delays", delays, not delays.needs_labels, "a model that does not need labels")
-        if delay_cap is None:
-            delay_cap = delays.largest
+        delay_cap = delays.largest if delay_cap is None else delay_cap
         if delay_cap is None:
             raise ValueError(f"delay_cap must be given, to bound the memory: {delays!r} has no largest delay")
         require_count("delay_cap", delay_cap)
@@ -186,7 +170,6 @@ class Delayed(Optimizer):
 
     @property
     def pending(self) -> int:
-        """The number of pending gradients."""
         return len(self._pending)
 
     def _updates_from(self, s: int) -> list[int]:

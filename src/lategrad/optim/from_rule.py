@@ -56,8 +56,7 @@ class FromRule(RuleOptimizer):
         """Add a group; its ``lr`` and ``weight_decay`` default to those of its rule."""
         rule = param_group.get("rule", self.defaults["rule"])
         require_object("rule", rule)
-        lr = _find("lr", rule)
-        if lr is not None:
+        if (lr := _find("lr", rule)) is not None:
             param_group.setdefault("lr", lr)
         decay = _find("weight_decay", rule)
         param_group.setdefault("weight_decay", 0.0 if decay is None else decay)
@@ -85,7 +84,6 @@ def _find(name: str, part: Any) -> Any:
 
 
 def _replace(name: str, part: Any, value: Scalar) -> Any:
-    """The same rule with another value of that hyper-parameter."""
     if hasattr(part, name):
         return dataclasses.replace(part, **{name: value})
     return dataclasses.replace(part, learner=_replace(name, part.learner, value))

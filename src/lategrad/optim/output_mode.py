@@ -20,13 +20,11 @@ from torch.optim.optimizer import Optimizer
 
 from lategrad.execution.dtensors import GatherAnew, is_dtensor, largest_over_ranks, local_part_of, local_parts
 
-Values = dict[Tensor, Tensor]
-"""A value for some parameters."""
+Values = dict[Tensor, Tensor]  # a value for some parameters
 
 
 @torch.no_grad()
 def write_values(values: Values) -> None:
-    """Copy values into their parameters."""
     for p, value in values.items():
         p.copy_(value)
 
@@ -38,8 +36,6 @@ def output_of(optimizer: Any) -> Iterator[None]:
     Those of this library have ``output()``. Schedule-free ones have modes, which their groups name; they are restored
     afterwards. All others ship the parameters that they train.
 
-    Args:
-        optimizer: any optimizer, also as ``accelerator.prepare(optimizer)`` returns it.
     """
     while not hasattr(optimizer, "output") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
@@ -90,12 +86,9 @@ class _Reminder:
 class OutputMode(Optimizer):
     """An optimizer whose parameters hold the query, and on demand the output."""
 
-    _evaluating: bool
-    """Between ``eval()`` and ``train()``."""
-    _queries: Values | None
-    """The queries of the parameters that hold an output now; None when they hold the query."""
-    _loaded: Values
-    """The queries that came with a state saved in eval mode, until the first step."""
+    evaluating: bool = False  #: between :meth:`eval` and :meth:`train`
+    _queries: Values | None = None  # of the parameters that hold an output now; None when they hold the query
+    _loaded: Values  # the queries that came with a state saved in eval mode, until the first step
     _reminder: _Reminder | None = None
 
     def _remind(self, params: object) -> None:
@@ -104,9 +97,6 @@ class OutputMode(Optimizer):
             self._reminder = _Reminder(self, params)
 
     _gathering: GatherAnew | None = None
-
-    def _reset_mode(self) -> None:
-        self._evaluating, self._queries, self._loaded = False, None, {}
 
     @abstractmethod
     def _write_output(self) -> Values:
@@ -147,20 +137,16 @@ class OutputMode(Optimizer):
         -2.0
         """
         self._not_inside_output("eval()")
-        if not self._evaluating:
+        if not self.evaluating:
             self._show_output()
-            self._evaluating = True
-
-    @property
-    def evaluating(self) -> bool:
-        return self._evaluating
+            self.evaluating = True
 
     def train(self) -> None:
         """Put the query back into the parameters after :meth:`eval`; otherwise do nothing."""
         self._not_inside_output("train()")
-        if self._evaluating:
+        if self.evaluating:
             self._show_query()
-            self._evaluating = False
+            self.evaluating = False
 
     def output_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """A copy of the model's ``state_dict`` with the output in place of the query: what to ship."""
@@ -169,11 +155,11 @@ class OutputMode(Optimizer):
     def require_query(self, what: str) -> None:
         """Raise unless the parameters hold the query, which ``what`` needs."""
         self._not_inside_output(what)
-        if self._evaluating:
+        if self.evaluating:
             raise RuntimeError(f"{what} in eval mode: the parameters do not hold the query now; call train() first")
 
     def _not_inside_output(self, what: str) -> None:
-        if self._queries is not None and not self._evaluating:
+        if self._queries is not None and not self.evaluating:
             raise RuntimeError(f"{what} inside output(): the parameters do not hold the query now")
 
     def _show_output(self) -> None:
@@ -196,15 +182,7 @@ class OutputMode(Optimizer):
         """In the order in which ``state_dict`` numbers them."""
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _with_queries(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """The state dict, with the queries that the model's state dict does not hold now."""
-        if self._queries is None:
-            return saved
-        queries = {i: self._queries[p].clone() for i, p in enumerate(self._all_params()) if p in self._queries}
-        return {**saved, "query": queries}
-
     def _saved_queries(self, saved: Mapping[str, Any]) -> Values:
-        """The queries of a state saved in eval mode."""
         queries = saved.get("query", {})
         values = {p: queries[i] for i, p in enumerate(self._all_params()) if i in queries}
         for p, query in values.items():
@@ -218,14 +196,12 @@ class OutputMode(Optimizer):
         queries = [local_part_of(query, p).to(p.device, p.dtype) for p, query in loaded.items()]
         equal = all(map(torch.equal, local_parts(list(loaded)), queries))
         if loaded and largest_over_ranks(next(iter(loaded)), [not equal])[0]:
-            raise RuntimeError(
-                "the parameters have changed since load_state_dict() put the query there: the state was saved in eval "
-                "mode, so load the model before the optimizer"
-            )
+            raise RuntimeError("the parameters have changed since load_state_dict() put the query there: the state was "
+                               "saved in eval mode, so load the model before the optimizer")  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
-        evaluating = self._evaluating or self._queries is not None  # a copy made inside output() is in eval mode
-        return {**super().__getstate__(), "_queries": self._queries, "_evaluating": evaluating}
+        evaluating = self.evaluating or self._queries is not None  # a copy made inside output() is in eval mode
+        return {**super().__getstate__(), "_queries": self._queries, "evaluating": evaluating}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -28,11 +28,9 @@ from lategrad.support.runs import map_tensors, runs_shape
 from lategrad.support.torch_private import gather, scatter
 from lategrad.support.validation import Scalar, require
 
-ALWAYS_CHECKED = 8
-"""Steps in which ranks always compare their delays; later in step 16, 32, 64, ... only."""
+ALWAYS_CHECKED = 8  # steps in which ranks always compare their delays; later in step 16, 32, 64, ... only
 
-Tickets = list[list[Ticket] | None]
-"""The tickets of the queries of all groups, for rules that need them."""
+Tickets = list[list[Ticket] | None]  # the tickets of the queries of all groups, for rules that need them
 
 
 def invalid(what: str, value: object, condition: bool) -> None:
@@ -49,16 +47,13 @@ class RuleOptimizer(OutputMode):
     ``state[p]`` and scalars in the group's ``"scalars"``, both complete from the first step on.
     """
 
-    recompile_keys: ClassVar[tuple[str, ...]] = ()
-    """The entries of a group that determine what is computed; a change takes effect at the next step."""
-    optional: ClassVar[tuple[str, ...]] = ()
-    """The entries that a group may have beside the optimizer's own arguments."""
-    not_saved: ClassVar[tuple[str, ...]] = ("rule", "domain", "compile")
-    """The entries of a group that ``state_dict`` omits: loading keeps the present ones."""
+    recompile_keys: ClassVar[tuple[str, ...]] = ()  #: entries of a group that take effect at the next step
+    optional: ClassVar[tuple[str, ...]] = ()  #: the entries that a group may have beside the optimizer's own arguments
+    not_saved: ClassVar[tuple[str, ...]] = ("rule", "domain", "compile")  #: loading keeps the present ones
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
         self._cache: dict[int, _CachedSteps] = {}
-        self._reset_mode()
+        self._loaded = {}
         require_params(type(self).__name__, params)
         super().__init__(params, defaults)
 
@@ -73,11 +68,19 @@ class RuleOptimizer(OutputMode):
         return lr
 
     def _check(self, group: dict[str, Any]) -> None:
-        """Raise a ValueError for bad hyper-parameters."""
-        if "lr" in group:
-            _check_lr(group["lr"])
+        lr = group.get("lr", 0.0)
+        if isinstance(lr, Tensor):
+            if lr.numel() != 1:
+                raise ValueError("Tensor lr must be 1-element")
+            lr = lr.item()
+        invalid("learning rate", lr, not is_number(lr, low=0))
         if "domain" in group:
-            _check_domain(group)
+            require_object("domain", group["domain"])
+            if isinstance(group["domain"], str):
+                group["domain"] = parse_set(group["domain"])
+            # Not isinstance: that would need the diameter, which a box without a dimension does not have.
+            is_set = all(hasattr(group["domain"], name) for name in ("project", "contains"))
+            invalid("domain", group["domain"], not is_set)
         for name in ("maximize", "per_parameter"):
             invalid(f"{name} value", group[name], not isinstance(group[name], bool))
         invalid("compile value", group["compile"], not isinstance(group["compile"], bool | None))
@@ -155,7 +158,10 @@ class RuleOptimizer(OutputMode):
             for name in self.not_saved:
                 group.pop(name, None)
             group["without_query"] = self._queries is not None  # then the model's state lacks it
-        return self._with_queries(saved)
+        if self._queries is not None:
+            numbered = enumerate(self._all_params())
+            saved["query"] = {i: self._queries[p].clone() for i, p in numbered if p in self._queries}
+        return saved
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state; its hyper-parameters are used, with the present rules and constraint sets.
@@ -227,7 +233,6 @@ class RuleOptimizer(OutputMode):
 
     @torch.no_grad()
     def _project(self, group: dict[str, Any]) -> None:
-        """Move the parameters to the nearest point of the constraint set."""
         device = group["params"][0].device if group["params"] else None
         for rule, params in self._vectors(group, torch.ones(1, dtype=torch.float64, device=device)):
             state_template(rule, params)  # raises for a state that cannot be saved
@@ -248,10 +253,9 @@ class RuleOptimizer(OutputMode):
                  [p.stride() for p in params], [p.device for p in params[:1]])  # fmt: skip
         if cache is not None and group["scalars"]:
             if cache.trained != trained:
-                raise RuntimeError(
-                    "requires_grad of a parameter has changed since the first step, but its group is one vector: make "
-                    "a new optimizer, or put what is thawed later into a group of its own"
-                )
+                raise RuntimeError("requires_grad of a parameter has changed since the first step, but its group is "
+                                   "one vector: make a new optimizer, or put what is thawed later into a group of its "
+                                   "own")  # fmt: skip
             if cache.options == options and cache.forms == forms and all(map(operator.is_, cache.params, params)):
                 return cache.steps
         lr = torch.ones(1, dtype=torch.float64, device=params[0].device if params else None)
@@ -295,16 +299,12 @@ class _CachedSteps:
     """A group's steps, and what they were built for."""
 
     steps: list[ParameterStep]
-    lr: Tensor
-    """The learning rate that the rules of the steps read."""
-    skips_some: bool
-    """Whether some parameters are in no step: they have no entries, or are frozen."""
+    lr: Tensor  # the learning rate that the rules of the steps read
+    skips_some: bool  # whether some parameters are in no step: they have no entries, or are frozen
     options: list[object]
-    forms: tuple[list[Any], ...]
-    """Dtypes, shapes, strides and device of the parameters."""
+    forms: tuple[list[Any], ...]  # dtypes, shapes, strides and device of the parameters
     params: list[Tensor]
-    trained: list[bool]
-    """Whether each parameter requires a gradient."""
+    trained: list[bool]  # whether each parameter requires a gradient
     last_lr: float = 1.0
     calls: int = 0
 
@@ -334,23 +334,6 @@ def _check_params(name: str, params: list[Tensor]) -> None:
             raise ValueError(f"{name} needs dense parameters, got {p.layout}")
 
 
-def _check_lr(lr: Any) -> None:
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise ValueError("Tensor lr must be 1-element")
-        lr = lr.item()
-    invalid("learning rate", lr, not is_number(lr, low=0))
-
-
-def _check_domain(group: dict[str, Any]) -> None:
-    require_object("domain", group["domain"])
-    if isinstance(group["domain"], str):
-        group["domain"] = parse_set(group["domain"])
-    # Not isinstance: that would need the diameter, which a box without a dimension does not have.
-    invalid("domain", group["domain"], not all(hasattr(group["domain"], name) for name in ("project", "contains")))
-
-
 def is_number(value: object, *, low: float, strict: bool = False) -> bool:
-    """Whether it is a finite number >= low, or > low when strict."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and low <= value < float("inf") and not (strict and value == low)  # type: ignore[operator]

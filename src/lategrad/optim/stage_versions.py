@@ -18,11 +18,6 @@ class StageVersions:
     The model's forward, where it records gradients in training mode, first puts the past version of each delayed
     parameter in place; :meth:`to_newest` puts the newest one back for the update. So validation, checkpoints and the
     optimizer see the newest parameters, without a change to the loop.
-
-    Args:
-        profile: the delays.
-        params: those of the optimizer.
-        delay_cap: longer delays are cut to it.
     """
 
     def __init__(self, profile: StageDelays, params: Sequence[Tensor], delay_cap: int) -> None:
@@ -30,19 +25,15 @@ class StageVersions:
         if model is None:
             raise ValueError("delays by stage of an optimizer must be made from the model itself: by_stage(model, ...)")
         named = dict(model.named_parameters())
-        delays = {
-            id(named[block.name]): min(delay, delay_cap)
-            for block, delay in zip(profile.blocks.parts, profile.delays, strict=True)
-        }
+        pairs = zip(profile.blocks.parts, profile.delays, strict=True)
+        delays = {id(named[block.name]): min(delay, delay_cap) for block, delay in pairs}
         for i, p in enumerate(params):
             if id(p) not in delays:
                 raise ValueError(f"delays by stage must name all parameters of the optimizer: the model has no "
                                  f"parameter number {i} of shape {tuple(p.shape)} that is trained")  # fmt: skip
         self.delayed = [p for p in params if delays[id(p)] > 0]
-        self.past: list[deque[Tensor]] = [deque(maxlen=delays[id(p)]) for p in self.delayed]
-        """The versions before the newest, oldest first."""
-        self.newest: list[Tensor] | None = None
-        """The newest version, while the parameters hold past ones."""
+        self.past: list[deque[Tensor]] = [deque(maxlen=delays[id(p)]) for p in self.delayed]  # oldest first
+        self.newest: list[Tensor] | None = None  # the newest version, while the parameters hold past ones
         if self.delayed:
             model.register_forward_pre_hook(self.before_forward)
             if not profile.stashing:
@@ -69,10 +60,9 @@ class StageVersions:
         if not self.delayed:
             return []
         if self.newest is None:
-            raise RuntimeError(
-                "delays by stage take effect in the model's forward, which has not been called since the last step "
-                "(in training mode, with gradients): call the module that was given to by_stage"
-            )
+            raise RuntimeError("delays by stage take effect in the model's forward, which has not been called since "
+                               "the last step (in training mode, with gradients): call the module that was given to "
+                               "by_stage")  # fmt: skip
         self._write(self.newest)
         newest, self.newest = self.newest, None
         return newest
@@ -83,11 +73,9 @@ class StageVersions:
             past.append(version)
 
     def state(self) -> list[list[Tensor]]:
-        """The past versions, for a checkpoint."""
         return [list(past) for past in self.past]
 
     def load(self, state: list[list[Tensor]]) -> None:
-        """Continue from a checkpoint of the same delays."""
         if len(state) != len(self.past):
             raise ValueError(f"the state is of other delays: {len(state)} delayed parameters, not {len(self.past)}")
         self.newest = None

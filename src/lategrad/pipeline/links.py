@@ -46,8 +46,7 @@ class TensorSpec(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    differentiable: bool
-    """Whether a gradient comes back for it."""
+    differentiable: bool  # whether a gradient comes back for it
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
@@ -67,10 +66,8 @@ class Link:
     def __init__(self, peer: int, group: dist.ProcessGroup, timeout: float) -> None:
         self.peer, self.group, self.timeout = peer, group, timeout
         self.device = self.wire = torch.device("cpu")
-        self.specs: list[TensorSpec] | None = None
-        """The form of all messages, known after the first."""
-        self.waited = 0.0
-        """Seconds spent waiting for the neighbour."""
+        self.specs: list[TensorSpec] | None = None  # the form of all messages, known after the first
+        self.waited = 0.0  # seconds spent waiting for the neighbour
         self._sent: deque[list[tuple[dist.Work, Tensor]]] = deque()
         self._posted: list[tuple[dist.Work, Tensor]] | None = None
 
@@ -103,7 +100,6 @@ class Link:
             self._posted = list(zip(works, buffers, strict=True))
 
     def receive(self) -> list[Tensor]:
-        """The next message."""
         self.post()
         assert self._posted is not None
         posted, self._posted = self._posted, None
@@ -129,12 +125,7 @@ class Link:
 
 
 class Links:
-    """The links of one stage to the stages before and after it, with process groups of their own.
-
-    Args:
-        index, count: the stage, and how many there are.
-        timeout: seconds without a message after which a neighbour is considered hung.
-    """
+    """The links of one stage, of ``count``, to the stages before and after it, with process groups of their own."""
 
     def __init__(self, index: int, count: int, timeout: float) -> None:
         # Two groups: NCCL executes the messages of two ranks in one group one after another, in both directions.

@@ -34,8 +34,7 @@ from lategrad.trace import Trace
 class Span(NamedTuple):
     """A piece of work of one stage; times are those of ``time.perf_counter``."""
 
-    kind: str
-    """"forward", "backward" or "update"."""
+    kind: str  #: "forward", "backward" or "update"
     microbatch: int
     begin: float
     end: float
@@ -45,13 +44,10 @@ class _InFlight(NamedTuple):
     """A microbatch between its forward and its backward pass."""
 
     number: int
-    position: int
-    """Its number since the pipeline was last empty."""
-    version: int
-    """Updates of this stage before its forward pass."""
+    position: int  # its number since the pipeline was last empty
+    version: int  # updates of this stage before its forward pass
     weights: dict[str, Tensor]
-    inputs: list[Tensor]
-    """Those that a gradient is sent back for."""
+    inputs: list[Tensor]  # those that a gradient is sent back for
     outputs: list[Tensor]
     tickets: Tickets | None
 
@@ -116,14 +112,10 @@ class Pipeline:
         self.delay = by_stage(one_each, self.count).delays[self.index]
         r""":math:`\tau_k = P - 1 - k`: microbatches between a forward pass and the backward pass after it."""
         self.microbatches, self.update_every, self.stashing = microbatches, update_every, stashing
-        self.steps = 0
-        """Batches so far."""
-        self.updates = 0
-        """Updates of this stage so far."""
-        self.delays: list[int] = []
-        """The delay of each update, as counted; of several microbatches the longest."""
-        self.losses: list[float] = []
-        """At the last stage, the loss of each microbatch."""
+        self.steps = 0  #: batches so far
+        self.updates = 0  #: updates of this stage so far
+        self.delays: list[int] = []  #: the delay of each update, as counted; of several microbatches the longest
+        self.losses: list[float] = []  #: at the last stage, the loss of each microbatch
         self.timeline: list[Span] | None = [] if record_timeline else None
         self._loss, self._check_finite, self._make_optimizer = loss, check_finite, optimizer
         self._in_flight: deque[_InFlight] = deque()
@@ -157,7 +149,6 @@ class Pipeline:
         return optimizer
 
     def _agree(self) -> None:
-        """Raise unless all stages were given the same options."""
         own = {"microbatches": self.microbatches, "update_every": self.update_every, "stashing": self.stashing}
         links = self._links
         if links.activations_in is not None:

@@ -12,10 +12,6 @@ class WeightStash:
     With stashing each version in flight is a copy of the parameters: at most ``ceil(delay / update_every) + 1`` of
     them, in buffers that are used again. Without it, and at the last stage, where no update comes in between, the
     weights are the parameters' own memory: a backward pass then sees the newest ones.
-
-    Args:
-        module: the stage.
-        copies: whether to keep versions.
     """
 
     def __init__(self, module: nn.Module, copies: bool) -> None:
@@ -41,7 +37,6 @@ class WeightStash:
         return {name: value.data.requires_grad_() for name, value in zip(self.params, values, strict=True)}
 
     def release(self, version: int) -> None:
-        """A microbatch with this version has gone back."""
         if self.copies:
             self._users[version] -= 1
             if not self._users[version]:
@@ -54,5 +49,4 @@ class WeightStash:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all copies."""
         return sum(t.nbytes for version in [*self._held.values(), *self._free] for t in version)

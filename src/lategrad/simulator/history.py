@@ -17,13 +17,9 @@ from torch import Tensor
 class SlotPlan(NamedTuple):
     """Where each update writes its query and reads a late one from."""
 
-    write: Tensor
-    """int64 ``(updates,)``: the slot for the query of each update; ``slots - 1`` for those never read."""
-    read: Tensor
-    """int64 ``(updates,)``: the slot that holds the query each update's gradient is taken at; ``(updates, stages)``
-    where each stage has its own."""
-    slots: int
-    """Slots needed, the last of them for queries that are never read."""
+    write: Tensor  # int64 ``(updates,)``: the slot for the query of each update; ``slots - 1`` for those never read
+    read: Tensor  # likewise: the slot of the query that each gradient is taken at; ``(updates, stages)`` by stage
+    slots: int  # slots needed, the last of them for queries that are never read
 
 
 def plan_slots(delays: Tensor) -> SlotPlan:
@@ -51,13 +47,10 @@ def plan_slots(delays: Tensor) -> SlotPlan:
 
 
 class History:
-    """Past queries (or their tickets) in the slots of several plans.
+    """Past queries (or their tickets) in the slots of several plans, one for every sequence of delays.
 
-    Args:
-        plans: one for every sequence of delays.
-        like: a value as it is stored at each update, ``(seeds, delays, *runs, k)``, one sequence per seed and delay.
-        stage_of: for each sequence and each entry of a vector, which of the plan's stages it belongs to,
-            ``(sequences, dim)``; None where all plans are without stages.
+    ``like`` is a value as it is stored at each update, ``(seeds, delays, *runs, k)``; ``stage_of`` says for each entry
+    of a vector which of the plan's stages it belongs to, ``(sequences, dim)``, where there are stages.
     """
 
     def __init__(self, plans: list[SlotPlan], like: Tensor, stage_of: Tensor | None = None) -> None:
@@ -73,10 +66,6 @@ class History:
         self.stage_of = None if stage_of is None else stage_of.to(like.device)
         self.memory = torch.empty(int(sizes.sum()), *like.shape[2:], dtype=like.dtype, device=like.device)
 
-    def store(self, write: Tensor, now: Tensor) -> None:
-        """Store a row for every sequence."""
-        self.memory.index_copy_(0, write, now)
-
     def fetch(self, read: Tensor) -> Tensor:
         """A row for every sequence, each stage from its own slot."""
         if self.stage_of is None:
@@ -87,7 +76,6 @@ class History:
 
     @staticmethod
     def bytes_needed(plans: list[SlotPlan], like: Tensor) -> int:
-        """Memory that the slots of these plans take."""
         return sum(plan.slots for plan in plans) * like.nbytes // len(plans)
 
 

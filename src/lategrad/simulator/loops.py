@@ -81,7 +81,6 @@ class RunLoops:
         self._advance = cpu_library(update.source.cpu + code + _ADVANCE, "-ffp-contract=fast").advance
 
     def __call__(self, chunk: Chunk, updates: int) -> None:
-        """Make the first updates of a chunk."""
         arrays = [*self._arguments, chunk.samples, chunk.write, chunk.read, chunk.delays]
         numbers = [ctypes.c_longlong(updates), ctypes.c_longlong(torch.get_num_threads())]
         self._advance(*(ctypes.c_void_p(array.data_ptr()) for array in arrays), *numbers)

@@ -35,11 +35,9 @@ class Recorder:
         self.begin = time.monotonic()
 
     def record(self, step: int) -> None:
-        """Evaluate the rule's present output."""
         rule, state, problem = self.simulation.rule, self.simulation.state, self.simulation.problem
         output = rule.output(state)
-        measured = measure(problem, output)
-        for name, value in measured.by_name().items():
+        for name, value in measure(problem, output).by_name().items():
             self.values.setdefault(name, []).append(value.squeeze(-1).cpu())
         self.output, self.query = output.cpu().clone(), rule.query(state).cpu().clone()
         self.steps.append(step)
@@ -56,22 +54,15 @@ class Recorder:
                  "backend": self.simulation.backend}  # fmt: skip
         columns = {name: self._drop(torch.stack(values[: len(self.steps)]), before=1)
                    for name, values in self.values.items()}  # fmt: skip
-        return Trace(
-            steps=torch.tensor(self.steps),
-            loss=columns.pop("loss"),
-            accuracy=columns.pop("accuracy", None),
-            delays=self._drop(self.simulation.delays[:updates].int(), before=1),
-            output=self._drop(self.output, before=0),
-            query=self._drop(self.query, before=0),
-            axes=self.axes,
-            config={**self.config, **speed, "refused": refused},
-            time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
-            worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
-            local_steps=None if workers is None else self._drop(workers.local_steps[:updates], before=1),
-            test_loss=columns.pop("test_loss", None),
-            val_loss=columns.pop("val_loss", None),
-            metrics=columns,
-        )
+        return Trace(steps=torch.tensor(self.steps), loss=columns.pop("loss"), accuracy=columns.pop("accuracy", None),
+                     delays=self._drop(self.simulation.delays[:updates].int(), before=1),
+                     output=self._drop(self.output, before=0), query=self._drop(self.query, before=0), axes=self.axes,
+                     config={**self.config, **speed, "refused": refused},
+                     time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
+                     worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
+                     local_steps=None if workers is None else self._drop(workers.local_steps[:updates], before=1),
+                     test_loss=columns.pop("test_loss", None), val_loss=columns.pop("val_loss", None),
+                     metrics=columns)  # fmt: skip
 
     def _drop(self, value: Tensor, before: int) -> Tensor:
         """Without the dimensions of a single seed and a single delay."""

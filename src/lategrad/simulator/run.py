@@ -14,7 +14,7 @@ from torch import Tensor
 from lategrad.delays import Arrivals
 from lategrad.delays.stages import StageDelays
 from lategrad.execution import UnsupportedError, compiling_pays, in_place
-from lategrad.execution.backend import Backend, compiled
+from lategrad.execution.backend import Backend, Compiled
 from lategrad.gates import NormGate, clip_norm
 from lategrad.problems.problem import Problem
 from lategrad.problems.worker_state import is_stateful
@@ -35,10 +35,8 @@ class Chunk(NamedTuple):
     """What a chunk of updates needs, one row per update, in buffers that keep their addresses."""
 
     samples: Tensor
-    write: Tensor
-    """The slots that the next queries are stored in."""
-    read: Tensor
-    """The slots that the delayed queries are fetched from."""
+    write: Tensor  # the slots that the next queries are stored in
+    read: Tensor  # the slots that the delayed queries are fetched from
     delays: Tensor
     jobs: Tensor
 
@@ -86,11 +84,9 @@ class Simulation:
         # An update stores the query after it; the last one, which is never read, overwrites the one before.
         self.following = torch.cat([self.queries.write[1:], self.queries.write[-1:]])
         self.chunk: Chunk | None = None
-        self.row = torch.zeros(1, dtype=torch.int64, device=device)
-        """The row of the chunk that the next update uses."""
+        self.row = torch.zeros(1, dtype=torch.int64, device=device)  # the row of the chunk that the next update uses
         self.gate = None if max_norm_ratio is None else NormGate(max_norm_ratio, tuple(self.shape[:-1]), device)
-        self.refused = torch.zeros(*self.shape[:-1], 1, dtype=torch.int64, device=device)
-        """Gradients of each run that were refused for their norm."""
+        self.refused = torch.zeros(*self.shape[:-1], 1, dtype=torch.int64, device=device)  # gradients, for their norm
         self.workers: Workers | None = None
         if is_stateful(problem):
             require("delays", "by stage", not by_stage, "of whole queries: the workers of this problem keep a state")
@@ -107,10 +103,8 @@ class Simulation:
         if self._loops is not None:
             compile = False
         self.step = in_place(rule, self.state, backend=None if compile == "rule" else "eager")
-        self._update = Backend(
-            {"compile": lambda: compiled(Simulation.update, device), "eager": lambda: Simulation.update},
-            requested=None if compile is True else "eager",
-        )
+        self._update = Backend({"compile": lambda: Compiled(Simulation.update, device),
+                                "eager": lambda: Simulation.update}, None if compile is True else "eager")  # fmt: skip
         on_gpu = device.type == "cuda" and getattr(problem, "on_device", True)
         self._update_graph, self._jobs_graph = _Graph(on_gpu, warm_up=3), _Graph(on_gpu, warm_up=1)
         self._store_query(self.queries.write[0].to(device))
@@ -133,7 +127,7 @@ class Simulation:
                     self._loops(self.chunk, length)
                 else:
                     for _ in range(length):
-                        self._update_graph(self._run_update)
+                        self._update_graph(lambda: self._update.run(self))
             first = last
             show_progress(last)
 
@@ -162,9 +156,6 @@ class Simulation:
         self._store_query(chunk.write.index_select(0, row)[0])
         row.add_(1)
 
-    def _run_update(self) -> None:
-        self._update.run(self)
-
     def _run_jobs(self) -> None:
         assert self.workers is not None
         assert self.chunk is not None
@@ -172,21 +163,17 @@ class Simulation:
 
     def _store_query(self, slots: Tensor) -> None:
         """Store the present query, and its ticket, for the updates that will need them."""
-        self.queries.store(slots, self.rule.query(self.state).flatten(0, 1))
+        self.queries.memory.index_copy_(0, slots, self.rule.query(self.state).flatten(0, 1))
         if self.tickets is not None:
-            self.tickets.store(slots, issue_ticket(self.rule, self.state).flatten(0, 1))
+            self.tickets.memory.index_copy_(0, slots, issue_ticket(self.rule, self.state).flatten(0, 1))
 
     def _load(self, first: int, last: int) -> None:
-        """Load what the updates of a chunk need into the buffers."""
         count, device = last - first, self.row.device
         samples = torch.stack([self.problem.samples(s, first, count) for s in self.stream_seeds], dim=1)
-        loaded = Chunk(
-            samples=samples.unflatten(1, self.streams),
-            write=self.following[first:last],
-            read=self.queries.read[first:last],
-            delays=self.delays[first:last].reshape(count, *self.shape[:2], *[1] * (len(self.shape) - 2)),
-            jobs=torch.empty(count, 0) if self.workers is None else self.workers.jobs[first:last],
-        )
+        delays = self.delays[first:last].reshape(count, *self.shape[:2], *[1] * (len(self.shape) - 2))
+        jobs = torch.empty(count, 0) if self.workers is None else self.workers.jobs[first:last]
+        loaded = Chunk(samples.unflatten(1, self.streams), write=self.following[first:last],
+                       read=self.queries.read[first:last], delays=delays, jobs=jobs)  # fmt: skip
         if self.chunk is None:  # always of full size: compiled code is for one size
             self.chunk = Chunk(*(value.new_zeros(_CHUNK, *value.shape[1:], device=device) for value in loaded))
         for buffer, value in zip(self.chunk, loaded, strict=True):

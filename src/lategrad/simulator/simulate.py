@@ -1,17 +1,8 @@
 r"""The delayed oracle: any rule under any delays, many runs at once.
 
 The semantics, exactly. Before update t = 1, 2, ..., T the server's query is :math:`x_t`. Update t receives
-:math:`g_t = \nabla f(x_{t - \tau_t}; z_t)` with the t-th sample :math:`z_t` and :math:`0 \le \tau_t \le t-1`. With
-:math:`\tau = 2`:
-
-====== ========= ================ =======================
-update delay     gradient at      after it
-====== ========= ================ =======================
-t = 1  0 (capped) x_1, sample z_1  the query becomes x_2
-t = 2  1 (capped) x_1, sample z_2  the query becomes x_3
-t = 3  2          x_1, sample z_3  the query becomes x_4
-t = 4  2          x_2, sample z_4  the query becomes x_5
-====== ========= ================ =======================
+:math:`g_t = \nabla f(x_{t - \tau_t}; z_t)` with the t-th sample :math:`z_t` and :math:`0 \le \tau_t \le t-1`; then the
+query becomes :math:`x_{t+1}`. With :math:`\tau = 2` the first four gradients are those at x_1, x_1, x_1 and x_2.
 
 Where the problem's workers keep a state from job to job (:class:`~lategrad.problems.LocalSteps`), every simulated
 worker has its own: the workers of a cluster, or the fewest that can have sent gradients with these delays.
@@ -50,28 +41,17 @@ from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require, require_device
 from lategrad.trace import Axis, Trace, describe
 
-LINE_EVERY = 30.0
-"""Seconds between two lines of progress where there is no terminal."""
+LINE_EVERY = 30.0  # seconds between two lines of progress where there is no terminal
 Delays = DelayModel | StageDelays | int | str
 
 
 def simulate(
-    problem: Problem,
-    rule: AnyRule[Any] | str,
-    delays: Delays | Sequence[Delays],
-    steps: int,
-    *,
-    seed: int | Sequence[int] = 0,
-    record_every: int | None = None,
-    device: torch.device | str = "cpu",
-    share_samples: bool = True,
-    compile: bool | Literal["rule"] | None = None,
-    progress: bool | None = None,
-    save_to: str | Path | None = None,
-    axes: Sequence[str] | None = None,
-    clip: float | None = None,
+    problem: Problem, rule: AnyRule[Any] | str, delays: Delays | Sequence[Delays], steps: int, *,
+    seed: int | Sequence[int] = 0, record_every: int | None = None, device: torch.device | str = "cpu",
+    share_samples: bool = True, compile: bool | Literal["rule"] | None = None, progress: bool | None = None,
+    save_to: str | Path | None = None, axes: Sequence[str] | None = None, clip: float | None = None,
     max_norm_ratio: float | None = None,
-) -> Trace:
+) -> Trace:  # fmt: skip
     """Run a rule under late gradients; all combinations of seeds, delays and the rule's own runs at once.
 
     Args:
@@ -120,7 +100,7 @@ def simulate(
     require("delays", delays, len(models) > 0, "at least one delay model")
     require_norm_options(clip, max_norm_ratio)
     problem, rule = as_problem(problem), as_rule(rule)
-    parsed = tuple(_with_local_steps(_as_model(model), problem) for model in models)
+    parsed = tuple(_as_model(model, problem) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]
     profiles = [model if isinstance(model, StageDelays) else None for model in parsed]
     _warn_of_long_delays([_label(model) for model in models], arrivals, steps)
@@ -132,18 +112,12 @@ def simulate(
     single = (isinstance(seed, int), not isinstance(delays, Sequence) or isinstance(delays, str))
     all_axes = [Axis("seed", seeds), Axis("delay", tuple(_label(m) for m in models)),
                 *rule_axes(rule, simulation.shape[2:-1], axes)]  # fmt: skip
-    config = {
-        "problem": repr(problem),
-        "rule": describe(rule),
-        "delays": [repr(model) if isinstance(model, StageDelays) else describe(model) for model in parsed],
-        "seeds": list(seeds),
-        "steps": steps,
-        "share_samples": share_samples,
-        "clip": clip,
-        "max_norm_ratio": max_norm_ratio,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
-    }
+    config = {"problem": repr(problem), "rule": describe(rule),
+              "delays": [repr(model) if isinstance(model, StageDelays) else describe(model) for model in parsed],
+              "seeds": list(seeds), "steps": steps, "share_samples": share_samples, "clip": clip,
+              "max_norm_ratio": max_norm_ratio,
+              "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+              "torch": torch.__version__}  # fmt: skip
     recorder = Recorder(simulation, all_axes, single, config, save_to)
     every = record_every or max(1, steps // 10)
     recorder.record(0)
@@ -164,15 +138,11 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
-def _as_model(value: Delays) -> DelayModel | StageDelays:
-    if not isinstance(value, StageDelays):
-        return as_delay_model(value)
-    require("delays", value, value.stashing, "with stashing: a problem takes its gradient at one point")
-    return value
-
-
-def _with_local_steps(model: DelayModel | StageDelays, problem: Problem) -> DelayModel | StageDelays:
-    """A virtual cluster with the problem's number of local steps per job; other models have no clocks."""
+def _as_model(value: Delays, problem: Problem) -> DelayModel | StageDelays:
+    """Delays for a problem: a virtual cluster has its number of local steps per job; other models have no clocks."""
+    if isinstance(value, StageDelays):
+        require("delays", value, value.stashing, "with stashing: a problem takes its gradient at one point")
+    model = value if isinstance(value, StageDelays) else as_delay_model(value)
     if not is_stateful(problem):
         return model
     timed = getattr(problem, "seconds", None) is not None and getattr(model, "local_steps", None) is None

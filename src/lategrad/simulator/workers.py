@@ -29,9 +29,6 @@ def fewest_workers(delays: Tensor) -> Tensor:
     v or an earlier one. The worker with the latest such update is chosen, or a new one if there is none. At a
     constant delay :math:`\tau` that is :math:`\tau + 1` workers in turn.
 
-    Args:
-        delays: of the updates t = 1..T, ``(T,)``.
-
     >>> fewest_workers(torch.tensor([0, 1, 2, 2, 2, 2, 2]))  # a constant delay of 2
     tensor([0, 1, 2, 0, 1, 2, 0])
     >>> fewest_workers(torch.tensor([0, 0, 2, 0, 1]))  # the third update is from a worker that was there from the start
@@ -49,11 +46,7 @@ def fewest_workers(delays: Tensor) -> Tensor:
 
 def wave_ends(delays: Tensor, workers: Tensor) -> list[int]:
     """For every update (from 0) the end of the wave that starts there: the first update whose query, or whose worker's
-    state, does not exist yet.
-
-    Args:
-        delays: ``(updates, sequences)``.
-        workers: the worker that sends each gradient, likewise.
+    state, does not exist yet. ``delays`` and ``workers``, the senders, have the shape ``(updates, sequences)``.
 
     >>> delays = torch.tensor([0, 1, 2, 2, 2, 2, 2]).unsqueeze(1)
     >>> wave_ends(delays, torch.tensor([0, 1, 2, 0, 1, 2, 0]).unsqueeze(1))  # three updates at a time
@@ -84,13 +77,9 @@ def _previous_update(workers: Tensor) -> Tensor:
 class Workers:
     """Runs the jobs of all runs, a wave at a time; every sequence of arrivals has its own workers.
 
-    Where arrivals do not name the workers, they are assigned by :func:`fewest_workers`.
-
-    Args:
-        problem: whose workers keep a state; its ``jobs_at_once``, if any, limits the jobs of a wave.
-        arrivals: for every seed and every delay model.
-        delays: all of them, ``(updates, seeds, delays)``.
-        query: of all runs, ``(seeds, delays, *runs, dim)``.
+    Where arrivals do not name the workers, they are assigned by :func:`fewest_workers`. The problem's ``jobs_at_once``,
+    if any, limits the jobs of a wave. ``delays`` are ``(updates, seeds, delays)``, the query of all runs ``(seeds,
+    delays, *runs, dim)``.
     """
 
     def __init__(self, problem: StatefulProblem, arrivals: list[list[Arrivals]], delays: Tensor, query: Tensor) -> None:
@@ -119,8 +108,7 @@ class Workers:
         longest = max(end - start for start, end in enumerate(self._ends))
         self._width = min(getattr(problem, "jobs_at_once", _MAX_JOBS), longest)
         self._batch = self._width
-        self.pads_waves = query.is_cuda
-        """Whether all waves have the jobs of the longest, of which the rest is discarded: a GPU replays its graph."""
+        self.pads_waves = query.is_cuda  # to the longest, with jobs that are discarded: a GPU replays its graph
         self._positions = torch.arange(self._width, device=query.device)
         self._length, self._next = (torch.zeros(1, dtype=torch.int64, device=query.device) for _ in range(2))
         self._grads = query.new_empty(self._width, *query.shape)
@@ -133,18 +121,11 @@ class Workers:
             first += length
 
     def start_wave(self, length: int) -> None:
-        """Set the length of the next wave."""
         self._length.fill_(length)
         self._batch = self._width if self.pads_waves else length
 
     def run_jobs(self, queries: History, samples: Tensor, read: Tensor, jobs: Tensor, at: Tensor) -> None:
-        """Run all jobs of the wave.
-
-        Args:
-            queries: where the jobs start.
-            samples, read, jobs: of a chunk of updates.
-            at: the row of the chunk where the wave begins.
-        """
+        """Run all jobs of the wave that begins at row ``at`` of a chunk, with the chunk's samples, slots and jobs."""
         width, positions = self._batch, self._positions[: self._batch]
         used = (at + positions).clamp_max(len(read) - 1)
         x = queries.fetch(read.index_select(0, used).flatten()).view(width, *self._shape)
@@ -164,7 +145,6 @@ class Workers:
         self._next.zero_()
 
     def next_gradient(self) -> Tensor:
-        """The next gradient of the wave, for every run."""
         grad = self._grads.index_select(0, self._next)[0]
         self._next += 1
         return grad

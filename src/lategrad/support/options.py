@@ -59,7 +59,6 @@ class Option:
 
     @property
     def sweeps(self) -> bool:
-        """Whether it may have a value for each run."""
         return Tensor in self.types
 
     def __str__(self) -> str:
@@ -185,7 +184,6 @@ class Entry(Generic[Built]):
 
     @property
     def parameter(self) -> str:
-        """The name of its first option."""
         return next(iter(self.options), "")
 
 
@@ -231,7 +229,6 @@ class Spec(Generic[Built]):
             return self.entry.make(**values)
 
     def _value(self, name: str) -> Any:
-        """The value of an option, or a tensor with an axis of runs for it."""
         values = self.values[name]
         if len(values) == 1:
             return values[0]

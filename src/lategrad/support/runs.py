@@ -39,7 +39,6 @@ def _child_names(tree: object) -> list[str]:
 
 
 def tensors(tree: object) -> list[Tensor]:
-    """All tensors inside a rule, learner, set or state."""
     if isinstance(tree, Tensor):
         return [tree]
     return [leaf for child in _children(tree) for leaf in tensors(child)]
@@ -81,10 +80,7 @@ def leaf_names(tree: object, prefix: str = "") -> list[str]:
 def require_state(state: object, owner: str, place: str = "state") -> None:
     """Require a tree of tensors: hosts copy tensors only, and would lose any other change of a state.
 
-    Args:
-        state: of a rule or learner.
-        owner: the name of the rule or learner, for the message.
-        place: the part of the whole state, for the message.
+    The message names the rule or learner that owns it, and the place of the part that is at fault.
 
     >>> require_state({"x": torch.zeros(2), "updates": 0}, "MyRule")
     Traceback (most recent call last):

@@ -20,8 +20,7 @@ from torch import Tensor
 from lategrad.support.runs import map_tensors, tensors
 from lategrad.support.torch_private import WrapperTensor
 
-Interval = tuple[int, int]
-"""Start and stop of consecutive entries."""
+Interval = tuple[int, int]  # start and stop of consecutive entries
 
 
 class NotShardedError(RuntimeError):
@@ -78,13 +77,9 @@ class Shards:
 
 
 class ShardedVector(WrapperTensor):
-    """A vector, or a part or reshaped part of one.
+    """A vector, or a part or reshaped part of one: those entries of the whole that are in ``segments``.
 
-    Args:
-        local: this rank's entries, flat.
-        shards: of the whole vector.
-        segments: the entries of the whole vector that this part consists of.
-        shape: by default flat.
+    ``local`` are this rank's entries, flat; ``shards`` are those of the whole vector.
     """
 
     local: Tensor
@@ -122,11 +117,10 @@ class ShardedVector(WrapperTensor):
 def _refuse(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise; where one process has the whole vector, run on plain tensors."""
     if any(arg.shards.group is not None for arg in tensors((args, kwargs)) if isinstance(arg, ShardedVector)):
-        raise NotShardedError(
-            f"{func} with these arguments is not defined on a vector that is sharded over ranks. Rules and constraint "
-            f"sets may use operations on entries, with other sharded vectors and with single numbers; split, cat and "
-            f"sort; and sum, mean, Euclidean norm, amax, amin, all and any over the vector"
-        )
+        raise NotShardedError(f"{func} with these arguments is not defined on a vector that is sharded over ranks. "
+                              f"Rules and constraint sets may use operations on entries, with other sharded vectors "
+                              f"and with single numbers; split, cat and sort; and sum, mean, Euclidean norm, amax, "
+                              f"amin, all and any over the vector")  # fmt: skip
     args, kwargs = map_tensors(lambda x: x.local.view(x.shape) if isinstance(x, ShardedVector) else x, (args, kwargs))
     return func(*args, **kwargs)
 
@@ -152,7 +146,6 @@ def _on_entries(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _with_shape(func: Any, x: ShardedVector, *args: Any, **kwargs: Any) -> Any:
-    """The same entries in the same order, in another shape."""
     shape = func(torch.empty(x.shape, device="meta"), *args, **kwargs).shape
     return x.like(x.local, shape) if math.prod(shape) == x.numel() else _refuse(func, x, *args, **kwargs)
 

@@ -19,18 +19,12 @@ class OutOfTimeError(TimeoutError):
 
 
 def run_in_thread(
-    call: Callable[[], Returned],
-    name: str,
-    future: Future[Returned] | None = None,
+    call: Callable[[], Returned], name: str, future: Future[Returned] | None = None,
     undo: Callable[[Returned], object] | None = None,
-) -> Future[Returned]:
+) -> Future[Returned]:  # fmt: skip
     """Start a call in a daemon thread, which does not keep the interpreter alive.
 
-    Args:
-        call: what to run.
-        name: of the thread.
-        future: takes what the call returns or raises; by default a new one, which is returned.
-        undo: called by the thread with a result that comes after the future was canceled.
+    The future takes what the call returns or raises; ``undo`` gets a result that comes after it was canceled.
 
     >>> run_in_thread(lambda: 6 * 7, "answer").result()
     42
@@ -55,12 +49,9 @@ def run_in_thread(
 
 
 def limited(
-    call: Callable[[], Returned],
-    seconds: float | Callable[[], float],
-    what: str,
-    *,
+    call: Callable[[], Returned], seconds: float | Callable[[], float], what: str, *,
     undo: Callable[[Returned], object] | None = None,
-) -> Returned:
+) -> Returned:  # fmt: skip
     """What a call returns or raises within a time limit; signals are handled meanwhile, wherever the call hangs.
 
     Args:

@@ -27,11 +27,8 @@ def cpu_library(code: str, *flags: str) -> Any:
     """C++ code, compiled with flags of its own and loaded with ctypes."""
     from torch._inductor.codecache import CppCodeCache
 
-    vectorize = (
-        "-ftree-loop-vectorize",
-        "-fno-unswitch-loops",
-        "-fno-math-errno",
-    )  # torch's default flags assume vectorized code
+    # torch's default flags assume vectorized code
+    vectorize = ("-ftree-loop-vectorize", "-fno-unswitch-loops", "-fno-math-errno")
     return CppCodeCache.load(code, device_type="cpu", extra_flags=(*vectorize, *flags))
 
 

@@ -31,7 +31,6 @@ def require(name: str, value: object, condition: bool | Tensor, valid: str) -> N
 
 
 def _format(value: object) -> str:
-    """A value in a message: tensors as plain numbers."""
     if not isinstance(value, Tensor):
         text = repr(value)
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

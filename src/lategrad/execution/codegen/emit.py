@@ -28,31 +28,24 @@ from lategrad.execution.codegen.ops import MEMORY_TYPES, VALUE_TYPES
 
 _aten = torch.ops.aten
 
-CHUNK = 8192
-"""Entries that one thread (CPU) or one block of threads (GPU) handles at a time."""
+CHUNK = 8192  # entries that one thread (CPU) or one block of threads (GPU) handles at a time
 
-THREADS = 256
-"""Threads of a block on a GPU; each takes four entries at a time."""
+THREADS = 256  # threads of a block on a GPU; each takes four entries at a time
 
 
 @dataclass
 class Loop:
     """One loop over the entries of all vectors."""
 
-    level: int
-    """Number of sums taken one after another before it can run."""
+    level: int  # number of sums taken one after another before it can run
     sums: list[Node]
-    writes: list[tuple[int, Node]]
-    """The operands that it writes, and the values."""
-    values: list[Node]
-    """What is computed for every entry, in order."""
-    reads: list[int]
-    """The vector operands that it reads."""
+    writes: list[tuple[int, Node]]  # the operands that it writes, and the values
+    values: list[Node]  # what is computed for every entry, in order
+    reads: list[int]  # the vector operands that it reads
     scalars: list[Node]
 
     @property
     def operands(self) -> list[int]:
-        """All vector operands that it touches."""
         return list(dict.fromkeys([*self.reads, *(operand for operand, _ in self.writes)]))
 
 
@@ -61,15 +54,11 @@ class Source:
     """C code and the memory that a call needs; both versions define a function ``run``."""
 
     cpu: str
-    cuda: str
-    """Its first argument is the stage."""
-    stages: list[bool]
-    """The stages to launch on a GPU, in order: True for one block per chunk (a loop), False for a single block."""
+    cuda: str  # its first argument is the stage
+    stages: list[bool]  # to launch on a GPU, in order: True for one block per chunk (a loop), False for a single one
     operands: int
-    scalars: int
-    """Eight-byte slots for scalars that later stages read."""
-    sums: int
-    """The largest number of sums that one loop takes."""
+    scalars: int  # eight-byte slots for scalars that later stages read
+    sums: int  # the largest number of sums that one loop takes
 
 
 class _Emitter:
@@ -287,14 +276,10 @@ class _Emitter:
     def source(self) -> Source:
         functions = "".join(self.entry_function(loop, i) for i, loop in enumerate(self.loops))
         half = "#define HALF\n" if torch.float16 in self.dtypes else ""
-        return Source(
-            cpu=half + ops.CPU_HEADER + functions + self.cpu(),
-            cuda=ops.CUDA_HEADER + functions + self.cuda(),
-            stages=[is_loop for _, is_loop in self.stages()],
-            operands=len(self.dtypes),
-            scalars=max(1, len(self.slots)),
-            sums=max([0, *(len(loop.sums) for loop in self.loops)]),
-        )
+        return Source(cpu=half + ops.CPU_HEADER + functions + self.cpu(),
+                      cuda=ops.CUDA_HEADER + functions + self.cuda(), stages=[is_loop for _, is_loop in self.stages()],
+                      operands=len(self.dtypes), scalars=max(1, len(self.slots)),
+                      sums=max([0, *(len(loop.sums) for loop in self.loops)]))  # fmt: skip
 
     def stages(self) -> list[tuple[str, bool]]:
         """The stages by the names of their GPU functions, and whether each is a loop."""
@@ -359,16 +344,10 @@ def emit(
 ) -> Source:  # fmt: skip
     """Translate a pure function of tensors that returns a list of tensors.
 
-    Args:
-        function: what to translate.
-        inputs: examples to trace it on: vectors of shape ``(size,)``, and scalars. Input i is operand i.
-        size: the length of the vectors.
-        targets: for each result, the operand that it is written to (that of an input, or one beyond).
-        dtypes: of all operands.
-
-    Raises:
-        UnsupportedError: when the function does anything but arithmetic and sums over a vector, or when an input that
-            is written is passed twice: a trace cannot tell the two apart.
+    It is traced on ``inputs``, vectors of shape ``(size,)`` and scalars; input i is operand i. ``targets`` are the
+    operands that the results are written to (those of inputs, or ones beyond), ``dtypes`` those of all operands. Raises
+    an UnsupportedError when the function does anything but arithmetic and sums over a vector, or when an input that is
+    written is passed twice: a trace cannot tell the two apart.
     """
     written = [inputs[operand] for operand in targets if operand < len(inputs)]
     if any(sum(one is other for other in inputs) > 1 for one in written):

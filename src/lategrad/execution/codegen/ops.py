@@ -18,52 +18,30 @@ _SHAPES = ("alias", "clone", "detach", "expand", "lift_fresh_copy", "reshape", "
 IDENTITY = {_aten._to_copy.default, _aten.squeeze.dim, *(getattr(_aten, name).default for name in _SHAPES)}
 """Operations that change nothing but the shape or the dtype."""
 
-CONSTANT = {
-    _aten.full.default: 1,
-    _aten.full_like.default: 1,
-    _aten.ones_like.default: 1.0,
-    _aten.scalar_tensor.default: 0,
-    _aten.zeros_like.default: 0.0,
-}
+CONSTANT = {_aten.full.default: 1, _aten.full_like.default: 1, _aten.ones_like.default: 1.0,
+            _aten.scalar_tensor.default: 0, _aten.zeros_like.default: 0.0}  # fmt: skip
 """Operations with the same value everywhere: that value, or (an integer) its position among the arguments."""
 
+_LERP = "{2} < 0.5f ? {0} + {2} * ({1} - {0}) : {1} - ({1} - {0}) * (1 - {2})"
 ARITHMETIC: dict[Any, str] = {
-    _aten.abs.default: "fabs({0})",
-    _aten.add.Tensor: "{0} + {1}",
-    _aten.clamp_max.default: "{0} > {1} ? {1} : {0}",
-    _aten.clamp_min.default: "{0} < {1} ? {1} : {0}",
-    _aten.div.Tensor: "{0} / {1}",
-    _aten.exp.default: "exp({0})",
-    _aten.floor.default: "floor({0})",
-    **dict.fromkeys(
-        (_aten.lerp.Scalar, _aten.lerp.Tensor), "{2} < 0.5f ? {0} + {2} * ({1} - {0}) : {1} - ({1} - {0}) * (1 - {2})"
-    ),
-    _aten.log.default: "log({0})",
+    _aten.add.Tensor: "{0} + {1}", _aten.sub.Tensor: "{0} - {1}", _aten.neg.default: "-{0}",
+    _aten.rsub.Scalar: "{1} - {0}", _aten.rsub.Tensor: "{1} - {0}",
+    _aten.mul.Tensor: "{0} * {1}", _aten.div.Tensor: "{0} / {1}", _aten.reciprocal.default: "1 / {0}",
+    _aten.remainder.Scalar: "{0} - {1} * floor({0} / {1})", _aten.floor.default: "floor({0})",
+    _aten.abs.default: "fabs({0})", _aten.sign.default: "({0} > 0) - ({0} < 0)",
+    _aten.clamp_max.default: "{0} > {1} ? {1} : {0}", _aten.clamp_min.default: "{0} < {1} ? {1} : {0}",
     _aten.maximum.default: "{0} > {1} || {0} != {0} ? {0} : {1}",
     _aten.minimum.default: "{0} < {1} || {0} != {0} ? {0} : {1}",
-    _aten.mul.Tensor: "{0} * {1}",
-    _aten.neg.default: "-{0}",
-    _aten.pow.Scalar: "pow({0}, {1})",
-    _aten.pow.Tensor_Tensor: "pow({0}, {1})",
-    _aten.reciprocal.default: "1 / {0}",
-    _aten.remainder.Scalar: "{0} - {1} * floor({0} / {1})",
-    _aten.rsub.Scalar: "{1} - {0}",
-    _aten.rsub.Tensor: "{1} - {0}",
-    _aten.rsqrt.default: "1 / sqrt({0})",
-    _aten.sign.default: "({0} > 0) - ({0} < 0)",
-    _aten.sqrt.default: "sqrt({0})",
-    _aten.sub.Tensor: "{0} - {1}",
-}
+    _aten.exp.default: "exp({0})", _aten.log.default: "log({0})",
+    _aten.sqrt.default: "sqrt({0})", _aten.rsqrt.default: "1 / sqrt({0})",
+    _aten.pow.Scalar: "pow({0}, {1})", _aten.pow.Tensor_Tensor: "pow({0}, {1})",
+    _aten.lerp.Scalar: _LERP, _aten.lerp.Tensor: _LERP,
+}  # fmt: skip
 """Expressions of arguments that are cast to the dtype of the result."""
 
-LOGIC: dict[Any, str] = {
-    _aten.bitwise_and.Tensor: "{0} && {1}",
-    _aten.bitwise_not.default: "!{0}",
-    _aten.bitwise_or.Tensor: "{0} || {1}",
-    _aten.logical_and.default: "{0} && {1}",
-    _aten.logical_not.default: "!{0}",
-    _aten.logical_or.default: "{0} || {1}",
-}
+LOGIC: dict[Any, str] = {_aten.bitwise_and.Tensor: "{0} && {1}", _aten.bitwise_not.default: "!{0}",
+                         _aten.bitwise_or.Tensor: "{0} || {1}", _aten.logical_and.default: "{0} && {1}",
+                         _aten.logical_not.default: "!{0}", _aten.logical_or.default: "{0} || {1}"}  # fmt: skip
 for _name, _sign in {"eq": "==", "ge": ">=", "gt": ">", "le": "<=", "lt": "<", "ne": "!="}.items():
     LOGIC |= dict.fromkeys((getattr(_aten, _name).Scalar, getattr(_aten, _name).Tensor), f"{{0}} {_sign} {{1}}")
 """Expressions of arguments that are cast to their common dtype; the result is a bool."""
@@ -83,27 +61,18 @@ _COMMON = """
 typedef long long i64;
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
-INLINE float load(float x) { return x; }
-INLINE double load(double x) { return x; }
-INLINE i64 load(i64 x) { return x; }
-INLINE bool load(bool x) { return x; }
-INLINE void store(float& to, float x) { to = x; }
-INLINE void store(double& to, double x) { to = x; }
-INLINE void store(i64& to, i64 x) { to = x; }
-INLINE void store(bool& to, bool x) { to = x; }
+#define AS_IT_IS(T) INLINE T load(T x) { return x; } INLINE void store(T& to, T x) { to = x; }
+AS_IT_IS(float) AS_IT_IS(double) AS_IT_IS(i64) AS_IT_IS(bool)
 INLINE unsigned bf16_bits(unsigned bits) {
   return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 """
 
-CPU_HEADER = (
-    """#include <cmath>
+CPU_HEADER = """#include <cmath>
 #include <cstring>
 using namespace std;
 #define INLINE static inline __attribute__((always_inline))
-"""
-    + _COMMON
-    + """
+""" + _COMMON + """
 INLINE float load(bf16 x) { unsigned bits = (unsigned)x.bits << 16; float y; memcpy(&y, &bits, 4); return y; }
 INLINE void store(bf16& to, float x) { unsigned bits; memcpy(&bits, &x, 4); to.bits = bf16_bits(bits); }
 #ifdef HALF  // not every compiler knows _Float16
@@ -115,13 +84,9 @@ INLINE double total(const double* partial, i64 chunks) {
   for (i64 c = 0; c < chunks; ++c) sum += partial[c];
   return sum;
 }
-"""
-)
+"""  # fmt: skip
 
-CUDA_HEADER = (
-    "#define INLINE static __device__ __forceinline__\n"
-    + _COMMON
-    + """
+CUDA_HEADER = "#define INLINE static __device__ __forceinline__\n" + _COMMON + """
 INLINE float load(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 INLINE void store(bf16& to, float x) { to.bits = bf16_bits(__float_as_uint(x)); }
 INLINE float load(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
@@ -143,5 +108,4 @@ INLINE double total(const double* partial, int chunks) {
   for (int c = threadIdx.x; c < chunks; c += blockDim.x) sum += partial[c];
   return block_sum(sum);
 }
-"""
-)
+"""  # fmt: skip

@@ -20,12 +20,10 @@ from lategrad.support.validation import require
 
 _MAX_CACHED = 1024  # tables of addresses
 
-Address = int | list[int]
-"""Where an operand is: the address of a scalar, or those of a vector's tensors."""
+Address = int | list[int]  # where an operand is: the address of a scalar, or those of a vector's tensors
 
 
 def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
-    """Where tensors are in memory."""
     return [tensor.data_ptr() for tensor in tensors]
 
 
@@ -50,8 +48,7 @@ class Loops:
         size = sum(sizes)
         if size == 1:
             raise UnsupportedError("a single number")
-        missing = missing_compiler("hip" if torch.version.hip else device.type, "loops")
-        if missing is not None:
+        if (missing := missing_compiler("hip" if torch.version.hip else device.type, "loops")) is not None:
             raise UnsupportedError(missing)
         examples = [i if isinstance(i, Tensor) else torch.empty(1, dtype=i, device=device).expand(size)
                     for i in inputs]  # fmt: skip
@@ -68,33 +65,16 @@ class Loops:
         """Allocate what calls on vectors of these sizes need."""
         chunks = [(t, begin) for t, size in enumerate(sizes) for begin in range(0, size, CHUNK)]
         self._sizes, self._chunks, self._device = list(sizes), len(chunks), device
-        self.chunk_of = torch.tensor(chunks, dtype=torch.int64, device=device)
-        """The tensor of each chunk, and where in it the chunk begins."""
+        self.chunk_of = torch.tensor(chunks, dtype=torch.int64, device=device)  # the tensor and the start of each
         self._last_table: list[int] = []
         operands = self.source.operands
-        self._table = torch.zeros(operands * (1 + len(sizes)), dtype=torch.int64, device=device)
-        """Where the operands are: the scalars, then the tensors of each vector."""
-        self._arguments: list[Any] = [
-            self._table[:operands],
-            self._table[operands:],
-            len(sizes),
-            self.chunk_of,
-            torch.tensor(sizes, dtype=torch.int64, device=device),
-            len(chunks),
-            torch.zeros(self.source.scalars, dtype=torch.float64, device=device),
-            torch.zeros(max(1, self.source.sums) * len(chunks), dtype=torch.float64, device=device),
-        ]
+        self._table = torch.zeros(operands * (1 + len(sizes)), dtype=torch.int64, device=device)  # of addresses
+        saved = torch.zeros(self.source.scalars, dtype=torch.float64, device=device)
+        sums = torch.zeros(max(1, self.source.sums) * len(chunks), dtype=torch.float64, device=device)
+        all_sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
+        self._arguments: list[Any] = [self._table[:operands], self._table[operands:], len(sizes), self.chunk_of,
+                                      all_sizes, len(chunks), saved, sums]  # fmt: skip
         self._call: Callable[..., None] | None = None  # compiled at the first call
-
-    @property
-    def operands(self) -> int:
-        """How many operands a call has."""
-        return self.source.operands
-
-    @property
-    def takes_sums(self) -> bool:
-        """Whether a result depends on more than one entry of each vector."""
-        return self.source.sums > 0
 
     @property
     def passes(self) -> int:
@@ -123,7 +103,7 @@ class Loops:
         return addresses_of(value.split(self._sizes)) if value.shape == (sum(self._sizes),) else value.data_ptr()
 
     def table(self, addresses: Sequence[Address]) -> list[int]:
-        """The addresses of all operands as one list."""
+        """The addresses of all operands as one list: the scalars, then the tensors of each vector."""
         none = [0] * len(self._sizes)
         table = [one if isinstance(one, int) else 0 for one in addresses]
         for one in addresses:

@@ -71,7 +71,7 @@ class StagedLoops(Loops):
             self._programs.append((others, plain.resized([self._sizes[i] for i in others])))
         scalars = self._build(_without_matrices(2), "scalars", dtype)
         self._programs.append(([0], scalars.resized(self._sizes[:1])))
-        self._lengths = [loops.operands * (1 + len(places)) for places, loops in self._programs]
+        self._lengths = [loops.source.operands * (1 + len(places)) for places, loops in self._programs]
 
     @property
     def passes(self) -> int:
@@ -86,8 +86,7 @@ class StagedLoops(Loops):
         rule: Any = dataclasses.replace(self._rule, blocks=blocks)  # type: ignore[type-var]
         template, maximize = _template(self._rule, blocks, dtype), self._maximize
         leaves = tensors(template)
-        is_vector = [leaf.shape == (blocks.size,) for leaf in leaves]
-        wanted = [vector == (stage != "scalars") for vector in is_vector]
+        wanted = [(leaf.shape == (blocks.size,)) == (stage != "scalars") for leaf in leaves]
         along_matrix = stage == "advance" and blocks.parts[0].kind == "matrix"
         writes_query = stage == "advance" and self._query_dtype is not None
 
@@ -103,12 +102,10 @@ class StagedLoops(Loops):
             results = [leaf for leaf, want in zip(tensors(updated), wanted, strict=True) if want]
             return [*results, traced.query(updated)] if writes_query else results
 
-        inputs: list[Tensor | torch.dtype] = [
-            *tensors(rule), torch.zeros(1, dtype=torch.int64, device=self._device),
-            *(leaf.dtype if vector else torch.empty_like(leaf, device=self._device)
-              for leaf, vector in zip(leaves, is_vector, strict=True)),
-            self._grad_dtype, *([dtype] if along_matrix else []),
-        ]  # fmt: skip
+        forms = [leaf.dtype if leaf.shape == (blocks.size,) else torch.empty_like(leaf, device=self._device)
+                 for leaf in leaves]  # fmt: skip
+        inputs: list[Tensor | torch.dtype] = [*tensors(rule), torch.zeros(1, dtype=torch.int64, device=self._device),
+                                              *forms, self._grad_dtype, *([dtype] if along_matrix else [])]  # fmt: skip
         if stage == "momentum":
             targets, beyond = [len(inputs)], [dtype]
         else:
@@ -116,7 +113,7 @@ class StagedLoops(Loops):
             beyond = [self._query_dtype] if self._query_dtype is not None and writes_query else []
             targets += [len(inputs)] * len(beyond)
         loops = Loops(function, inputs, targets, beyond, [blocks.size], self._device)
-        if loops.takes_sums:
+        if loops.source.sums:
             raise UnsupportedError(f"{type(rule).__name__} takes sums over the vector")
         return loops
 
@@ -133,7 +130,7 @@ class StagedLoops(Loops):
             else:
                 for i, size in self._short:
                     own[self._first_leaf + i] = [operands[self._first_leaf + i] + size * start for start in starts]  # type: ignore[operator]
-            if len(own) < loops.operands:
+            if len(own) < loops.source.operands:
                 own += [one if isinstance(one, int) else [one[i] for i in places] for one in query]
             table += loops.table(own)
         return table
