@@ -68,10 +68,8 @@ class RecordedSamples:
 
 
 class _WorkerState(NamedTuple):
-    state: Any
-    """The problem's own."""
-    remainder: Tensor
-    """What compression left out of the last gradient; without entries where nothing is compressed."""
+    state: Any  # the problem's own
+    remainder: Tensor  # what compression left out of the last gradient; without entries where nothing is compressed
 
 
 class RecordedJobs(RecordedSamples):

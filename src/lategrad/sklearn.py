@@ -40,8 +40,7 @@ Self = TypeVar("Self", bound="_LateEstimator")
 
 _FEATURES: dict[str, Any] = {"dtype": [np.float64, np.float32], "accept_sparse": "csr"}
 
-_SCALE = 10.0
-"""The default of ``lr``, in units that make it independent of the scale of features and targets."""
+_SCALE = 10.0  # the default of `lr`, in units that make it independent of the scale of features and targets
 
 _DISTANCES = ("adaptive-revision", "async-adagrad", "steady", "steady-coordinate")
 """Rules whose lr is a distance to travel, not a step size, as the diameter of others is."""

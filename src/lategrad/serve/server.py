@@ -112,8 +112,7 @@ class Server:
         self.gate = None if settings.max_delay is None else DelayGate(settings.max_delay)
         self._norm_gate = None if settings.max_norm_ratio is None else NormGate(settings.max_norm_ratio)
         self._clip, self._poisoned_at = settings.clip, 0
-        self.poisoned = False
-        """Whether the state was found not to be finite."""
+        self.poisoned = False  # whether the state was found not to be finite
         self.returns_in_a_row = 0
         """How often the run went back to a checkpoint and did not get past where it was poisoned."""
         self._refused_in_a_row: Counter[int] = Counter()
@@ -124,8 +123,7 @@ class Server:
         self._needs_ticket = needs_ticket(self.rule)
         self._no_ticket = query[:0].clone()
         self._begin = time.monotonic()
-        self.whole = True
-        """False within an update: a state that was left there must not be saved."""
+        self.whole = True  # False within an update: a state that was left there must not be saved
         self.records.take(0, self.output())
 
     @property

@@ -24,8 +24,7 @@ MAX_WORKERS = 1000  # a larger number is almost certainly a typo
 _MAX_PREFETCH = 100
 _MAX_THREADS = 1024
 _NOT_SAVED = ("out", "progress", "on_record")  # options of a call, not of the run
-FUNCTION = "function "
-"""Marks a saved schedule that is a function, of which only the name can be saved."""
+FUNCTION = "function "  # marks a saved schedule that is a function, of which only the name can be saved
 Slow = str | dict[int, str] | None
 
 

@@ -17,8 +17,7 @@ from torch.nn.functional import cosine_similarity
 from lategrad.support.validation import require
 from lategrad.trace import write_csv
 
-Vector = Tensor | Iterable[Tensor]
-"""A vector in one tensor or in several."""
+Vector = Tensor | Iterable[Tensor]  # a vector in one tensor or in several
 
 _BAR = 40  # characters of the longest bar of a histogram
 _ROWS = 12  # its rows, at most

@@ -21,8 +21,7 @@ from lategrad.support.validation import require
 if TYPE_CHECKING:
     from lategrad.optim import Delayed
 
-OWN = "own"
-"""The name of the training function's own optimizer."""
+OWN = "own"  # the name of the training function's own optimizer
 
 Train = Callable[["Wrap"], Any]
 Build = Callable[[list[nn.Parameter]], Optimizer]

@@ -50,10 +50,8 @@ class Checkpoint:
     version: int
     tensors: dict[str, Tensor]
     """``output``, which may share memory with the state; ``state.0``, ``state.1``, ...: the rule's state."""
-    description: dict[str, Any]
-    """Plain JSON values; the run's configuration is its ``config``."""
-    rows: NDArray[Any]
-    """The log of updates; of a checkpoint to be saved, the rows that the archive does not have yet."""
+    description: dict[str, Any]  # plain JSON values; the run's configuration is its `config`
+    rows: NDArray[Any]  # the log of updates; of a checkpoint to be saved, the rows that the archive does not have yet
 
     @property
     def settings(self) -> dict[str, Any]:

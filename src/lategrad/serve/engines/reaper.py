@@ -16,8 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-MARK = "LATEGRAD_RAY_FOLDER"
-"""The environment variable that marks a process of a Ray of our own."""
+MARK = "LATEGRAD_RAY_FOLDER"  # the environment variable that marks a process of a Ray of our own
 _TIMEOUT = 8.0  # seconds for all processes to end
 _POLL_INTERVAL = 0.1
 

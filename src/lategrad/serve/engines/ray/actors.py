@@ -62,16 +62,11 @@ class Status(NamedTuple):
     location: Location
     report: Report
     telemetry: Telemetry
-    delays: Tensor
-    """Of the updates that the driver has not seen yet."""
-    messages: list[str]
-    """Warnings since the last status."""
-    poisoned: bool
-    """Whether its state is not finite."""
-    evaluating: bool
-    """Whether records are to come."""
-    recorded: list[Recorded]
-    """The records that the driver has not seen yet, if it watches them."""
+    delays: Tensor  # of the updates that the driver has not seen yet
+    messages: list[str]  # warnings since the last status
+    poisoned: bool  # whether its state is not finite
+    evaluating: bool  # whether records are to come
+    recorded: list[Recorded]  # the records that the driver has not seen yet, if it watches them
 
 
 class Metrics:
@@ -114,8 +109,7 @@ class ServerActor:
         self._location = here()
         self.server: Server | None = None
         self.segments: dict[int, Segment] = {}
-        self._recorded: dict[int, Recorded] = {}
-        """By its position among the records."""
+        self._recorded: dict[int, Recorded] = {}  # by its position among the records
         self._room: dict[str, Tensor] | None = None
         self._is_over = False
         """Whether the trace was fetched: later updates would be in the records, and not in the trace."""

@@ -60,8 +60,7 @@ class _WorkerHandle:
     """The driver's end of one worker actor."""
 
     actor: Any
-    end: Any
-    """The reference to the end of its work."""
+    end: Any  # the reference to the end of its work
     started: float
 
 

@@ -24,10 +24,8 @@ INLINE = 65_536
 Parts = tuple[bytes] | tuple[bytes, NDArray[Any]]
 Reply = bytes | tuple[bytes, NDArray[Any]] | None
 """A job; None when there is no more work for this worker; or a request."""
-WAIT = b"wait"
-"""The reply of a server that has no state yet: join again in a while."""
-REJOIN = b"join"
-"""The reply to a gradient for an earlier start of the server, which is discarded: join again."""
+WAIT = b"wait"  # the reply of a server that has no state yet: join again in a while
+REJOIN = b"join"  # the reply to a gradient for an earlier start of the server, which is discarded: join again
 
 
 def pack(header: Header, vector: Tensor) -> Parts:
