@@ -56,10 +56,8 @@ def problem_from(name: str, model: str, preprocess: str | None, batch: int, samp
     return MODELS[model](data, batch=batch, sampling=sampling, l2=l2)
 
 
-def with_local_steps(
-    problem: Problem, local_steps: int | None, inner: str | None, scaled: bool,
-    seconds: float | None = None, names: str = "--inner and --scaled",
-) -> Problem:  # fmt: skip
+def with_local_steps(problem: Problem, local_steps: int | None, inner: str | None, scaled: bool,
+                     seconds: float | None = None, names: str = "--inner and --scaled") -> Problem:  # fmt: skip
     """The problem with the local steps of --local-steps and of the options in ``names``."""
     if local_steps is not None:
         return LocalSteps(problem, local_steps, inner or INNER, scaled, seconds)

@@ -10,26 +10,24 @@ import typer
 from rich.console import Console
 
 from lategrad.cli.build import rules_from, set_from, single_values
-from lategrad.cli.options import Device, RecordEvery
+from lategrad.cli.options import Device, Overwrite, OwnProblem, RecordEvery
 from lategrad.cli.results import Contender, file_name, require_new, table, write_results
 from lategrad.cli.train import build_problem, confirm_own_code, final_result, saved_command
 from lategrad.replays import replay as replay_trace
 from lategrad.trace import Axis, Trace
 
+_LR_HELP = "Learning rates of rules that have an lr; by default the run's."
+
 
 def replay(
     trace: Annotated[Path, typer.Argument(help="A run's folder, or its trace.safetensors.")],
     rule: Annotated[list[str] | None, typer.Option(help="Rules to replay; by default the run's.")] = None,
-    lr: Annotated[
-        list[float] | None, typer.Option(help="Learning rates of rules that have an lr; by default the run's.")
-    ] = None,
+    lr: Annotated[list[float] | None, typer.Option(help=_LR_HELP)] = None,
     domain: Annotated[str | None, typer.Option(help="Constraint set of the rules; by default the run's.")] = None,
-    record_every: RecordEvery = None,
-    device: Device = "cpu",
+    record_every: RecordEvery = None, device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder for results.csv, a figure and traces.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are in OUT already.")] = False,
-    problem: Annotated[str | None, typer.Option(help="The run's problem, only if it is your own code.")] = None,
-) -> None:
+    overwrite: Overwrite = False, problem: OwnProblem = None,
+) -> None:  # fmt: skip
     """Simulate a rule on the delays and samples of a recorded run.
 
     Example:

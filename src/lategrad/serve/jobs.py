@@ -89,8 +89,7 @@ class JobTable:
     """
 
     def __init__(self) -> None:
-        self.next_sequence: Counter[int] = Counter()
-        """The number of the next job of each worker, which is also the sample that the job uses."""
+        self.next_sequence: Counter[int] = Counter()  # number of each worker's next job, and of the sample it uses
         self._members: dict[int, Member] = {}
         self._leaving: set[int] = set()
 

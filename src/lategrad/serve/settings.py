@@ -159,7 +159,6 @@ class Settings:
         return Slowness(None if self.slow is None else _distribution(self.slow))
 
     def saved(self) -> dict[str, Any]:
-        """JSON values for a checkpoint or a trace."""
         saved = {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self) if one.name not in _NOT_SAVED}
         if callable(self.schedule):
             saved["schedule"] = f"{FUNCTION}{getattr(self.schedule, '__qualname__', type(self.schedule).__qualname__)}"

@@ -79,10 +79,9 @@ class DelayRecorder:
         self._last_point: Tensor | None = None
         self._last_grad: Tensor | None = None
 
-    def observe(
-        self, issued: int, applied: int, grad: Vector | None = None, weight: float = 1.0, *, at: Vector | None = None,
-        now: Vector | None = None, worker: object = None, dropped: bool = False,
-    ) -> None:  # fmt: skip
+    def observe(self, issued: int, applied: int, grad: Vector | None = None, weight: float = 1.0, *,
+                at: Vector | None = None, now: Vector | None = None, worker: object = None,
+                dropped: bool = False) -> None:  # fmt: skip
         """Record a gradient that is about to be applied, or dropped.
 
         Args:
@@ -186,7 +185,6 @@ class _Mean:
 
 
 def _flat(vector: Vector) -> Tensor:
-    """A flat copy."""
     return torch.cat([part.detach().flatten() for part in ([vector] if isinstance(vector, Tensor) else vector)])
 
 

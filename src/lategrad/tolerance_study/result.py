@@ -109,13 +109,11 @@ class Tolerance:
         gaps = self._worse(values, self.values(optimizer, 0))
         updates = int(np.mean([run.updates[-1] for run in self._of(optimizer, delay)]))
         updates_to_match, slowdown = self._over_time(optimizer, delay)
-        return Point(
-            optimizer=optimizer, delay=delay, value=float(values.mean()), spread=_deviation(values),
-            gap=float(gaps.mean()), gap_spread=_deviation(gaps),
-            gap_to_own=float(self._worse(values, self.values(OWN, 0)).mean()), updates=updates,
-            rounds=updates / (1 + delay), updates_to_match=updates_to_match, slowdown=slowdown,
-            verdict=self.verdict(optimizer, delay),
-        )  # fmt: skip
+        return Point(optimizer=optimizer, delay=delay, value=float(values.mean()), spread=_deviation(values),
+                     gap=float(gaps.mean()), gap_spread=_deviation(gaps),
+                     gap_to_own=float(self._worse(values, self.values(OWN, 0)).mean()), updates=updates,
+                     rounds=updates / (1 + delay), updates_to_match=updates_to_match, slowdown=slowdown,
+                     verdict=self.verdict(optimizer, delay))  # fmt: skip
 
     def points(self) -> list[Point]:
         """All points, by optimizer and delay."""

@@ -29,11 +29,9 @@ from lategrad.tolerance_study.run import OWN, Build, Optimizers, Run, Task, Trai
 DELAYS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
-def tolerance(
-    train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimizers | None = None, seeds: int = 2, *,
-    profile: str | None = None, better: str = "lower", cost: float = 0.05, workers: int | str = 1,
-    out: str | os.PathLike[str] | None = None, progress: bool | None = None,
-) -> Tolerance:  # fmt: skip
+def tolerance(train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimizers | None = None, seeds: int = 2, *,
+              profile: str | None = None, better: str = "lower", cost: float = 0.05, workers: int | str = 1,
+              out: str | os.PathLike[str] | None = None, progress: bool | None = None) -> Tolerance:  # fmt: skip
     """Measure which delay a training tolerates: run it at every delay, and report the cost of each.
 
     Args:

@@ -100,9 +100,6 @@ class MemoryArchive:
         self.schedule.note(self._newest.version)
         return self._newest
 
-    def unusable(self) -> OSError:
-        raise AssertionError  # memory is always usable
-
 
 class Archive:
     """Saves checkpoints in a folder, keeps the newest ``keep`` of them, and loads the newest intact one."""
@@ -138,10 +135,6 @@ class Archive:
         except OSError as error:
             warnings.warn(f"the log of updates cannot be written at update {checkpoint.version}: {error}", stacklevel=3)
             return LogMark(0, 0)
-
-    def unusable(self) -> OSError:
-        """The error to raise when not even the first checkpoint can be saved."""
-        return OSError(f"no checkpoint can be written to {str(self.folder)!r}: choose another folder")
 
     def _remove_old(self, version: int) -> None:
         """Remove all but the last checkpoints up to ``version``, and files that killed processes left."""

@@ -68,8 +68,8 @@ class Engine(Protocol):
     def request_stop(self) -> None:
         """Wait no longer for evaluations, nor for what may not come; may be called by a signal handler."""
 
-    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> None:
-        """Start; ``check`` is called with the record of the start there, before anything is saved."""
+    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> bool:
+        """Start, and return whether a first checkpoint could be saved; ``check`` is called after the first record."""
 
     def start(self, member: int, worker: int) -> None: ...
 

@@ -39,21 +39,17 @@ class Telemetry(NamedTuple):
     val_loss: float | None = None
 
 
-def measure(
-    log: UpdateLog, records: Records, *, steps: int, seconds: float, refused: int, traffic: Mapping[str, int],
-    memories_lost: int,
-) -> Telemetry:  # fmt: skip
+def measure(log: UpdateLog, records: Records, *, steps: int, seconds: float, refused: int, traffic: Mapping[str, int],
+            memories_lost: int) -> Telemetry:  # fmt: skip
     delays, times = log.column("delay", _RECENT).double(), log.column("time", _RECENT)
     elapsed = seconds - float(times[0]) if len(times) else 0.0
     ordered = delays.sort().values
     last = records.last()
-    return Telemetry(
-        version=len(log), steps=steps, seconds=seconds, updates_per_second=len(times) / elapsed if elapsed > 0 else 0.0,
-        loss=last.pop("loss"), accuracy=last.pop("accuracy", None), test_loss=last.pop("test_loss", None),
-        val_loss=last.pop("val_loss", None), metrics=last,
-        delay_mean=float(delays.mean()) if len(delays) else 0.0,
-        delay_p95=float(ordered[math.ceil(0.95 * len(ordered)) - 1]) if len(delays) else 0.0,
-        delay_max=int(ordered[-1]) if len(delays) else 0,
-        refused=refused, record=records.steps[-1],
-        bytes_up=traffic["up"], bytes_down=traffic["down"], memories_lost=memories_lost,
-    )  # fmt: skip
+    return Telemetry(version=len(log), steps=steps, seconds=seconds,
+                     updates_per_second=len(times) / elapsed if elapsed > 0 else 0.0, loss=last.pop("loss"),
+                     accuracy=last.pop("accuracy", None), test_loss=last.pop("test_loss", None),
+                     val_loss=last.pop("val_loss", None), metrics=last,
+                     delay_mean=float(delays.mean()) if len(delays) else 0.0,
+                     delay_p95=float(ordered[math.ceil(0.95 * len(ordered)) - 1]) if len(delays) else 0.0,
+                     delay_max=int(ordered[-1]) if len(delays) else 0, refused=refused, record=records.steps[-1],
+                     bytes_up=traffic["up"], bytes_down=traffic["down"], memories_lost=memories_lost)  # fmt: skip

@@ -42,7 +42,6 @@ _DELAY_BUCKETS = [b * 10.0**e for e in range(5) for b in (1, 2, 5)]
 
 
 def here() -> Location:
-    """Where this process runs."""
     return Location(os.getpid(), ray.get_runtime_context().get_node_id())
 
 
@@ -111,13 +110,10 @@ class ServerActor:
         self.segments: dict[int, Segment] = {}
         self._recorded: dict[int, Recorded] = {}  # by its position among the records
         self._room: dict[str, Tensor] | None = None
-        self._is_over = False
-        """Whether the trace was fetched: later updates would be in the records, and not in the trace."""
+        self._is_over = False  # whether the trace was fetched, in which later updates would be missing
 
-    def begin(
-        self, problem: Problem, rule: AnyRule[Any], settings: Settings, checkpoint: Checkpoint | None,
-        watched: bool = False,
-    ) -> Checkpoint:  # fmt: skip
+    def begin(self, problem: Problem, rule: AnyRule[Any], settings: Settings, checkpoint: Checkpoint | None,
+              watched: bool = False) -> Checkpoint:  # fmt: skip
         """Start, from a checkpoint if there is one; returns a first checkpoint of its own."""
         server = Server(problem, rule, settings, query_in_place=True)
         torch.set_num_threads(server.threads)
@@ -132,7 +128,6 @@ class ServerActor:
         return server.checkpoint(logged=server.version if checkpoint is not None else 0)
 
     def _keep_record(self, output: Tensor) -> None:
-        """Keep the newest record until the driver has seen it."""
         assert self.server is not None
         records, telemetry = self.server.records, self.server.telemetry()
         self._recorded[len(records.steps) - 1] = Recorded(records.steps[-1], records.last(), telemetry, output.clone())
@@ -327,5 +322,4 @@ class WorkerActor:
         self._connection = (server, member, worker, timeout, settings.compression)
 
     def run(self) -> None:
-        """Work until there is no more work."""
         work(self._oracle, RayLink(*self._connection), time.sleep)

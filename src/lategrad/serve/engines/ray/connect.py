@@ -226,9 +226,8 @@ class Calls:
         self._last_timeout = _LAST_ANSWER_TIMEOUT + dim / _LAST_ENTRIES_PER_SECOND
         self._is_stopping = is_stopping
 
-    def limited(
-        self, call: Callable[[], Returned], seconds: float = 0.0, undo: Callable[[Returned], object] | None = None
-    ) -> Returned:
+    def limited(self, call: Callable[[], Returned], seconds: float = 0.0,
+                undo: Callable[[Returned], object] | None = None) -> Returned:  # fmt: skip
         """What a call returns within ``seconds``, by default those of an answer."""
         seconds = seconds or self._timeout
         limit = lambda: min(seconds, self._last_timeout) if self._is_stopping() else seconds  # noqa: E731
@@ -250,12 +249,10 @@ class Calls:
 
     def ready(self, references: list[Any], timeout: float) -> list[Any]:
         """The first of some answers that exists within ``timeout`` seconds, if any; it may be on another machine."""
-        ready: list[Any]
-        ready, _ = self.limited(lambda: ray.wait(references, num_returns=1, timeout=timeout, fetch_local=False))
-        return ready
+        wait = lambda: ray.wait(references, num_returns=1, timeout=timeout, fetch_local=False)  # noqa: E731
+        return list(self.limited(wait)[0])
 
     def read(self, reference: Any) -> Any:
-        """An answer that exists."""
         return self.limited(lambda: ray.get(reference, timeout=self._timeout))
 
 

@@ -76,8 +76,7 @@ class RayEngine:
         self._problem, self._rule = problem, rule
         self._settings = dataclasses.replace(settings, on_record=None)  # which stays here
         self._archive = archive
-        self.mirror = MemoryArchive(seconds=_MIRROR_INTERVAL)
-        """The newest checkpoint of the server, in the driver's memory."""
+        self.mirror = MemoryArchive(seconds=_MIRROR_INTERVAL)  # the newest checkpoint, in the driver's memory
         self._calls = Calls(problem.dim, lambda: self._stopping)
         self._stopping, self._owns_connection = False, True
         self._resources = contextlib.ExitStack()
@@ -116,7 +115,7 @@ class RayEngine:
 
     # ---- The server
 
-    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> None:
+    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> bool:
         """Connect, create the server's actor and start the server, unless the run is asked to stop meanwhile."""
         _, most = self._settings.worker_range()
         if checkpoint is not None:
@@ -131,16 +130,12 @@ class RayEngine:
         self._wait_for_server()
         if self.records.steps:  # none if the run is asked to stop before it begins
             check()
-        if self._archive is not None and self.mirror.is_filled and not self._write():
-            raise self._archive.unusable()
+        return self._archive is None or not self.mirror.is_filled or self._write()
 
     def _create_server(self) -> tuple[Any, Any]:
-        """Store the problem where all can read it, and create the server's actor."""
         # It claims no CPU: if its machine is lost when all others are full, it must find a place at once.
-        actor = ray.remote(
-            num_cpus=0, max_restarts=-1, max_task_retries=0, enable_task_events=False,
-            scheduling_strategy=self.server_node(),
-        )(ServerActor)  # fmt: skip
+        actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, enable_task_events=False,
+                           scheduling_strategy=self.server_node())(ServerActor)  # fmt: skip
         return ray.put(self._problem), actor.remote(secrets.token_hex(8))
 
     def server_node(self) -> Any:
@@ -171,7 +166,6 @@ class RayEngine:
         self.mirror.save(first)
 
     def _fetch(self) -> None:
-        """Bring the mirror up to date."""
         begin = time.monotonic()
         fetched = self._calls.answer(self._server.checkpoint.remote(self.mirror.logged))
         if fetched is None:
@@ -195,7 +189,6 @@ class RayEngine:
         check_returns(in_a_row, newest.version)
 
     def _process(self, answer: Any) -> None:
-        """Handle the server's status, or its absence."""
         self._asked = None
         try:
             status: Status | None = self._calls.answer(answer)
@@ -377,14 +370,12 @@ class RayEngine:
     def close(self) -> None:
         """End all actors, and the Ray that was started for them; with a connection of ours Ray ends them itself."""
         with self._resources:
-            if not self._owns_connection:
-                self._end_actors()
-
-    def _end_actors(self) -> None:
-        actors = [handle.actor for handle in self._handles.values()]
-        actors += [] if self._server is None else [self._server]
-        self._handles.clear()
-        try:
-            limited(lambda: [ray.kill(actor) for actor in actors], _RPC_TIMEOUT, "Ray has not ended all actors")
-        except OutOfTimeError as error:
-            warnings.warn(f"{error}: it will when this process has ended", stacklevel=3)
+            if self._owns_connection:
+                return
+            actors = [handle.actor for handle in self._handles.values()]
+            actors += [] if self._server is None else [self._server]
+            self._handles.clear()
+            try:
+                limited(lambda: [ray.kill(actor) for actor in actors], _RPC_TIMEOUT, "Ray has not ended all actors")
+            except OutOfTimeError as error:
+                warnings.warn(f"{error}: it will when this process has ended", stacklevel=2)
