@@ -17,10 +17,9 @@ from lategrad.support.files import replacing
 
 
 def export(
-    folder: RunFolder,
-    file: Annotated[Path, typer.Argument(help="The file to write, such as net.safetensors.")],
+    folder: RunFolder, file: Annotated[Path, typer.Argument(help="The file to write, such as net.safetensors.")],
     best: Annotated[bool, typer.Option("--best", help="The best record that --monitor found, not the last.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Write the weights of a run as named tensors.
 
     Example:

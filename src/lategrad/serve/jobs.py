@@ -59,11 +59,7 @@ class Member:
     expires: float | None = None  # None while it runs; once it is removed, when its jobs are given up
 
     def take(self, sequence: int, version: int | None = None) -> OpenJob | None:
-        """Take the job that a message answers out of the table; None if it was given up because the member is gone.
-
-        Raises:
-            ForeignMessageError: the member does not hold the job, or its query had another version.
-        """
+        """Take the job that a message answers out of the table; None if it was given up because the member is gone."""
         job = self.jobs.get(sequence)
         if job is None:
             if self.expires is not None:

@@ -119,10 +119,7 @@ class Oracle:
         self._parent_job = -1
 
     def answer(self, job: Job, room: Tensor | None = None) -> Answer:
-        """Compute what to send back for a job; the worker's state changes only if that is usable.
-
-        Problems with ``gradient_of_one`` may write a plain gradient to ``room``.
-        """
+        """What to send back for a job, perhaps in ``room``; the worker's state changes only if that is usable."""
         if not self._keeps_state:
             return Answer(self._gradient(job, room), STATELESS)
         work = self._work(job)

@@ -86,7 +86,6 @@ class MemoryArchive:
 
     @property
     def logged(self) -> int:
-        """The number of updates whose rows it has."""
         return 0 if self._newest is None else len(self._newest.rows)
 
     def save(self, checkpoint: Checkpoint) -> bool:
@@ -158,10 +157,7 @@ class Archive:
             return UpdateLog.unknown(version).rows()
 
     def load(self, check: Callable[[dict[str, Any]], object] | None = None) -> Checkpoint:
-        """The newest intact checkpoint, with the log up to it; damaged ones are skipped with a warning.
-
-        ``check`` is called with its settings, and may find them damaged, too.
-        """
+        """The newest intact checkpoint, with its log; damaged ones, also by ``check``, are skipped with a warning."""
         paths = checkpoint_paths(self.folder)
         if not paths:
             raise FileNotFoundError(f"no checkpoint in {str(self.folder)!r}")

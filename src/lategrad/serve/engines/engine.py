@@ -49,10 +49,7 @@ class Report(NamedTuple):
 
 
 class Engine(Protocol):
-    """Runs a server and its workers; the supervisor numbers the members that it starts.
-
-    What it knows of ``version`` and ``records`` may be a moment old.
-    """
+    """Runs a server and its workers; what it knows of ``version`` and ``records`` may be a moment old."""
 
     start_deadline: float  # seconds that a worker may take to start
 

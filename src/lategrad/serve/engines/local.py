@@ -75,8 +75,6 @@ class LocalEngine:
         self.save()
         return self._writer.saved_version >= 0
 
-    # ---- Workers
-
     def start(self, member: int, worker: int) -> None:
         self._handles[member] = self._transport.start(member, worker)
 
@@ -156,8 +154,6 @@ class LocalEngine:
 
     def room(self) -> float:
         return math.inf
-
-    # ---- The server
 
     def report(self, now: float, replaced: dict[str, int]) -> Report:
         server = self.server

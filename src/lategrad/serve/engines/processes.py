@@ -1,16 +1,12 @@
 """Workers as processes of this machine; vectors travel through shared memory, headers through a socket.
 
-Where workers and server compute on the same GPU, the memory that they share is there.
+Each worker has a segment of memory, of the GPU if all compute on one, with a query and a gradient for each job that it
+may hold. Messages on a socket pair decide whose turn it is: the header of a gradient is sent after the gradient is
+written, so that a worker that dies while it writes has sent nothing, and no torn gradient can be applied. A replacement
+gets a new segment, which no other process can open. Nothing listens on a network.
 
-Each worker has a segment of memory with a query and a gradient for each job that it may hold: the server writes the
-query and the worker reads it, the worker writes the gradient, as it travels, and the server reads it. Messages on a
-socket pair decide whose turn it is: the header of a gradient is sent after the gradient is written, so that a worker
-that dies while it writes has sent nothing, and no torn gradient can be applied. A replacement gets a new segment, which
-no other process can open. Nothing listens on a network.
-
-The server waits for no process without a time limit: it reads where there is something to read, does not wait for a
-worker that reads nothing, and starts and ends workers within given times. A worker waits for the server without a
-limit: the server kills those that are silent for long, and a worker ends with its server.
+The server waits for no process without a time limit. A worker waits for the server without one: the server kills those
+that are silent for long, and a worker ends with its server.
 """
 
 from __future__ import annotations
@@ -128,10 +124,9 @@ class _ProcessHandle:
 
 
 class Processes:
-    """A transport to worker processes.
+    """A transport to worker processes, which share the tensors of the problem.
 
-    They are forked from a fork server that has imported this library and done nothing else, which takes milliseconds
-    and is safe with threads; the problem is pickled once, and all of them share its tensors.
+    A fork server that has imported this library and done nothing else forks them: in milliseconds, safe with threads.
     """
 
     def __init__(self, problem: Problem, settings: Settings, compression: Compression,

@@ -109,10 +109,7 @@ def _inherit(duplicate: Any, address: SegmentAddress) -> Segment:
 
 
 class GpuSegment:
-    """The same in the memory of a GPU that the worker and the server compute on.
-
-    The process that creates it keeps it until the other has ended.
-    """
+    """The same in the memory of a GPU that both compute on; who creates it keeps it until the other has ended."""
 
     def __init__(self, memory: Tensor, handle: bytes, compression: Compression, slots: int) -> None:
         self._memory, self._parts = memory, (handle, memory.device, compression, slots)

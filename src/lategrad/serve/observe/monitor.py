@@ -132,10 +132,7 @@ class TensorBoard(Monitor):
 
 
 class WandB(Monitor):
-    """The same as a run of Weights & Biases, offline unless ``WANDB_MODE`` says otherwise.
-
-    A resumed run continues under the same id, which is kept in the folder: ``wandb sync`` joins the parts.
-    """
+    """The same as a run of Weights & Biases; a resumed run has the same id, so that ``wandb sync`` joins the parts."""
 
     def __init__(self, folder: Path) -> None:
         import wandb
@@ -166,7 +163,6 @@ LOGS: dict[str, Callable[[Path], Monitor]] = {"tensorboard": TensorBoard, "wandb
 
 
 def logs_of(text: str | None) -> list[str]:
-    """The names in ``tensorboard,wandb``."""
     return [] if text is None else text.split(",")
 
 

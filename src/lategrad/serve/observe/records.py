@@ -127,7 +127,6 @@ class Records:
         return {name: values[-1] for name, values in self.series().items()}
 
     def saved(self) -> dict[str, list[Any]]:
-        """JSON values for a checkpoint."""
         return {"steps": list(self.steps), **self.series()}
 
     def waiting(self) -> dict[int, Tensor]:

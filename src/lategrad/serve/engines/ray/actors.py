@@ -93,11 +93,7 @@ class Metrics:
 
 
 class ServerActor:
-    """A :class:`~lategrad.serve.server.Server` that Ray calls, one call at a time.
-
-    It writes no files: the driver fetches checkpoints and saves them, so that they survive the loss of the server's
-    machine. After a restart the driver sends the newest back.
-    """
+    """A server that Ray calls, one call at a time; it writes no files, its checkpoints are the driver's to save."""
 
     def __init__(self, run: str) -> None:
         self._messages: list[str] = []

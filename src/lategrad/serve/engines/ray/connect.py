@@ -76,14 +76,11 @@ def connected(address: str | None, cpus: int, is_stopping: Callable[[], bool]) -
 
 
 def _require_listener(address: str) -> None:
-    """Refuse an address at once where nothing listens: Ray itself would try for minutes.
-
-    Only an address with a host and a port is checked. Ray replaces the loopback address by the machine's own.
-    """
+    """Refuse a host and a port at once where nothing listens: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return
-    host = host.strip("[]")
+    host = host.strip("[]")  # Ray replaces the loopback address by the machine's own
     hosts = [host, ray.util.get_node_ip_address()] if host in ("localhost", _LOOPBACK, "::1") else [host]
     problem: Exception | None = None
     for one in hosts:
@@ -195,12 +192,9 @@ def _replaced(names: MutableMapping[str, Any], name: str, value: object) -> Iter
 
 
 def protect_token() -> None:
-    """Create the token that Ray asks of clients so that only this user can read it.
-
-    Ray would write it readable by all users. If it comes from a variable, or is not used, there is nothing to do.
-    """
+    """Create the token that Ray asks of clients so that only this user can read it; Ray would let all users."""
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or "RAY_AUTH_TOKEN" in os.environ:
-        return
+        return  # it is not used, or not in a file
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,13 +1,12 @@
 """A Ray cluster as an engine, seen from the driver: it starts the actors and keeps the checkpoints.
 
-Gradients do not pass through the driver: workers and server talk to each other. A few times a second it asks the server
-for its status. Every few seconds it fetches a checkpoint, which it keeps in memory (its mirror) and writes to the disk
-when that is due; a server that Ray has restarted continues from the mirror.
+Gradients do not pass through the driver. A few times a second it asks the server for its status. Every few seconds it
+fetches a checkpoint, which it keeps in memory (its mirror) and writes to the disk when that is due; a server that Ray
+has restarted continues from the mirror.
 
 The driver waits for nothing without a time limit. Calls of actors time out; calls that may hang in Ray itself, or in a
-process of Ray that is stopped or cut off (connecting, storing, creating and killing actors, looking at the cluster,
-reading an answer), go through :func:`~lategrad.support.timeouts.limited`. Calls of actors with short arguments are only
-queued.
+process of Ray that is stopped or cut off, go through :func:`~lategrad.support.timeouts.limited`. Calls of actors with
+short arguments are only queued.
 """
 
 from __future__ import annotations
@@ -65,10 +64,7 @@ class _WorkerHandle:
 
 
 class RayEngine:
-    """The server and its workers on a Ray cluster.
-
-    ``archive`` is on the driver's machine; without it, the newest checkpoint is in the driver's memory alone.
-    """
+    """The server and its workers on a Ray cluster; without an archive, checkpoints are in the driver's memory alone."""
 
     start_deadline = math.inf  # a worker may wait for a CPU as long as it takes
 
@@ -113,15 +109,12 @@ class RayEngine:
         """Give the server a few seconds for an answer, and do not wait for it to come back."""
         self._stopping = True
 
-    # ---- The server
-
     def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> bool:
         """Connect, create the server's actor and start the server, unless the run is asked to stop meanwhile."""
-        _, most = self._settings.worker_range()
         if checkpoint is not None:
             self.mirror.save(checkpoint)
         try:
-            connection = connected(self._settings.address, most, lambda: self._stopping)
+            connection = connected(self._settings.address, self._settings.worker_range()[1], lambda: self._stopping)
             self._owns_connection = self._resources.enter_context(connection)
             self._shared_problem, self._server = self._calls.limited(self._create_server, _START_TIMEOUT)
         except OutOfTimeError:
@@ -278,8 +271,6 @@ class RayEngine:
         if self.mirror.is_filled:
             server.restore(self.mirror.load())
         return server
-
-    # ---- The workers
 
     def start(self, member: int, worker: int) -> None:
         """Start a worker's actor; Ray looks for a machine that has a CPU for it, and a GPU where it needs one."""
