@@ -37,8 +37,7 @@ def replay(
     recorded = Trace.load(trace / "trace.safetensors" if trace.is_dir() else trace)
     command = saved_command(recorded.config.get("settings", {}), trace)
     confirm_own_code(command, problem=problem, **({} if rule else {"rule": None}))
-    if out is not None:
-        require_new(out, overwrite)
+    require_new(out, overwrite)
     the_problem, the_set = build_problem(command), set_from(domain or command["domain"])
     own_lr = [] if rule or command["lr"] is None else [command["lr"]]
     contenders = []

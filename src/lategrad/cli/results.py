@@ -42,8 +42,8 @@ def file_name(label: str) -> str:
     return re.sub(r"[^\w.=+-]+", "-", label).strip("-")
 
 
-def require_new(out: Path, overwrite: bool) -> None:
-    if (out / "results.csv").exists() and not overwrite:
+def require_new(out: Path | None, overwrite: bool) -> None:
+    if out is not None and (out / "results.csv").exists() and not overwrite:
         raise ValueError(f"--out {out} holds results already: choose another folder, or add --overwrite")
 
 

@@ -54,8 +54,7 @@ def simulate(
         as_delay_model(text)  # all are checked before anything runs
     if not 1 <= seeds <= _MAX_SEEDS:
         raise ValueError(f"--seeds must be an integer >= 1 and <= {_MAX_SEEDS}, got {seeds}")
-    if out is not None:
-        require_new(out, overwrite)
+    require_new(out, overwrite)
     contenders = []
     for label, one in built.items():
         trace = run_simulation(the_problem, one, delay, steps, seed=list(range(seeds)), record_every=record_every,

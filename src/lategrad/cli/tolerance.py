@@ -20,14 +20,13 @@ _OPTIMIZER_HELP = "NAME=MODULE:FUNCTION to compare with: from parameters to an o
 def tolerance(
     train: Annotated[str, typer.Argument(help="MODULE:FUNCTION or FILE.py:FUNCTION, a function of wrap.")],
     delay: Annotated[list[int], typer.Option(help=_DELAY_HELP)] = _DELAYS,
-    optimizer: Annotated[list[str] | None, typer.Option(help=_OPTIMIZER_HELP)] = None,
-    seeds: Seeds = 2,
+    optimizer: Annotated[list[str] | None, typer.Option(help=_OPTIMIZER_HELP)] = None, seeds: Seeds = 2,
     profile: Annotated[str | None, typer.Option(help="stages:8 for the delays of a pipeline of 8 stages.")] = None,
     better: Annotated[str, typer.Option(help="lower or higher numbers.")] = "lower",
     cost: Annotated[float, typer.Option(help="Acceptable loss, as a share of the number without delay.")] = 0.05,
     workers: Annotated[str, typer.Option(help="Runs in parallel; auto for as many as fit.")] = "1",
     out: Annotated[Path | None, typer.Option(help="Folder for the page, the picture, the tables and the runs.")] = None,
-) -> None:
+) -> None:  # fmt: skip
     """Run your training at every delay, and report what each one costs.
 
     Example:

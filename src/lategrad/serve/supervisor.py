@@ -64,8 +64,8 @@ class Supervisor:
         return status.location or self._engine.location(member)  # also while the server is being restarted
 
     def set_workers(self, count: int) -> None:
-        require("workers", count, isinstance(count, int) and 1 <= count <= MAX_WORKERS,
-                f"an integer in 1..{MAX_WORKERS}")  # fmt: skip
+        is_valid = isinstance(count, int) and 1 <= count <= MAX_WORKERS
+        require("workers", count, is_valid, f"an integer in 1..{MAX_WORKERS}")
         self._min_workers = self._max_workers = count
 
     def require_progress(self, now: float) -> None:

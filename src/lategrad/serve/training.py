@@ -56,8 +56,7 @@ def train(
     Args:
         problem: the objective; any :class:`~lategrad.problems.Problem`, such as
             :class:`~lategrad.problems.ModuleProblem` for an ``nn.Module``.
-        rule: the server rule, or a text such as ``"steady:lr=1"``. A rule that uses the shapes of the problem's
-            tensors is given them.
+        rule: the server rule, or a text such as ``"steady:lr=1"``. One that uses shapes gets those of the problem.
         steps: server updates in total.
         workers: number of workers; it can be changed during the run (Training.set_workers, or a number written to
             the file OUT/workers). On Ray also a range such as 2:8: as many of them as the cluster has CPUs for.
@@ -66,25 +65,20 @@ def train(
         address: address of a running Ray cluster, such as auto or ray://host:10001; by default Ray is started on
             this machine, for this run.
         seed: seed of the workers' sample streams; each worker has its own stream.
-        data_shards: split the rows of the data into this number of shards; worker w draws only from shard
-            w modulo data_shards. By default every worker draws from all rows, so that no row is missed while a
-            worker is away.
+        data_shards: split the rows of the data into this number of shards; worker w draws only from shard w modulo
+            data_shards. By default every worker draws from all rows, so that no row is missed while one is away.
         device: where gradients are computed: cpu or cuda.
         server_device: where the server keeps its state and computes its updates: cpu or cuda. Vectors are copied if
             it is not the workers' device; on the same GPU they never leave it. Not available on Ray.
-        num_gpus: GPUs that each worker reserves on Ray; with 0.25 four workers share one. By default 1 if device is
-            cuda.
-        slow: slow workers down on purpose: a distribution such as lognormal:3,1 of the milliseconds by which each
-            gradient is held back, or one for each of some workers, {0: 'constant:100'} (on the command line
-            0=constant:100).
+        num_gpus: GPUs that each worker reserves on Ray; with 0.25 four workers share one. By default 1 on cuda.
+        slow: a distribution such as lognormal:3,1 of the milliseconds by which each gradient is held back on purpose,
+            or one for each of some workers, {0: 'constant:100'} (on the command line 0=constant:100).
         threads: torch threads of the server; each worker process has one. By default as many, of the cores that the
-            workers leave, as make passes over its vectors faster, which is measured at the start
-            (trace.config['threads']).
+            workers leave, as make passes over its vectors faster, measured at the start (trace.config['threads']).
         prefetch: extra jobs queued on each worker, so that it does not wait for the server. Faster where a gradient
             takes less than a few milliseconds, but delays grow by a factor of 1 + prefetch. Not available on Ray.
         compression: how gradients are sent: none; or, for slow networks, bfloat16 or int8, which take half and a
-            quarter of the bytes of float32. Each worker adds its rounding error to its next gradient. Queries are not
-            compressed.
+            quarter of float32's bytes. Each worker adds its rounding error to its next one. Queries are not compressed.
         deadline: seconds without a gradient after which a worker is considered hung and is restarted. A slow worker
             is not hung: its late gradients are used.
         max_refusals: consecutive refused gradients (not finite, wrong shape, ...) after which a worker is dropped;

@@ -33,10 +33,8 @@ class DelayReport(NamedTuple):
     median: float
     p95: float
     max: int
-    weighted_mean: float
-    """The mean delay with the weight of each gradient."""
-    distinct: int
-    """Number of different delays."""
+    weighted_mean: float  #: the mean delay with the weight of each gradient
+    distinct: int  #: number of different delays
     drift: float | None
     """Mean distance that the parameters moved during the delay of a gradient, in mean update lengths. It is the delay
     itself where all updates go the same way, about its square root where they do not."""
@@ -66,12 +64,9 @@ class DelayRecorder:
 
     def __init__(self, window: int = 1000) -> None:
         require("window", window, isinstance(window, int) and window >= 1, "an integer >= 1")
-        self.counts: Counter[int] = Counter()
-        """Applied gradients of each delay."""
-        self.dropped: Counter[int] = Counter()
-        """Dropped gradients of each delay."""
-        self.by_worker: Counter[object] = Counter()
-        """Applied gradients of each named worker."""
+        self.counts: Counter[int] = Counter()  #: applied gradients of each delay
+        self.dropped: Counter[int] = Counter()  #: dropped gradients of each delay
+        self.by_worker: Counter[object] = Counter()  #: applied gradients of each named worker
         self.dropped_by_worker: Counter[object] = Counter()
         self._weights = defaultdict[int, float](float)
         self._recent: deque[tuple[int, float]] = deque(maxlen=window)

@@ -38,15 +38,11 @@ class Point:
     delay: int
     value: float
     spread: float
-    gap: float
-    """Loss against the same seed without delay; negative for a gain."""
+    gap: float  #: loss against the same seed without delay; negative for a gain
     gap_spread: float
-    gap_to_own: float
-    """Loss against the training's own optimizer without delay."""
-    updates: int
-    """T, the number of updates. The last gradients of a run are still in flight at its end."""
-    rounds: float
-    """T / (1 + delay): the length of a chain of updates each of which can depend on the one before."""
+    gap_to_own: float  #: loss against the training's own optimizer without delay
+    updates: int  #: T, the number of updates. The last gradients of a run are still in flight at its end
+    rounds: float  #: T / (1 + delay): the length of a chain of updates each of which can depend on the one before
     updates_to_match: int | None
     """The number of updates after which the final value without delay was reached, if it was."""
     slowdown: float | None
@@ -62,8 +58,7 @@ class Tolerance:
 
     runs: tuple[Run, ...]
     better: str = "lower"
-    cost: float = 0.05
-    """The accepted loss, as a share of the value without delay."""
+    cost: float = 0.05  #: the accepted loss, as a share of the value without delay
     profile: str | None = None
     name: str = "train"
 

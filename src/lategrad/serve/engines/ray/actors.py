@@ -128,8 +128,6 @@ class ServerActor:
         records, telemetry = self.server.records, self.server.telemetry()
         self._recorded[len(records.steps) - 1] = Recorded(records.steps[-1], records.last(), telemetry, output.clone())
 
-    # ---- For workers
-
     def join(self, member: int, worker: int, location: Location) -> Reply:
         """A job for a worker that has none: it has just started, or has lost the server for a while."""
         if self.server is None:
@@ -187,8 +185,6 @@ class ServerActor:
             return header.pack()
         parts = pack(header, job.query)
         return parts[0] if len(parts) == 1 else parts
-
-    # ---- For the driver
 
     def status(self, seen: int, replaced: dict[str, int], records_seen: int = 0) -> Status | None:
         """The status, without the updates and records that the driver has seen; None before the server begins."""
