@@ -55,12 +55,9 @@ class DelayGate:
         require("max_delay", max_delay, is_int and max_delay >= 0, "an integer >= 0")
         require_choice("policy", policy, POLICIES)
         self.max_delay, self.policy = max_delay, policy
-        self.applied: Counter[object] = Counter(dict.fromkeys(workers, 0))
-        """Admitted gradients of each worker."""
-        self.dropped: Counter[object] = Counter()
-        """Dropped gradients of each worker."""
-        self.starved: set[object] = set()
-        """Workers that a warning has named."""
+        self.applied: Counter[object] = Counter(dict.fromkeys(workers, 0))  #: admitted gradients of each worker
+        self.dropped: Counter[object] = Counter()  #: dropped gradients of each worker
+        self.starved: set[object] = set()  #: workers that a warning has named
         self._count = 0
 
     def admit(self, delay: int, worker: object = None, *, out: Iterable[int] = ()) -> Admission:

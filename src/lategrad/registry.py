@@ -11,18 +11,9 @@ from typing import Any
 from torch.optim.optimizer import Optimizer
 
 from lategrad.learners import FTRL, OGD, AdaGrad, AdaGradNorm, Learner, OptimisticFTRL, OptimisticOGD
-from lategrad.rules import (
-    SGD,
-    AnyRule,
-    Anytime,
-    CenteredClipping,
-    Steady,
-    SteadyAdam,
-    SteadyMuon,
-    SteadyShort,
-    StronglyConvexOGD,
-    baselines,
-)
+from lategrad.rules import SGD, Anytime, CenteredClipping, Steady, SteadyAdam, SteadyMuon, SteadyShort, baselines
+from lategrad.rules.rule import AnyRule
+from lategrad.rules.strongly_convex import StronglyConvexOGD
 from lategrad.sets import SETS as SETS
 from lategrad.sets import ConvexSet, as_set
 from lategrad.sets import parse_set as parse_set
@@ -61,9 +52,7 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "sgd": entry_of("SGD with a constant learning rate, last iterate", SGD),
     "sgd-uniform": entry_of("SGD with a constant learning rate, uniform average", SGD, average="uniform"),
     "sgd-linear": entry_of("SGD with a constant learning rate, linearly weighted average", SGD, average="linear"),
-    "centered-clipping": entry_of(
-        "SGD along a momentum that no single worker can move far", CenteredClipping, radius=1.0
-    ),
+    "centered-clipping": entry_of("SGD along a momentum no single worker can move far", CenteredClipping, radius=1.0),
     "steady": entry_of("our own: anytime averaging for long delays", Steady),
     "steady-coordinate": entry_of("our own, with a learning rate for every coordinate", Steady, per_coordinate=True),
     "steady-short": entry_of("our own, for runs that are short relative to the delay", SteadyShort),

@@ -68,10 +68,8 @@ class RecordedSamples:
 
 
 class _WorkerState(NamedTuple):
-    state: Any
-    """The problem's own."""
-    remainder: Tensor
-    """What compression left out of the last gradient; without entries where nothing is compressed."""
+    state: Any  # the problem's own
+    remainder: Tensor  # what compression left out of the last gradient; without entries where nothing is compressed
 
 
 class RecordedJobs(RecordedSamples):
@@ -117,10 +115,8 @@ def state_numbers(trace: Trace) -> Tensor:
     return torch.tensor(numbers)
 
 
-def replay(
-    trace: Trace, problem: Problem, rule: AnyRule[Any] | str, *, record_every: int | None = None,
-    device: torch.device | str = "cpu", progress: bool | None = None,
-) -> Trace:  # fmt: skip
+def replay(trace: Trace, problem: Problem, rule: AnyRule[Any] | str, *, record_every: int | None = None,
+           device: torch.device | str = "cpu", progress: bool | None = None) -> Trace:  # fmt: skip
     """Simulate a rule on the delays and samples that a real training recorded.
 
     With the run's own rule the final parameters are those of the run, to the bit, if both were computed on a CPU
@@ -151,8 +147,9 @@ def replay(
     >>> replay(trace, problem, lg.SGD(lr=0.05)).delay_summary().mean == trace.delay_summary().mean
     True
     """
+    shown: dict[str, Any] = {"record_every": record_every, "device": device, "progress": progress}
     if "pipeline" in trace.config:
-        return _replay_pipeline(trace, as_problem(problem), as_rule(rule), record_every, device, progress)
+        return _replay_pipeline(trace, as_problem(problem), as_rule(rule), shown)
     require("trace", trace.config.get("problem"), trace.sequence is not None and trace.worker is not None,
             "of a real training run: a simulation can be simulated again")  # fmt: skip
     lost = int((cast(Tensor, trace.worker) < 0).sum())
@@ -167,27 +164,20 @@ def replay(
     workers = state_numbers(trace) if stateful else trace.worker
     arrivals = Recorded(trace.delays, trace.time, workers, trace.local_steps)
     with torch_threads(1):  # as many as the workers had: sums over several threads round differently
-        replayed = simulate(
-            recorded, rule, arrivals, len(trace.delays), record_every=record_every, device=device, progress=progress,
-            compile="rule" if trace.config["compiled"] else False, clip=settings.get("clip"),
-        )  # fmt: skip
+        replayed = simulate(recorded, rule, arrivals, len(trace.delays), clip=settings.get("clip"),
+                            compile="rule" if trace.config["compiled"] else False, **shown)  # fmt: skip
     return replace(replayed, worker=trace.worker)
 
 
-def _replay_pipeline(
-    trace: Trace, problem: Problem, rule: AnyRule[Any], record_every: int | None, device: torch.device | str,
-    progress: bool | None,
-) -> Trace:  # fmt: skip
+def _replay_pipeline(trace: Trace, problem: Problem, rule: AnyRule[Any], shown: dict[str, Any]) -> Trace:
     """Simulate a pipeline's delays by stage, on the samples of its microbatches."""
     options = trace.config["pipeline"]
     require("problem", trace.config["problem"], "contents" in trace.config, "given to Pipeline.trace(problem, seed)")
     require_same(problem, trace.config, "that was trained on", same_start=True)
     require("trace", options, options["microbatches"] == 1 and options["stashing"],
             "of a pipeline with stashed weights, and with one microbatch for each sample")  # fmt: skip
-    blocks = cast(Any, problem).blocks
-    profile = StageDelays(blocks, tuple(options["delays"]), longest=trace.delays)
-    return simulate(problem, rule, profile, len(trace.delays), seed=trace.config["seeds"][0],
-                    record_every=record_every, device=device, progress=progress, compile=False)  # fmt: skip
+    profile = StageDelays(cast(Any, problem).blocks, tuple(options["delays"]), longest=trace.delays)
+    return simulate(problem, rule, profile, len(trace.delays), seed=trace.config["seeds"][0], compile=False, **shown)
 
 
 def _scheduled(rule: AnyRule[Any], schedule: str | None) -> AnyRule[Any]:

@@ -40,11 +40,10 @@ Self = TypeVar("Self", bound="_LateEstimator")
 
 _FEATURES: dict[str, Any] = {"dtype": [np.float64, np.float32], "accept_sparse": "csr"}
 
-_SCALE = 10.0
-"""The default of ``lr``, in units that make it independent of the scale of features and targets."""
+_SCALE = 10.0  # the default of `lr`, in units that make it independent of the scale of features and targets
 
+# Rules whose lr is a distance to travel, not a step size, as the diameter of others is:
 _DISTANCES = ("adaptive-revision", "async-adagrad", "steady", "steady-coordinate")
-"""Rules whose lr is a distance to travel, not a step size, as the diameter of others is."""
 
 
 @dataclass(eq=False, repr=False)
@@ -182,8 +181,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
     def _scores(self, X: Any) -> Array:
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, **_FEATURES)
-        scores: Array = X @ self.coef_.T + self.intercept_
-        return scores
+        return np.asarray(X @ self.coef_.T + self.intercept_)
 
 
 def _as_tensor(X: Any) -> Tensor:
@@ -224,8 +222,7 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         classes_: the labels.
         coef_: the model: a row for each class, or one row for the second of two.
         intercept_: a number for each row of ``coef_``.
-        n_features_in_: as everywhere in scikit-learn.
-        feature_names_in_: as everywhere in scikit-learn.
+        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
         n_iter_: updates made.
         trace_: the :class:`~lategrad.Trace` of ``fit``: ``trace_.loss``, ``trace_.delays``, ``trace_.plot(path)``.
     """
@@ -258,16 +255,14 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         best = self._class_scores(X).argmax(1)  # raises before fit, when there are no classes
-        labels: Array = self.classes_[best]
-        return labels
+        return np.asarray(self.classes_[best])
 
     def predict_proba(self, X: Any) -> Array:
         """The probability of each class, in the order of ``classes_``."""
         return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> Array:
-        logarithms: Array = log_softmax(self._class_scores(X), axis=1)
-        return logarithms
+        return np.asarray(log_softmax(self._class_scores(X), axis=1))
 
     def _class_scores(self, X: Any) -> Array:
         scores = self._scores(X)

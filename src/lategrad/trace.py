@@ -233,11 +233,9 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
 class _Curve(NamedTuple):
     """The runs of a trace that differ only in their seed."""
 
-    place: tuple[str, str, str]
-    """The name of the trace, the delay, and the other axes."""
+    place: tuple[str, str, str]  # the name of the trace, the delay, and the other axes
     steps: Tensor
-    loss: Tensor
-    """``(records, seeds)``."""
+    loss: Tensor  # `(records, seeds)`
     accuracy: Tensor | None
 
 

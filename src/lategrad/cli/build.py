@@ -13,7 +13,7 @@ from lategrad.problems.problem import as_problem
 from lategrad.registry import RuleSpec, parse_set, read_rule
 from lategrad.sets import ConvexSet
 from lategrad.support.options import Entry, as_text, entry_of, own_target, read_spec
-from lategrad.support.validation import did_you_mean
+from lategrad.support.validation import require_choice
 
 PROBLEMS = {
     "digits": "8x8 handwritten digits, bundled (the default: works offline)",
@@ -48,18 +48,14 @@ def problem_from(name: str, model: str, preprocess: str | None, batch: int, samp
         if spec.swept:
             raise ValueError(f"{spec.swept[0]} of --problem {name} takes one value: rules sweep, problems do not")
         return as_problem(spec.build())
-    if model not in MODELS:
-        choices = ", ".join(map(repr, MODELS))
-        raise ValueError(f"--model must be one of {choices}, got {model!r}{did_you_mean(model, MODELS)}")
+    require_choice("--model", model, tuple(MODELS))
     images = name in ("digits", "fashion-mnist")  # whose pixels have one scale
     data = load(name, preprocess or ("standardise-globally" if images else "standardise"))
     return MODELS[model](data, batch=batch, sampling=sampling, l2=l2)
 
 
-def with_local_steps(
-    problem: Problem, local_steps: int | None, inner: str | None, scaled: bool,
-    seconds: float | None = None, names: str = "--inner and --scaled",
-) -> Problem:  # fmt: skip
+def with_local_steps(problem: Problem, local_steps: int | None, inner: str | None, scaled: bool,
+                     seconds: float | None = None, names: str = "--inner and --scaled") -> Problem:  # fmt: skip
     """The problem with the local steps of --local-steps and of the options in ``names``."""
     if local_steps is not None:
         return LocalSteps(problem, local_steps, inner or INNER, scaled, seconds)

@@ -11,15 +11,15 @@ import typer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from lategrad.cli.options import RunFolder
 from lategrad.serve.observe.watch import BEST_FILE
 from lategrad.support.files import replacing
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="The run's folder: --out of train.")],
-    file: Annotated[Path, typer.Argument(help="The file to write, such as net.safetensors.")],
+    folder: RunFolder, file: Annotated[Path, typer.Argument(help="The file to write, such as net.safetensors.")],
     best: Annotated[bool, typer.Option("--best", help="The best record that --monitor found, not the last.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Write the weights of a run as named tensors.
 
     Example:

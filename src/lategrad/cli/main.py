@@ -34,21 +34,16 @@ def _show_version(requested: bool) -> None:
         raise typer.Exit
 
 
-def _about(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def _about(version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True,
+                                                 help="Print the version and exit.")] = False) -> None:  # fmt: skip
     """Options of the program itself."""
 
 
 def program(command: str) -> Any:
     """The program with one of its commands; of the others it has names and summaries."""
-    app = typer.Typer(
-        name="lategrad", help="Train from late gradients: compare server rules under unknown, changing delays.",
-        no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]},
-        rich_markup_mode="markdown",
-    )  # fmt: skip
+    about = "Train from late gradients: compare server rules under unknown, changing delays."
+    app = typer.Typer(name="lategrad", help=about, add_completion=False, rich_markup_mode="markdown",
+                      no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
     app.callback()(_about)
     for name, (target, summary) in COMMANDS.items():
         module, _, function = target.partition(":")
@@ -58,7 +53,6 @@ def program(command: str) -> Any:
 
 
 def _parameters(command: str) -> list[Any]:
-    """The options and arguments of a command."""
     found = program(command).commands.get(command)
     return [parameter for parameter in found.params if hasattr(parameter, "multiple")] if found else []
 

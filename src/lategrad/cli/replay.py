@@ -10,26 +10,24 @@ import typer
 from rich.console import Console
 
 from lategrad.cli.build import rules_from, set_from, single_values
-from lategrad.cli.options import Device, RecordEvery
+from lategrad.cli.options import Device, Overwrite, OwnProblem, RecordEvery
 from lategrad.cli.results import Contender, file_name, require_new, table, write_results
 from lategrad.cli.train import build_problem, confirm_own_code, final_result, saved_command
 from lategrad.replays import replay as replay_trace
 from lategrad.trace import Axis, Trace
 
+_LR_HELP = "Learning rates of rules that have an lr; by default the run's."
+
 
 def replay(
     trace: Annotated[Path, typer.Argument(help="A run's folder, or its trace.safetensors.")],
     rule: Annotated[list[str] | None, typer.Option(help="Rules to replay; by default the run's.")] = None,
-    lr: Annotated[
-        list[float] | None, typer.Option(help="Learning rates of rules that have an lr; by default the run's.")
-    ] = None,
+    lr: Annotated[list[float] | None, typer.Option(help=_LR_HELP)] = None,
     domain: Annotated[str | None, typer.Option(help="Constraint set of the rules; by default the run's.")] = None,
-    record_every: RecordEvery = None,
-    device: Device = "cpu",
+    record_every: RecordEvery = None, device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder for results.csv, a figure and traces.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are in OUT already.")] = False,
-    problem: Annotated[str | None, typer.Option(help="The run's problem, only if it is your own code.")] = None,
-) -> None:
+    overwrite: Overwrite = False, problem: OwnProblem = None,
+) -> None:  # fmt: skip
     """Simulate a rule on the delays and samples of a recorded run.
 
     Example:
@@ -39,8 +37,7 @@ def replay(
     recorded = Trace.load(trace / "trace.safetensors" if trace.is_dir() else trace)
     command = saved_command(recorded.config.get("settings", {}), trace)
     confirm_own_code(command, problem=problem, **({} if rule else {"rule": None}))
-    if out is not None:
-        require_new(out, overwrite)
+    require_new(out, overwrite)
     the_problem, the_set = build_problem(command), set_from(domain or command["domain"])
     own_lr = [] if rule or command["lr"] is None else [command["lr"]]
     contenders = []

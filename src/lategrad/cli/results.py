@@ -27,7 +27,6 @@ class Contender:
     settings: Mapping[str, Any] = field(default_factory=dict)  # its options with one value
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows of its trace, with the rule and its options."""
         for row in self.trace.rows():
             place = {name: row.pop(name) for name in _PLACE}
             options = {axis.name: row.pop(axis.name) for axis in self.trace.axes if axis.name not in _PLACE}
@@ -43,9 +42,8 @@ def file_name(label: str) -> str:
     return re.sub(r"[^\w.=+-]+", "-", label).strip("-")
 
 
-def require_new(out: Path, overwrite: bool) -> None:
-    """Refuse a folder that holds results already, unless they may be overwritten."""
-    if (out / "results.csv").exists() and not overwrite:
+def require_new(out: Path | None, overwrite: bool) -> None:
+    if out is not None and (out / "results.csv").exists() and not overwrite:
         raise ValueError(f"--out {out} holds results already: choose another folder, or add --overwrite")
 
 
@@ -80,12 +78,9 @@ def table(contenders: list[Contender]) -> Table:
             scores = (-losses if accuracies is None else accuracies).mean(0)
             best = int(torch.nan_to_num(scores, nan=-math.inf).argmax())  # a diverged run is not the best
             for k, at in enumerate(places):
-                cells = {
-                    "rule": contender.label,
-                    "delay": str(delay),
-                    "setting": ", ".join(axis.at(p) for axis, p in zip(sweep, at, strict=True)),
-                    "loss": f"{losses[:, k].mean():.5g}",
-                }
+                setting = ", ".join(axis.at(p) for axis, p in zip(sweep, at, strict=True))
+                loss = f"{losses[:, k].mean():.5g}"
+                cells = {"rule": contender.label, "delay": str(delay), "setting": setting, "loss": loss}
                 if accuracies is not None:
                     of_seeds = accuracies[:, k]
                     cells["accuracy"] = f"{of_seeds.mean():.4f}"

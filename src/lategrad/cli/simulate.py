@@ -16,40 +16,25 @@ from lategrad.delays import as_delay_model
 from lategrad.simulator import simulate as run_simulation
 
 _MAX_SEEDS = 100_000  # a larger number is almost certainly a typo
-_DEFAULT_RULES, _DEFAULT_DELAYS = ["anytime-sgd"], ["constant:0"]
+_RULES, _DELAYS = ["anytime-sgd"], ["constant:0"]
+_LR_HELP = "Learning rates of rules that have an lr; several may follow."
+_OUT_HELP = "Folder for results.csv, a figure and a trace for each rule."
+_DELAY_HELP = "Delays such as constant:500 or lognormal:7,0.4; several may follow."
 
 
 @with_options(NORM_OPTIONS)
 def simulate(
-    problem: options.ProblemName = "digits",
-    model: options.ModelName = "softmax",
-    preprocess: options.Preprocessing = None,
-    batch: options.Batch = 64,
-    sampling: options.Sampling = "iid",
+    problem: options.ProblemName = "digits", model: options.ModelName = "softmax",
+    preprocess: options.Preprocessing = None, batch: options.Batch = 64, sampling: options.Sampling = "iid",
     l2: options.Penalty = 0.0,
-    rule: Annotated[
-        list[str], typer.Option(help=f"Server rules, {options.RuleHelp} Several may follow.")
-    ] = _DEFAULT_RULES,
-    lr: Annotated[
-        list[float] | None, typer.Option(help="Learning rates of rules that have an lr; several may follow.")
-    ] = None,
-    delay: Annotated[
-        list[str], typer.Option(help="Delays such as constant:500 or lognormal:7,0.4; several may follow.")
-    ] = _DEFAULT_DELAYS,
-    domain: options.Domain = "whole",
-    local_steps: options.LocalStepCount = None,
-    inner: options.Inner = None,
-    scaled: options.Scaled = False,
-    steps: options.Steps = 2000,
-    seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, ...")] = 1,
-    record_every: options.RecordEvery = None,
-    device: options.Device = "cpu",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for results.csv, a figure and a trace for each rule.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are in OUT already.")] = False,
-    **long_gradients: Any,
-) -> None:
+    rule: Annotated[list[str], typer.Option(help=f"Server rules, {options.RuleHelp} Several may follow.")] = _RULES,
+    lr: Annotated[list[float] | None, typer.Option(help=_LR_HELP)] = None,
+    delay: Annotated[list[str], typer.Option(help=_DELAY_HELP)] = _DELAYS, domain: options.Domain = "whole",
+    local_steps: options.LocalStepCount = None, inner: options.Inner = None, scaled: options.Scaled = False,
+    steps: options.Steps = 2000, seeds: options.Seeds = 1, record_every: options.RecordEvery = None,
+    device: options.Device = "cpu", out: Annotated[Path | None, typer.Option(help=_OUT_HELP)] = None,
+    overwrite: options.Overwrite = False, **long_gradients: Any,
+) -> None:  # fmt: skip
     """Simulate rules under delays, all combinations at once.
 
     Example:
@@ -69,14 +54,12 @@ def simulate(
         as_delay_model(text)  # all are checked before anything runs
     if not 1 <= seeds <= _MAX_SEEDS:
         raise ValueError(f"--seeds must be an integer >= 1 and <= {_MAX_SEEDS}, got {seeds}")
-    if out is not None:
-        require_new(out, overwrite)
+    require_new(out, overwrite)
     contenders = []
     for label, one in built.items():
-        trace = run_simulation(
-            the_problem, one, delay, steps, seed=list(range(seeds)), record_every=record_every, device=device,
-            save_to=None if out is None else out / f"{file_name(label)}.safetensors", **long_gradients,
-        )  # fmt: skip
+        trace = run_simulation(the_problem, one, delay, steps, seed=list(range(seeds)), record_every=record_every,
+                               device=device, save_to=None if out is None else out / f"{file_name(label)}.safetensors",
+                               **long_gradients)  # fmt: skip
         contenders.append(Contender(label, trace, single_values(rules[label])))
         if not trace.complete:
             break

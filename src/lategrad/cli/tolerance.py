@@ -7,29 +7,26 @@ from typing import Annotated, Any
 
 import typer
 
+from lategrad.cli.options import Seeds
 from lategrad.support.options import load_object, own_target
 from lategrad.tolerance_study import tolerance as run_study
 from lategrad.tolerance_study.study import DELAYS
 
 _DELAYS = list(DELAYS)
+_DELAY_HELP = "Delays of the gradients, in updates; several may follow."
+_OPTIMIZER_HELP = "NAME=MODULE:FUNCTION to compare with: from parameters to an optimizer; several may follow."
 
 
 def tolerance(
     train: Annotated[str, typer.Argument(help="MODULE:FUNCTION or FILE.py:FUNCTION, a function of wrap.")],
-    delay: Annotated[
-        list[int], typer.Option(help="Delays of the gradients, in updates; several may follow.")
-    ] = _DELAYS,
-    optimizer: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=MODULE:FUNCTION to compare with: from parameters to an optimizer; several may follow."),
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, ...")] = 2,
+    delay: Annotated[list[int], typer.Option(help=_DELAY_HELP)] = _DELAYS,
+    optimizer: Annotated[list[str] | None, typer.Option(help=_OPTIMIZER_HELP)] = None, seeds: Seeds = 2,
     profile: Annotated[str | None, typer.Option(help="stages:8 for the delays of a pipeline of 8 stages.")] = None,
     better: Annotated[str, typer.Option(help="lower or higher numbers.")] = "lower",
     cost: Annotated[float, typer.Option(help="Acceptable loss, as a share of the number without delay.")] = 0.05,
     workers: Annotated[str, typer.Option(help="Runs in parallel; auto for as many as fit.")] = "1",
     out: Annotated[Path | None, typer.Option(help="Folder for the page, the picture, the tables and the runs.")] = None,
-) -> None:
+) -> None:  # fmt: skip
     """Run your training at every delay, and report what each one costs.
 
     Example:
@@ -44,10 +41,8 @@ def tolerance(
         if not target:
             raise ValueError(f"--optimizer must be NAME=MODULE:FUNCTION, got {name!r}")
     optimizers = {name: _load_function(target) for name, _, target in named}
-    result = run_study(
-        _load_function(train), delay, optimizers, seeds, profile=profile, better=better, cost=cost,
-        workers=int(workers) if workers.isdecimal() else workers, out=out,
-    )  # fmt: skip
+    result = run_study(_load_function(train), delay, optimizers, seeds, profile=profile, better=better, cost=cost,
+                       workers=int(workers) if workers.isdecimal() else workers, out=out)  # fmt: skip
     typer.echo(result.table())
     if out is not None:
         result.to_html(out / "tolerance.html")

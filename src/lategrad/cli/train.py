@@ -25,27 +25,20 @@ from lategrad.support.validation import did_you_mean, require_form
 from lategrad.trace import Trace
 
 _TEMPORARY_FAILURE = 75  # EX_TEMPFAIL: a batch system stopped the run; `lategrad resume` continues it
+_SECONDS_HELP = "Take only as many local steps in a job as fit into this number of seconds."
 
 
 @with_options(TRAIN_OPTIONS)
 def train(
-    problem: options.ProblemName = "digits",
-    model: options.ModelName = "softmax",
-    preprocess: options.Preprocessing = None,
-    batch: options.Batch = 64,
-    sampling: options.Sampling = "iid",
+    problem: options.ProblemName = "digits", model: options.ModelName = "softmax",
+    preprocess: options.Preprocessing = None, batch: options.Batch = 64, sampling: options.Sampling = "iid",
     l2: options.Penalty = 0.0,
     rule: Annotated[str, typer.Option(help=f"Server rule, {options.RuleHelp}")] = "anytime-sgd",
     lr: Annotated[float | None, typer.Option(help="Learning rate of a rule that has an lr.")] = None,
-    domain: options.Domain = "whole",
-    local_steps: options.LocalStepCount = None,
-    inner: options.Inner = None,
-    scaled: options.Scaled = False,
-    local_seconds: Annotated[
-        float | None, typer.Option(help="Take only as many local steps in a job as fit into this number of seconds.")
-    ] = None,
+    domain: options.Domain = "whole", local_steps: options.LocalStepCount = None, inner: options.Inner = None,
+    scaled: options.Scaled = False, local_seconds: Annotated[float | None, typer.Option(help=_SECONDS_HELP)] = None,
     **settings: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Train with asynchronous worker processes on this machine.
 
     Example:
@@ -60,23 +53,20 @@ def train(
 
         lategrad train --problem fashion-mnist --local-steps 50 --inner adamw:lr=0.001 --rule nesterov --workers 4
     """
-    command = {
-        "problem": absolute(problem),
-        "model": model, "preprocess": preprocess, "batch": batch, "sampling": sampling, "l2": l2,
-        "rule": absolute(rule), "lr": lr, "domain": domain,
-        "local": {"local_steps": local_steps, "inner": inner, "scaled": scaled, "seconds": local_seconds},
-    }  # fmt: skip
+    local = {"local_steps": local_steps, "inner": inner, "scaled": scaled, "seconds": local_seconds}
+    command = {"problem": absolute(problem), "model": model, "preprocess": preprocess, "batch": batch,
+               "sampling": sampling, "l2": l2, "rule": absolute(rule), "lr": lr, "domain": domain,
+               "local": local}  # fmt: skip
     trace = run_training(build_problem(command), _build_rule(command), **settings, notes={"command": command})
     _print_summary(trace, settings["out"])
 
 
 @with_options(RESUME_OPTIONS)
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The run's folder: --out of train.")],
+    folder: options.RunFolder,
     rule: Annotated[str | None, typer.Option(help="The run's rule, only if it is your own code.")] = None,
-    problem: Annotated[str | None, typer.Option(help="The run's problem, only if it is your own code.")] = None,
-    **settings: Any,
-) -> None:
+    problem: options.OwnProblem = None, **settings: Any,
+) -> None:  # fmt: skip
     """Continue an interrupted run from its last checkpoint.
 
     Options that are not given stay as they were.
@@ -91,12 +81,9 @@ def resume(
     _print_summary(trace, folder)
 
 
-_COMMAND = {
-    "problem": str, "model": str, "preprocess": (str, NoneType), "batch": int, "sampling": str, "l2": (int, float),
-    "rule": str, "lr": (int, float, NoneType), "domain": str,
-    "local": {"local_steps": (int, NoneType), "inner": (str, NoneType), "scaled": bool,
-              "seconds": (int, float, NoneType)},
-}  # fmt: skip
+_LOCAL = {"local_steps": (int, NoneType), "inner": (str, NoneType), "scaled": bool, "seconds": (int, float, NoneType)}
+_COMMAND = {"problem": str, "model": str, "preprocess": (str, NoneType), "batch": int, "sampling": str,
+            "l2": (int, float), "rule": str, "lr": (int, float, NoneType), "domain": str, "local": _LOCAL}  # fmt: skip
 
 
 def saved_command(settings: Any, folder: Path) -> dict[str, Any]:

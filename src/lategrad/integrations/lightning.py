@@ -17,9 +17,8 @@ try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.trainer.states import TrainerFn
 except ImportError as error:
-    raise ImportError(
-        "lategrad.integrations.lightning needs lightning: pip install 'lategrad[integrations]' or pip install lightning"
-    ) from error
+    raise ImportError("lategrad.integrations.lightning needs lightning: pip install 'lategrad[integrations]' or "
+                      "pip install lightning") from error  # fmt: skip
 
 __all__ = ["OutputCallback"]
 

@@ -18,10 +18,8 @@ try:
     import accelerate as _accelerate  # noqa: F401  # the Trainer needs it, and says so only when it is made
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
-    raise ImportError(
-        "lategrad.integrations.transformers needs transformers and accelerate: pip install 'lategrad[integrations]' "
-        "or pip install transformers accelerate"
-    ) from error
+    raise ImportError("lategrad.integrations.transformers needs transformers and accelerate: pip install "
+                      "'lategrad[integrations]' or pip install transformers accelerate") from error  # fmt: skip
 
 __all__ = ["OutputCallback"]
 

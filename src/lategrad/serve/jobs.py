@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-FOREVER = math.inf
-"""How long to wait for the result of a hung thread, which cannot be killed and may return."""
+FOREVER = math.inf  # how long to wait for the result of a hung thread, which cannot be killed and may return
 
 
 class ForeignMessageError(ValueError):
@@ -26,18 +25,15 @@ class ForeignMessageError(ValueError):
 class Location(NamedTuple):
     """Where a worker or a server runs."""
 
-    pid: int | None
-    """Its process, if it has one of its own."""
+    pid: int | None  # its process, if it has one of its own
     node: str
 
 
 class Activity(NamedTuple):
     """What a member has been doing."""
 
-    silent: float
-    """Seconds since its last message was answered."""
-    delivered: int
-    """Gradients received from it."""
+    silent: float  # seconds since its last message was answered
+    delivered: int  # gradients received from it
     location: Location
 
 
@@ -45,11 +41,9 @@ class Activity(NamedTuple):
 class OpenJob:
     """A job whose result has not arrived."""
 
-    version: int
-    """The number of updates behind its query."""
+    version: int  # the number of updates behind its query
     ticket: Tensor
-    wanted: bool = True
-    """False once it is canceled: its result is discarded, and the worker gets a new job."""
+    wanted: bool = True  # False once it is canceled: its result is discarded, and the worker gets a new job
 
 
 @dataclass(slots=True)
@@ -62,15 +56,10 @@ class Member:
     last_answer: float
     jobs: dict[int, OpenJob] = field(default_factory=dict)
     delivered: int = 0
-    expires: float | None = None
-    """None while it runs; once it is removed, when its jobs are given up."""
+    expires: float | None = None  # None while it runs; once it is removed, when its jobs are given up
 
     def take(self, sequence: int, version: int | None = None) -> OpenJob | None:
-        """Take the job that a message answers out of the table; None if it was given up because the member is gone.
-
-        Raises:
-            ForeignMessageError: the member does not hold the job, or its query had another version.
-        """
+        """Take the job that a message answers out of the table; None if it was given up because the member is gone."""
         job = self.jobs.get(sequence)
         if job is None:
             if self.expires is not None:
@@ -96,8 +85,7 @@ class JobTable:
     """
 
     def __init__(self) -> None:
-        self.next_sequence: Counter[int] = Counter()
-        """The number of the next job of each worker, which is also the sample that the job uses."""
+        self.next_sequence: Counter[int] = Counter()  # number of each worker's next job, and of the sample it uses
         self._members: dict[int, Member] = {}
         self._leaving: set[int] = set()
 

@@ -73,9 +73,8 @@ class Server:
     tensor([0, 0, 2], dtype=torch.int32)
     """
 
-    def __init__(
-        self, problem: Problem, rule: AnyRule[Any], settings: Settings, *, query_in_place: bool = False
-    ) -> None:
+    def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, *,
+                 query_in_place: bool = False) -> None:  # fmt: skip
         rule = fill_in(rule, getattr(problem, "blocks", None))
         device = torch.device(settings.server_device)
         self.problem, self.steps, self._max_refusals = problem, settings.steps, settings.max_refusals
@@ -102,30 +101,24 @@ class Server:
         # A copy of its own: a thread may evaluate while the user's callback does.
         self.records = Records(problem.to(device), settings.record_every or max(1, self.steps // 10))
         self.refusals: Counter[str] = Counter()
-        self.traffic: Counter[str] = Counter(up=0, down=0)
-        """Bytes of the vectors that came from workers and that went to them."""
+        self.traffic: Counter[str] = Counter(up=0, down=0)  # bytes of the vectors from workers, and to them
         self._keeps_state = keeps_state(problem, settings.compression)
-        self.memories_lost: Counter[str] = Counter()
-        """How often each worker had to start without the state of the process before it."""
+        self.memories_lost: Counter[str] = Counter()  # starts of a worker without the state of the process before it
         self._started: set[int] = set()
         self._most_steps = problem.local_steps if is_stateful(problem) else 0
         self.gate = None if settings.max_delay is None else DelayGate(settings.max_delay)
         self._norm_gate = None if settings.max_norm_ratio is None else NormGate(settings.max_norm_ratio)
         self._clip, self._poisoned_at = settings.clip, 0
-        self.poisoned = False
-        """Whether the state was found not to be finite."""
-        self.returns_in_a_row = 0
-        """How often the run went back to a checkpoint and did not get past where it was poisoned."""
+        self.poisoned = False  # whether the state was found not to be finite
+        self.returns_in_a_row = 0  # returns to a checkpoint since the run last got past where it was poisoned
         self._refused_in_a_row: Counter[int] = Counter()
-        self.dropped: set[int] = set()
-        """The workers that get no more jobs because too many of their gradients in a row were refused."""
+        self.dropped: set[int] = set()  # workers that get no more jobs: too many refused gradients in a row
         self.last_refusal: str | None = None
         self.jobs = JobTable()
         self._needs_ticket = needs_ticket(self.rule)
         self._no_ticket = query[:0].clone()
         self._begin = time.monotonic()
-        self.whole = True
-        """False within an update: a state that was left there must not be saved."""
+        self.whole = True  # False within an update: a state that was left there must not be saved
         self.records.take(0, self.output())
 
     @property
@@ -140,9 +133,8 @@ class Server:
     def seconds(self) -> float:
         return time.monotonic() - self._begin
 
-    def join(
-        self, member: int, worker: int | None = None, location: Location = _UNKNOWN, out: Tensor | None = None
-    ) -> Job | None:
+    def join(self, member: int, worker: int | None = None, location: Location = _UNKNOWN,
+             out: Tensor | None = None) -> Job | None:  # fmt: skip
         """Issue a job to a worker process that has started, that can hold another, or that has lost the server.
 
         Args:
@@ -153,10 +145,8 @@ class Server:
         """
         return self._next_job(self.jobs.join(member, member if worker is None else worker, location), out)
 
-    def deliver(
-        self, member: int, version: int, sequence: int, grad: Tensor, out: Tensor | None = None, *,
-        checked: bool = False, info: JobInfo = STATELESS,
-    ) -> Job | None:  # fmt: skip
+    def deliver(self, member: int, version: int, sequence: int, grad: Tensor, out: Tensor | None = None, *,
+                checked: bool = False, info: JobInfo = STATELESS) -> Job | None:  # fmt: skip
         """Apply, refuse or drop the gradient of a job, and issue the sender's next one as :meth:`join` does.
 
         A message that answers no job of its sender raises ``lategrad.serve.jobs.ForeignMessageError``.
@@ -205,9 +195,8 @@ class Server:
     def _room_for_query(self, out: Tensor | None) -> Tensor:
         return self._no_ticket.new_empty(self.dim) if out is None else out
 
-    def _use(
-        self, worker: int, sequence: int, job: OpenJob, grad: Tensor, out: Tensor | None, checked: bool, info: JobInfo
-    ) -> Tensor | None:
+    def _use(self, worker: int, sequence: int, job: OpenJob, grad: Tensor, out: Tensor | None, checked: bool,
+             info: JobInfo) -> Tensor | None:  # fmt: skip
         """Apply a gradient and return the next query; None if it was refused or dropped."""
         with torch.no_grad():
             self.traffic["up"] += grad.nbytes
@@ -251,7 +240,6 @@ class Server:
         return query
 
     def _count_lost_state(self, worker: int, info: JobInfo) -> None:
-        """Report a worker that starts without the state of the process before it."""
         if info.parent_job < 0 and worker in self._started:
             self.memories_lost[f"worker {worker}"] += 1
             warnings.warn(f"worker {worker} starts fresh: the local state of the process before it is lost",
@@ -270,7 +258,6 @@ class Server:
         return not self.poisoned
 
     def _refuse(self, worker: int, reason: str) -> None:
-        """Count and report a gradient that was not applied."""
         if not self.is_sound():
             return  # the worker is not to blame
         self.refusals[f"worker {worker}"] += 1
@@ -301,19 +288,12 @@ class Server:
             steps = " and ".join(map(str, missing))
             warnings.warn(f"the trace has no record after {steps} updates: their evaluation takes longer than "
                           f"{patience:g} s; resuming from the checkpoint makes up for it", stacklevel=2)  # fmt: skip
-        column = self.log.column
-        return Trace(
-            **self.records.tensors(),
-            delays=column("delay"),
-            output=self.output().cpu().clone(),
-            query=self.rule.query(self.state).cpu().clone(),
-            config={**self.config, **self._counts(), "too_late": self.too_late},
-            time=column("time"),
-            worker=column("worker"),
-            sequence=column("sequence"),
-            parent_job=column("parent_job") if self._keeps_state else None,
-            local_steps=column("local_steps") if self._most_steps else None,
-        )  # fmt: skip
+        column, config = self.log.column, {**self.config, **self._counts(), "too_late": self.too_late}
+        return Trace(**self.records.tensors(), delays=column("delay"), output=self.output().cpu().clone(),
+                     query=self.rule.query(self.state).cpu().clone(), config=config, time=column("time"),
+                     worker=column("worker"), sequence=column("sequence"),
+                     parent_job=column("parent_job") if self._keeps_state else None,
+                     local_steps=column("local_steps") if self._most_steps else None)  # fmt: skip
 
     def _counts(self) -> dict[str, Any]:
         return {"seconds": self.seconds, "refusals": dict(self.refusals), "bytes": dict(self.traffic),
@@ -326,13 +306,9 @@ class Server:
         """
         if not self.whole:
             raise RuntimeError(f"no checkpoint: update {self.version + 1} was interrupted")
-        description = {
-            **self._counts(),
-            "config": {**self.config, "replaced": dict(self.config["replaced"])},
-            "records": self.records.saved(),
-            "gate": {} if self.gate is None else self.gate.summary(),
-            "next_sequence": {str(worker): k for worker, k in self.jobs.next_sequence.items()},
-        }
+        description = {**self._counts(), "config": {**self.config, "replaced": dict(self.config["replaced"])},
+                       "records": self.records.saved(), "gate": {} if self.gate is None else self.gate.summary(),
+                       "next_sequence": {str(worker): k for worker, k in self.jobs.next_sequence.items()}}  # fmt: skip
         return Checkpoint(self.version, self._copies(room or {}), description, self.log.rows(logged))
 
     def _copies(self, room: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -24,8 +24,7 @@ MAX_WORKERS = 1000  # a larger number is almost certainly a typo
 _MAX_PREFETCH = 100
 _MAX_THREADS = 1024
 _NOT_SAVED = ("out", "progress", "on_record")  # options of a call, not of the run
-FUNCTION = "function "
-"""Marks a saved schedule that is a function, of which only the name can be saved."""
+FUNCTION = "function "  # marks a saved schedule that is a function, of which only the name can be saved
 Slow = str | dict[int, str] | None
 
 
@@ -160,7 +159,6 @@ class Settings:
         return Slowness(None if self.slow is None else _distribution(self.slow))
 
     def saved(self) -> dict[str, Any]:
-        """JSON values for a checkpoint or a trace."""
         saved = {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self) if one.name not in _NOT_SAVED}
         if callable(self.schedule):
             saved["schedule"] = f"{FUNCTION}{getattr(self.schedule, '__qualname__', type(self.schedule).__qualname__)}"

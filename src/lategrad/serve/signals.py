@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lategrad.serve.training import Training
 
 _MAX_BYTES = 64  # of the number and the blanks around it
-_BOUNCE = 1.0  # seconds in which a second signal changes nothing
+_BOUNCE = 1.0  # seconds in which a second signal changes nothing: a key that bounces, or two senders
 
 
 class ControlFile:
@@ -68,10 +68,7 @@ STOP_REASONS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", sign
 
 @contextlib.contextmanager
 def handle_signals(run: Training) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP stop the run in an orderly way; SIGUSR1 makes a checkpoint.
-
-    A second one, after a moment, ends it at once: two in a row are a key that bounces, or come from two senders.
-    """
+    """SIGINT, SIGTERM and SIGHUP stop the run in an orderly way, a later second one at once; SIGUSR1 saves it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

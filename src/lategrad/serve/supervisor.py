@@ -37,10 +37,8 @@ class Supervisor:
     without an update. ``replaced`` counts how often each worker was restarted, also before the run was resumed.
     """
 
-    def __init__(
-        self, engine: Engine, min_workers: int, max_workers: int, deadline: float, replaced: Counter[str],
-        stall: float | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, engine: Engine, min_workers: int, max_workers: int, deadline: float, replaced: Counter[str],
+                 stall: float | None = None) -> None:  # fmt: skip
         self._engine, self._deadline, self.replaced = engine, deadline, replaced
         self._min_workers, self._max_workers = min_workers, max_workers
         self.is_stopping = False  # then no worker is started any more
@@ -66,8 +64,8 @@ class Supervisor:
         return status.location or self._engine.location(member)  # also while the server is being restarted
 
     def set_workers(self, count: int) -> None:
-        require("workers", count, isinstance(count, int) and 1 <= count <= MAX_WORKERS,
-                f"an integer in 1..{MAX_WORKERS}")  # fmt: skip
+        is_valid = isinstance(count, int) and 1 <= count <= MAX_WORKERS
+        require("workers", count, is_valid, f"an integer in 1..{MAX_WORKERS}")
         self._min_workers = self._max_workers = count
 
     def require_progress(self, now: float) -> None:

@@ -37,20 +37,16 @@ _SHOW_EVERY = 1.0  # seconds between two points of the display and of the logs
 
 
 def train(
-    problem: Problem, rule: AnyRule[Any] | str, *,
-    steps: int, workers: int | str = 4,
-    engine: str = "processes", address: str | None = None,
-    seed: int = 0, data_shards: int | None = None,
-    device: torch.device | str = "cpu", server_device: torch.device | str = "cpu",
-    num_gpus: float | None = None, slow: Slow = None, threads: int | None = None,
-    prefetch: int = 0, compression: str = "none",
-    deadline: float = 300.0, max_refusals: int | None = 10, max_delay: int | None = None,
-    schedule: str | Share | None = None,
+    problem: Problem, rule: AnyRule[Any] | str, *, steps: int, workers: int | str = 4, engine: str = "processes",
+    address: str | None = None, seed: int = 0, data_shards: int | None = None, device: torch.device | str = "cpu",
+    server_device: torch.device | str = "cpu", num_gpus: float | None = None, slow: Slow = None,
+    threads: int | None = None, prefetch: int = 0, compression: str = "none", deadline: float = 300.0,
+    max_refusals: int | None = 10, max_delay: int | None = None, schedule: str | Share | None = None,
     clip: float | None = None, max_norm_ratio: float | None = None, stall: float | None = 3600.0,
-    record_every: int | None = None, compile: bool | None = None,
-    out: str | Path | None = None, checkpoint_every: int | None = None, keep: int = 2,
-    monitor: str | None = None, patience: int | None = None, on_record: OnRecord | None = None,
-    log: str | None = None, progress: bool | None = None, notes: dict[str, Any] | None = None,
+    record_every: int | None = None, compile: bool | None = None, out: str | Path | None = None,
+    checkpoint_every: int | None = None, keep: int = 2, monitor: str | None = None, patience: int | None = None,
+    on_record: OnRecord | None = None, log: str | None = None, progress: bool | None = None,
+    notes: dict[str, Any] | None = None,
 ) -> Trace:  # fmt: skip
     """Train with asynchronous workers; each computes gradients at the parameters that it received last.
 
@@ -60,8 +56,7 @@ def train(
     Args:
         problem: the objective; any :class:`~lategrad.problems.Problem`, such as
             :class:`~lategrad.problems.ModuleProblem` for an ``nn.Module``.
-        rule: the server rule, or a text such as ``"steady:lr=1"``. A rule that uses the shapes of the problem's
-            tensors is given them.
+        rule: the server rule, or a text such as ``"steady:lr=1"``. One that uses shapes gets those of the problem.
         steps: server updates in total.
         workers: number of workers; it can be changed during the run (Training.set_workers, or a number written to
             the file OUT/workers). On Ray also a range such as 2:8: as many of them as the cluster has CPUs for.
@@ -70,25 +65,20 @@ def train(
         address: address of a running Ray cluster, such as auto or ray://host:10001; by default Ray is started on
             this machine, for this run.
         seed: seed of the workers' sample streams; each worker has its own stream.
-        data_shards: split the rows of the data into this number of shards; worker w draws only from shard
-            w modulo data_shards. By default every worker draws from all rows, so that no row is missed while a
-            worker is away.
+        data_shards: split the rows of the data into this number of shards; worker w draws only from shard w modulo
+            data_shards. By default every worker draws from all rows, so that no row is missed while one is away.
         device: where gradients are computed: cpu or cuda.
         server_device: where the server keeps its state and computes its updates: cpu or cuda. Vectors are copied if
             it is not the workers' device; on the same GPU they never leave it. Not available on Ray.
-        num_gpus: GPUs that each worker reserves on Ray; with 0.25 four workers share one. By default 1 if device is
-            cuda.
-        slow: slow workers down on purpose: a distribution such as lognormal:3,1 of the milliseconds by which each
-            gradient is held back, or one for each of some workers, {0: 'constant:100'} (on the command line
-            0=constant:100).
+        num_gpus: GPUs that each worker reserves on Ray; with 0.25 four workers share one. By default 1 on cuda.
+        slow: a distribution such as lognormal:3,1 of the milliseconds by which each gradient is held back on purpose,
+            or one for each of some workers, {0: 'constant:100'} (on the command line 0=constant:100).
         threads: torch threads of the server; each worker process has one. By default as many, of the cores that the
-            workers leave, as make passes over its vectors faster, which is measured at the start
-            (trace.config['threads']).
+            workers leave, as make passes over its vectors faster, measured at the start (trace.config['threads']).
         prefetch: extra jobs queued on each worker, so that it does not wait for the server. Faster where a gradient
             takes less than a few milliseconds, but delays grow by a factor of 1 + prefetch. Not available on Ray.
         compression: how gradients are sent: none; or, for slow networks, bfloat16 or int8, which take half and a
-            quarter of the bytes of float32. Each worker adds its rounding error to its next gradient. Queries are not
-            compressed.
+            quarter of float32's bytes. Each worker adds its rounding error to its next one. Queries are not compressed.
         deadline: seconds without a gradient after which a worker is considered hung and is restarted. A slow worker
             is not hung: its late gradients are used.
         max_refusals: consecutive refused gradients (not finite, wrong shape, ...) after which a worker is dropped;
@@ -147,19 +137,17 @@ _UNCHANGED: Any = _Unchanged()
 
 
 def resume(
-    out: str | Path, problem: Problem, rule: AnyRule[Any] | str, *,
-    steps: int = _UNCHANGED, workers: int | str = _UNCHANGED,
-    engine: str = _UNCHANGED, address: str | None = _UNCHANGED,
+    out: str | Path, problem: Problem, rule: AnyRule[Any] | str, *, steps: int = _UNCHANGED,
+    workers: int | str = _UNCHANGED, engine: str = _UNCHANGED, address: str | None = _UNCHANGED,
     device: torch.device | str = _UNCHANGED, server_device: torch.device | str = _UNCHANGED,
     num_gpus: float | None = _UNCHANGED, slow: Slow = _UNCHANGED, threads: int | None = _UNCHANGED,
-    prefetch: int = _UNCHANGED,
-    deadline: float = _UNCHANGED, max_refusals: int | None = _UNCHANGED, max_delay: int | None = _UNCHANGED,
-    schedule: str | Share | None = _UNCHANGED,
-    clip: float | None = _UNCHANGED, max_norm_ratio: float | None = _UNCHANGED, stall: float | None = _UNCHANGED,
+    prefetch: int = _UNCHANGED, deadline: float = _UNCHANGED, max_refusals: int | None = _UNCHANGED,
+    max_delay: int | None = _UNCHANGED, schedule: str | Share | None = _UNCHANGED, clip: float | None = _UNCHANGED,
+    max_norm_ratio: float | None = _UNCHANGED, stall: float | None = _UNCHANGED,
     record_every: int | None = _UNCHANGED, compile: bool | None = _UNCHANGED,
-    checkpoint_every: int | None = _UNCHANGED, keep: int = _UNCHANGED,
-    monitor: str | None = _UNCHANGED, patience: int | None = _UNCHANGED, on_record: OnRecord | None = _UNCHANGED,
-    log: str | None = _UNCHANGED, progress: bool | None = _UNCHANGED, notes: dict[str, Any] = _UNCHANGED,
+    checkpoint_every: int | None = _UNCHANGED, keep: int = _UNCHANGED, monitor: str | None = _UNCHANGED,
+    patience: int | None = _UNCHANGED, on_record: OnRecord | None = _UNCHANGED, log: str | None = _UNCHANGED,
+    progress: bool | None = _UNCHANGED, notes: dict[str, Any] = _UNCHANGED,
 ) -> Trace:  # fmt: skip
     """Continue a run from its newest intact checkpoint, with its state, sample streams and trace.
 
@@ -177,9 +165,8 @@ def resume(
     return resume_from(Path(out), lambda _: (as_problem(problem), as_rule(rule)), changes)
 
 
-def resume_from(
-    folder: Path, build: Callable[[dict[str, Any]], tuple[Problem, AnyRule[Any]]], changes: dict[str, Any]
-) -> Trace:
+def resume_from(folder: Path, build: Callable[[dict[str, Any]], tuple[Problem, AnyRule[Any]]],
+                changes: dict[str, Any]) -> Trace:  # fmt: skip
     """Continue a run; ``build`` makes its problem and rule from its settings, so that the checkpoint is read once."""
     if not folder.is_dir():
         raise FileNotFoundError(f"no checkpoint in {str(folder)!r}: there is no such folder")
@@ -204,10 +191,8 @@ class Training:
     With a checkpoint, and the archive that it came from, the run continues from there.
     """
 
-    def __init__(
-        self, problem: Problem, rule: AnyRule[Any], settings: Settings, checkpoint: Checkpoint | None = None,
-        archive: Archive | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, checkpoint: Checkpoint | None = None,
+                 archive: Archive | None = None) -> None:  # fmt: skip
         self.settings, self._checkpoint = settings, checkpoint
         if settings.data_shards is not None:  # data that cannot be split is refused here, not by every worker
             settings.streams.draw(problem, settings.data_shards - 1, 0, 1)
@@ -265,7 +250,8 @@ class Training:
             watch = Watch(self.engine.records, self._stop_early, self.settings)
             if self.settings.on_record is not None or self.settings.monitor is not None:
                 self.engine.watch(watch.look)
-            self.engine.begin(self._checkpoint, watch.check_name)
+            if not self.engine.begin(self._checkpoint, watch.check_name):
+                raise OSError(f"no checkpoint can be written to {str(self.settings.folder)!r}: choose another folder")
             self._checkpoint = None  # the server has it
             trace = None
             while trace is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -63,8 +63,7 @@ class Streams:
         if not hasattr(problem, "samples_of_shard"):
             raise ValueError(f"data_shards must be None, got {self.shards}: {type(problem).__name__} has no "
                              "samples_of_shard(seed, first, count, shard, shards)")  # fmt: skip
-        drawn: Tensor = problem.samples_of_shard(stream, first, count, worker % self.shards, self.shards)
-        return drawn
+        return cast(Tensor, problem.samples_of_shard(stream, first, count, worker % self.shards, self.shards))
 
 
 @dataclass(frozen=True)
@@ -104,9 +103,8 @@ class Pace:
 class Oracle:
     """Computes the gradients of one worker: its problem on its device, its stream of samples, its pauses, its state."""
 
-    def __init__(
-        self, problem: Problem, streams: Streams, slowness: Slowness, device: torch.device, compression: str = "none"
-    ) -> None:
+    def __init__(self, problem: Problem, streams: Streams, slowness: Slowness, device: torch.device,
+                 compression: str = "none") -> None:  # fmt: skip
         self.problem, self.streams, self.slowness, self.device = problem.to(device), streams, slowness, device
         most, seconds = 1, None
         if is_stateful(self.problem):
@@ -121,10 +119,7 @@ class Oracle:
         self._parent_job = -1
 
     def answer(self, job: Job, room: Tensor | None = None) -> Answer:
-        """Compute what to send back for a job; the worker's state changes only if that is usable.
-
-        Problems with ``gradient_of_one`` may write a plain gradient to ``room``.
-        """
+        """What to send back for a job, perhaps in ``room``; the worker's state changes only if that is usable."""
         if not self._keeps_state:
             return Answer(self._gradient(job, room), STATELESS)
         work = self._work(job)
@@ -149,8 +144,7 @@ class Oracle:
         """The gradient of a job, on the device of its query. The simulator computes it the same way, to the bit."""
         if room is not None and hasattr(self.problem, "gradient_of_one") and self.device == job.query.device:
             with torch.no_grad():
-                result: Tensor = self.problem.gradient_of_one(job.query, self._sample(job)[0], room)
-                return result
+                return cast(Tensor, self.problem.gradient_of_one(job.query, self._sample(job)[0], room))
         return self._work(job).grad.reshape(-1).to(job.query.device)
 
     def _work(self, job: Job) -> JobResult:
@@ -168,7 +162,6 @@ class Oracle:
         return self._samples[2][position : position + 1].to(self.device)
 
     def pause(self, job: Job) -> float:
-        """Seconds to wait before a job's gradient is sent."""
         distribution = self.slowness.of(job.worker)
         if distribution is None:
             return 0.0
@@ -177,12 +170,10 @@ class Oracle:
 
 
 def keeps_state(problem: Problem, compression: str) -> bool:
-    """Whether workers have a state from job to job."""
     return is_stateful(problem) or compression != "none"
 
 
 def work(oracle: Oracle, link: Link, sleep: Callable[[float], object]) -> None:
-    """Serve jobs until there are no more."""
     while (job := link.receive()) is not None:
         begin = time.monotonic()
         try:

@@ -17,8 +17,7 @@ from torch.nn.functional import cosine_similarity
 from lategrad.support.validation import require
 from lategrad.trace import write_csv
 
-Vector = Tensor | Iterable[Tensor]
-"""A vector in one tensor or in several."""
+Vector = Tensor | Iterable[Tensor]  # a vector in one tensor or in several
 
 _BAR = 40  # characters of the longest bar of a histogram
 _ROWS = 12  # its rows, at most
@@ -34,10 +33,8 @@ class DelayReport(NamedTuple):
     median: float
     p95: float
     max: int
-    weighted_mean: float
-    """The mean delay with the weight of each gradient."""
-    distinct: int
-    """Number of different delays."""
+    weighted_mean: float  #: the mean delay with the weight of each gradient
+    distinct: int  #: number of different delays
     drift: float | None
     """Mean distance that the parameters moved during the delay of a gradient, in mean update lengths. It is the delay
     itself where all updates go the same way, about its square root where they do not."""
@@ -67,12 +64,9 @@ class DelayRecorder:
 
     def __init__(self, window: int = 1000) -> None:
         require("window", window, isinstance(window, int) and window >= 1, "an integer >= 1")
-        self.counts: Counter[int] = Counter()
-        """Applied gradients of each delay."""
-        self.dropped: Counter[int] = Counter()
-        """Dropped gradients of each delay."""
-        self.by_worker: Counter[object] = Counter()
-        """Applied gradients of each named worker."""
+        self.counts: Counter[int] = Counter()  #: applied gradients of each delay
+        self.dropped: Counter[int] = Counter()  #: dropped gradients of each delay
+        self.by_worker: Counter[object] = Counter()  #: applied gradients of each named worker
         self.dropped_by_worker: Counter[object] = Counter()
         self._weights = defaultdict[int, float](float)
         self._recent: deque[tuple[int, float]] = deque(maxlen=window)
@@ -80,10 +74,9 @@ class DelayRecorder:
         self._last_point: Tensor | None = None
         self._last_grad: Tensor | None = None
 
-    def observe(
-        self, issued: int, applied: int, grad: Vector | None = None, weight: float = 1.0, *, at: Vector | None = None,
-        now: Vector | None = None, worker: object = None, dropped: bool = False,
-    ) -> None:  # fmt: skip
+    def observe(self, issued: int, applied: int, grad: Vector | None = None, weight: float = 1.0, *,
+                at: Vector | None = None, now: Vector | None = None, worker: object = None,
+                dropped: bool = False) -> None:  # fmt: skip
         """Record a gradient that is about to be applied, or dropped.
 
         Args:
@@ -187,7 +180,6 @@ class _Mean:
 
 
 def _flat(vector: Vector) -> Tensor:
-    """A flat copy."""
     return torch.cat([part.detach().flatten() for part in ([vector] if isinstance(vector, Tensor) else vector)])
 
 

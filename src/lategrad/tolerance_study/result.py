@@ -38,15 +38,11 @@ class Point:
     delay: int
     value: float
     spread: float
-    gap: float
-    """Loss against the same seed without delay; negative for a gain."""
+    gap: float  #: loss against the same seed without delay; negative for a gain
     gap_spread: float
-    gap_to_own: float
-    """Loss against the training's own optimizer without delay."""
-    updates: int
-    """T, the number of updates. The last gradients of a run are still in flight at its end."""
-    rounds: float
-    """T / (1 + delay): the length of a chain of updates each of which can depend on the one before."""
+    gap_to_own: float  #: loss against the training's own optimizer without delay
+    updates: int  #: T, the number of updates. The last gradients of a run are still in flight at its end
+    rounds: float  #: T / (1 + delay): the length of a chain of updates each of which can depend on the one before
     updates_to_match: int | None
     """The number of updates after which the final value without delay was reached, if it was."""
     slowdown: float | None
@@ -62,8 +58,7 @@ class Tolerance:
 
     runs: tuple[Run, ...]
     better: str = "lower"
-    cost: float = 0.05
-    """The accepted loss, as a share of the value without delay."""
+    cost: float = 0.05  #: the accepted loss, as a share of the value without delay
     profile: str | None = None
     name: str = "train"
 
@@ -109,13 +104,11 @@ class Tolerance:
         gaps = self._worse(values, self.values(optimizer, 0))
         updates = int(np.mean([run.updates[-1] for run in self._of(optimizer, delay)]))
         updates_to_match, slowdown = self._over_time(optimizer, delay)
-        return Point(
-            optimizer=optimizer, delay=delay, value=float(values.mean()), spread=_deviation(values),
-            gap=float(gaps.mean()), gap_spread=_deviation(gaps),
-            gap_to_own=float(self._worse(values, self.values(OWN, 0)).mean()), updates=updates,
-            rounds=updates / (1 + delay), updates_to_match=updates_to_match, slowdown=slowdown,
-            verdict=self.verdict(optimizer, delay),
-        )  # fmt: skip
+        return Point(optimizer=optimizer, delay=delay, value=float(values.mean()), spread=_deviation(values),
+                     gap=float(gaps.mean()), gap_spread=_deviation(gaps),
+                     gap_to_own=float(self._worse(values, self.values(OWN, 0)).mean()), updates=updates,
+                     rounds=updates / (1 + delay), updates_to_match=updates_to_match, slowdown=slowdown,
+                     verdict=self.verdict(optimizer, delay))  # fmt: skip
 
     def points(self) -> list[Point]:
         """All points, by optimizer and delay."""

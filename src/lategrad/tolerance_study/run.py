@@ -21,8 +21,7 @@ from lategrad.support.validation import require
 if TYPE_CHECKING:
     from lategrad.optim import Delayed
 
-OWN = "own"
-"""The name of the training function's own optimizer."""
+OWN = "own"  # the name of the training function's own optimizer
 
 Train = Callable[["Wrap"], Any]
 Build = Callable[[list[nn.Parameter]], Optimizer]
@@ -43,13 +42,10 @@ class Run:
     """The result of a run."""
 
     task: Task
-    updates: tuple[int, ...]
-    """The number of updates before each value."""
-    values: tuple[float, ...]
-    """The values over time, the last of which is the result; NaN for one that is not finite."""
+    updates: tuple[int, ...]  # the number of updates before each value
+    values: tuple[float, ...]  # the values over time, the last of which is the result; NaN for one that is not finite
     seconds: float
-    memory: int
-    """Peak memory of the process, or its GPU, in bytes."""
+    memory: int  # peak memory of the process, or its GPU, in bytes
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; null for values that are not finite."""

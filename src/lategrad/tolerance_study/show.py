@@ -60,7 +60,6 @@ def table(result: Tolerance) -> str:
 
 
 def plot(result: Tolerance, path: str | os.PathLike[str] | None = None) -> Figure:
-    """The value against the delay, with the range of seeds; and over updates if values over time are known."""
     from matplotlib.figure import Figure
 
     over_time = len(result.curve(result.optimizers[0], 0)[1]) > 2

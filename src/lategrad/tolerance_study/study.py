@@ -29,11 +29,9 @@ from lategrad.tolerance_study.run import OWN, Build, Optimizers, Run, Task, Trai
 DELAYS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
-def tolerance(
-    train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimizers | None = None, seeds: int = 2, *,
-    profile: str | None = None, better: str = "lower", cost: float = 0.05, workers: int | str = 1,
-    out: str | os.PathLike[str] | None = None, progress: bool | None = None,
-) -> Tolerance:  # fmt: skip
+def tolerance(train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimizers | None = None, seeds: int = 2, *,
+              profile: str | None = None, better: str = "lower", cost: float = 0.05, workers: int | str = 1,
+              out: str | os.PathLike[str] | None = None, progress: bool | None = None) -> Tolerance:  # fmt: skip
     """Measure which delay a training tolerates: run it at every delay, and report the cost of each.
 
     Args:
@@ -44,8 +42,7 @@ def tolerance(
         delays: in updates; 0 is always run.
         optimizers: others to compare with the training's own, by name: functions from a list of parameters to an
             optimizer, which replaces the wrapped one.
-        seeds: number of seeds; torch, numpy and random are seeded with 0, 1, ... before each run, and ``wrap.seed`` is
-            the run's.
+        seeds: number of seeds, 0, 1, ...; torch, numpy and random are seeded with ``wrap.seed`` before each run.
         profile: "stages:8" for the delays of a pipeline of 8 stages, from the delay at the first stage to 0 at the
             last; None for the same delay everywhere.
         better: "lower" values (losses) or "higher" ones (accuracies, returns).

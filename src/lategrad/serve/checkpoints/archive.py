@@ -86,7 +86,6 @@ class MemoryArchive:
 
     @property
     def logged(self) -> int:
-        """The number of updates whose rows it has."""
         return 0 if self._newest is None else len(self._newest.rows)
 
     def save(self, checkpoint: Checkpoint) -> bool:
@@ -99,9 +98,6 @@ class MemoryArchive:
         assert self._newest is not None, "there is one from the start"
         self.schedule.note(self._newest.version)
         return self._newest
-
-    def unusable(self) -> OSError:
-        raise AssertionError  # memory is always usable
 
 
 class Archive:
@@ -139,10 +135,6 @@ class Archive:
             warnings.warn(f"the log of updates cannot be written at update {checkpoint.version}: {error}", stacklevel=3)
             return LogMark(0, 0)
 
-    def unusable(self) -> OSError:
-        """The error to raise when not even the first checkpoint can be saved."""
-        return OSError(f"no checkpoint can be written to {str(self.folder)!r}: choose another folder")
-
     def _remove_old(self, version: int) -> None:
         """Remove all but the last checkpoints up to ``version``, and files that killed processes left."""
         intact = checkpoint_paths(self.folder, version)  # one above this version was skipped because it is damaged
@@ -165,10 +157,7 @@ class Archive:
             return UpdateLog.unknown(version).rows()
 
     def load(self, check: Callable[[dict[str, Any]], object] | None = None) -> Checkpoint:
-        """The newest intact checkpoint, with the log up to it; damaged ones are skipped with a warning.
-
-        ``check`` is called with its settings, and may find them damaged, too.
-        """
+        """The newest intact checkpoint, with its log; damaged ones, also by ``check``, are skipped with a warning."""
         paths = checkpoint_paths(self.folder)
         if not paths:
             raise FileNotFoundError(f"no checkpoint in {str(self.folder)!r}")

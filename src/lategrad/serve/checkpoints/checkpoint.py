@@ -25,18 +25,14 @@ from lategrad.support.files import read_plain, replacing
 from lategrad.support.validation import require_form
 
 FORMAT = "lategrad-checkpoint-4"
-_DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+           torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
 # Of a description: everything that a run needs to continue.
 _COUNTS = {str: int}
-_FORM = {
-    "version": int, "log": {"updates": int, "checksum": int}, "records": {str: [(int, float)], "loss": [float]},
-    "refusals": _COUNTS, "bytes": {"up": int, "down": int}, "memories_lost": _COUNTS, "seconds": float,
-    "gate": {str: {"applied": int, "dropped": int}}, "next_sequence": _COUNTS,
-    "config": {"problem": str, "contents": str, "rule": dict, "settings": dict, "compiled": bool, "replaced": _COUNTS},
-}  # fmt: skip
+_CONFIG = {"problem": str, "contents": str, "rule": dict, "settings": dict, "compiled": bool, "replaced": _COUNTS}
+_FORM = {"version": int, "log": {"updates": int, "checksum": int}, "records": {str: [(int, float)], "loss": [float]},
+         "refusals": _COUNTS, "bytes": {"up": int, "down": int}, "memories_lost": _COUNTS, "seconds": float,
+         "gate": {str: {"applied": int, "dropped": int}}, "next_sequence": _COUNTS, "config": _CONFIG}  # fmt: skip
 
 
 class DamagedError(ValueError):
@@ -48,12 +44,9 @@ class Checkpoint:
     """What a run needs to continue, in memory of its own: it may be sent to another machine, or written by a thread."""
 
     version: int
-    tensors: dict[str, Tensor]
-    """``output``, which may share memory with the state; ``state.0``, ``state.1``, ...: the rule's state."""
-    description: dict[str, Any]
-    """Plain JSON values; the run's configuration is its ``config``."""
-    rows: NDArray[Any]
-    """The log of updates; of a checkpoint to be saved, the rows that the archive does not have yet."""
+    tensors: dict[str, Tensor]  # `output`, which may share memory with the state, and the state: `state.0`, ...
+    description: dict[str, Any]  # plain JSON values; the run's configuration is its `config`
+    rows: NDArray[Any]  # the log of updates; of a checkpoint to be saved, the rows that the archive does not have yet
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -67,10 +60,9 @@ class Checkpoint:
         output = {"output": self.tensors["output"].clone()}  # in the file it shares no memory
         try:
             tensors = write_tensors(path.with_suffix(".safetensors"), self.tensors | output)
-            description = {
-                "format": FORMAT, "version": self.version, "tensors": tensors, "log": log_mark,
-                "output": "the tensor 'output': the vector to evaluate and ship", **self.description,
-            }  # fmt: skip
+            description = {"format": FORMAT, "version": self.version, "tensors": tensors, "log": log_mark,
+                           "output": "the tensor 'output': the vector to evaluate and ship",
+                           **self.description}  # fmt: skip
             text = json.dumps(description, indent=1)
             sealed = json.dumps({"checksum": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": text}, indent=1)
             with replacing(path) as part:

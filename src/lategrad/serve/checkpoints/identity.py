@@ -23,11 +23,7 @@ def identify(problem: Problem) -> dict[str, str]:
 
 
 def require_same(problem: Problem, saved: dict[str, Any], where: str, *, same_start: bool) -> None:
-    """Require the problem of a saved configuration.
-
-    A resumed run has its parameters, and needs the same data and shapes; a replay needs the same start too, which for a
-    network is random.
-    """
+    """Require the problem of a saved configuration; a replay needs its start too, which is random for a network."""
     now = identify(problem)
     require("problem", now["problem"], now["problem"] == saved["problem"], f"the one {where}, {saved['problem']}")
     if now["contents"] != saved["contents"]:

@@ -14,8 +14,7 @@ from lategrad.serve.observe.telemetry import Telemetry
 from lategrad.serve.observe.watch import Look
 from lategrad.trace import Trace
 
-LAST_EVALUATIONS = 5.0
-"""Seconds after which evaluations time out when a run is stopped before its end."""
+LAST_EVALUATIONS = 5.0  # seconds after which evaluations time out when a run is stopped before its end
 _MAX_RETURNS = 3  # times in a row that a run goes back to its last checkpoint because its state is not finite
 
 
@@ -35,10 +34,8 @@ class Ended(NamedTuple):
     """A member has ended."""
 
     member: int
-    reason: str | None
-    """How it died; None if it had no more work."""
-    delivered: bool = False
-    """Whether a gradient came from it, as far as the engine knows."""
+    reason: str | None  # how it died; None if it had no more work
+    delivered: bool = False  # whether a gradient came from it, as far as the engine knows
 
 
 class Report(NamedTuple):
@@ -46,21 +43,15 @@ class Report(NamedTuple):
 
     version: int
     done: bool
-    activities: dict[int, Activity]
-    """Of each member that has joined."""
-    dropped: frozenset[int]
-    """Workers that get no more work, because too many of their gradients in a row were refused."""
+    activities: dict[int, Activity]  # of each member that has joined
+    dropped: frozenset[int]  # workers that get no more work, because too many of their gradients in a row were refused
     last_refusal: str | None
 
 
 class Engine(Protocol):
-    """Runs a server and its workers; the supervisor numbers the members that it starts.
+    """Runs a server and its workers; what it knows of ``version`` and ``records`` may be a moment old."""
 
-    What it knows of ``version`` and ``records`` may be a moment old.
-    """
-
-    start_deadline: float
-    """Seconds that a worker may take to start."""
+    start_deadline: float  # seconds that a worker may take to start
 
     @property
     def version(self) -> int: ...
@@ -70,50 +61,39 @@ class Engine(Protocol):
 
     def watch(self, look: Look) -> None:
         """Call ``look`` for every record from now on; before :meth:`begin`."""
-        ...
 
     def request_stop(self) -> None:
         """Wait no longer for evaluations, nor for what may not come; may be called by a signal handler."""
-        ...
 
-    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> None:
-        """Start; ``check`` is called with the record of the start there, before anything is saved."""
-        ...
+    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> bool:
+        """Start, and return whether a first checkpoint could be saved; ``check`` is called after the first record."""
 
     def start(self, member: int, worker: int) -> None: ...
 
     def location(self, member: int) -> Location | None:
         """Where a member runs; None before it has joined. May be called from another thread."""
-        ...
 
     def release(self, member: int) -> None:
         """Issue no more jobs to a member; it ends after its present ones."""
-        ...
 
     def kill(self, member: int) -> bool:
         """End a member by force; False if that is not possible, so that its end will not be reported."""
-        ...
 
     def wait(self, timeout: float) -> list[Ended]:
         """Carry messages for about ``timeout`` seconds; returns which members have ended meanwhile."""
-        ...
 
     def report(self, now: float, replaced: dict[str, int]) -> Report | None:
         """The report of that time; None while the server is away. ``replaced`` goes into the run's configuration."""
-        ...
 
     def telemetry(self) -> tuple[Telemetry, Tensor]:
         """What monitors show, and the delays of all updates since the last call."""
-        ...
 
     def room(self) -> float:
         """How many workers can run at once."""
-        ...
 
     def save(self) -> None: ...
 
     def finish(self, at_once: bool) -> Trace | None:
         """The trace, or one up to the newest checkpoint if ``at_once``; None while a lost server is restarted."""
-        ...
 
     def close(self) -> None: ...

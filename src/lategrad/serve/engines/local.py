@@ -66,18 +66,14 @@ class LocalEngine:
     def request_stop(self) -> None:
         self._stopping = True
 
-    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> None:
-        """Start, from a checkpoint if there is one; where checkpoints are asked for, the first must succeed."""
+    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> bool:
         self._resources.enter_context(torch_threads(self.server.threads))
         if checkpoint is not None:
             self.server.restore(checkpoint)
             self._shown = self.server.version
         check()
         self.save()
-        if self._writer.saved_version < 0:
-            raise self._writer.archive.unusable()
-
-    # ---- Workers
+        return self._writer.saved_version >= 0
 
     def start(self, member: int, worker: int) -> None:
         self._handles[member] = self._transport.start(member, worker)
@@ -99,7 +95,6 @@ class LocalEngine:
         return killed
 
     def wait(self, timeout: float) -> list[Ended]:
-        """Handle the events of the workers, an update for each gradient."""
         ended: list[Ended] = []
         for event in self._transport.wait(timeout):
             member = event.handle.member
@@ -159,8 +154,6 @@ class LocalEngine:
 
     def room(self) -> float:
         return math.inf
-
-    # ---- The server
 
     def report(self, now: float, replaced: dict[str, int]) -> Report:
         server = self.server

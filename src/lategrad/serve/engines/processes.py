@@ -1,16 +1,12 @@
 """Workers as processes of this machine; vectors travel through shared memory, headers through a socket.
 
-Where workers and server compute on the same GPU, the memory that they share is there.
+Each worker has a segment of memory, of the GPU if all compute on one, with a query and a gradient for each job that it
+may hold. Messages on a socket pair decide whose turn it is: the header of a gradient is sent after the gradient is
+written, so that a worker that dies while it writes has sent nothing, and no torn gradient can be applied. A replacement
+gets a new segment, which no other process can open. Nothing listens on a network.
 
-Each worker has a segment of memory with a query and a gradient for each job that it may hold: the server writes the
-query and the worker reads it, the worker writes the gradient, as it travels, and the server reads it. Messages on a
-socket pair decide whose turn it is: the header of a gradient is sent after the gradient is written, so that a worker
-that dies while it writes has sent nothing, and no torn gradient can be applied. A replacement gets a new segment, which
-no other process can open. Nothing listens on a network.
-
-The server waits for no process without a time limit: it reads where there is something to read, does not wait for a
-worker that reads nothing, and starts and ends workers within given times. A worker waits for the server without a
-limit: the server kills those that are silent for long, and a worker ends with its server.
+The server waits for no process without a time limit. A worker waits for the server without one: the server kills those
+that are silent for long, and a worker ends with its server.
 """
 
 from __future__ import annotations
@@ -66,9 +62,8 @@ if __name__ == "__main__":
 class _ProcessHandle:
     """The server's end of one worker process."""
 
-    def __init__(
-        self, member: int, worker: int, process: Any, channel: socket.socket, segment: Segment | GpuSegment
-    ) -> None:
+    def __init__(self, member: int, worker: int, process: Any, channel: socket.socket,
+                 segment: Segment | GpuSegment) -> None:  # fmt: skip
         self.member, self.worker = member, worker
         self.process, self.channel, self.pid, self._segment = process, channel, process.pid, segment
         self._slots = {query.data_ptr(): slot for slot, query in enumerate(segment.queries)}
@@ -129,21 +124,24 @@ class _ProcessHandle:
 
 
 class Processes:
-    """A transport to worker processes.
+    """A transport to worker processes, which share the tensors of the problem.
 
-    They are forked from a fork server that has imported this library and done nothing else, which takes milliseconds
-    and is safe with threads; the problem is pickled once, and all of them share its tensors.
+    A fork server that has imported this library and done nothing else forks them: in milliseconds, safe with threads.
     """
 
-    def __init__(
-        self, problem: Problem, settings: Settings, compression: Compression, is_stopping: Callable[[], bool]
-    ) -> None:
+    def __init__(self, problem: Problem, settings: Settings, compression: Compression,
+                 is_stopping: Callable[[], bool]) -> None:  # fmt: skip
         _require_main_guard()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__, fork_server])
         device = require_device("device", settings.device)
         server_device = require_device("server_device", settings.server_device)
-        self._parts = (_packed(problem), settings.streams, settings.slowness(), device, settings.compression)
+        try:
+            packed = SharedPickle(problem)
+        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+            remedy = 'define it in a module, or use engine="threads"'
+            raise ValueError(f"the problem cannot be sent to worker processes ({error}): {remedy}") from None
+        self._parts = (packed, settings.streams, settings.slowness(), device, settings.compression)
         self._form = compression, 1 + settings.prefetch
         self._gpu = device if device.type == "cuda" and device == server_device else None
         self._stopping = is_stopping
@@ -189,7 +187,6 @@ class Processes:
                 yield event
 
     def close(self) -> None:
-        """Kill all workers and wait for them."""
         for handle in self._handles:
             handle.kill()
         deadline = time.monotonic() + _SHUTDOWN_TIMEOUT
@@ -197,14 +194,6 @@ class Processes:
             handle.end(max(0.0, deadline - time.monotonic()))
         self._handles.clear()
         self._selector.close()
-
-
-def _packed(problem: Problem) -> SharedPickle:
-    try:
-        return SharedPickle(problem)
-    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
-        remedy = 'define it in a module, or use engine="threads"'
-        raise ValueError(f"the problem cannot be sent to worker processes ({error}): {remedy}") from None
 
 
 def _require_main_guard() -> None:
@@ -263,9 +252,8 @@ class ProcessLink:
         self.channel.send((header.pack() + reason.encode())[:_LARGEST])
 
 
-def _run(
-    worker: int, channel: socket.socket, segment: Segment | GpuSegment, problem: SharedPickle, *parts: Any
-) -> None:
+def _run(worker: int, channel: socket.socket, segment: Segment | GpuSegment, problem: SharedPickle,
+         *parts: Any) -> None:  # fmt: skip
     """What a worker process runs; the other parts are those of its :class:`~lategrad.serve.worker.Oracle`."""
     for ours in SERVER_SIGNALS:
         signal.signal(ours, signal.SIG_IGN)  # Ctrl-C is the server's: it ends its workers itself

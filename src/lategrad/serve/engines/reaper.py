@@ -16,17 +16,14 @@ import sys
 import time
 from pathlib import Path
 
-MARK = "LATEGRAD_RAY_FOLDER"
-"""The environment variable that marks a process of a Ray of our own."""
+MARK = "LATEGRAD_RAY_FOLDER"  # the environment variable that marks a process of a Ray of our own
 _TIMEOUT = 8.0  # seconds for all processes to end
 _POLL_INTERVAL = 0.1
 
 
 def processes_of(folder: str) -> list[int]:
-    """The ids of all processes that carry the mark, or write to the folder; a zombie does neither.
-
-    Processes of Ray set their titles, which are written over their environment.
-    """
+    """The ids of all processes that carry the mark, or write to the folder; a zombie does neither."""
+    # Both are looked for: processes of Ray set their titles, which are written over their environment.
     mark = f"{MARK}={folder}".encode()
     found = set()
     for entry in Path("/proc").iterdir():

@@ -30,17 +30,14 @@ class Header(NamedTuple):
     """What every message begins with; text or the bytes of a vector may follow."""
 
     kind: int
-    slot: int = 0
-    """Where in the segment the vector lies."""
-    dtype: int = -1
-    """Of the vector that follows; negative if none does."""
+    slot: int = 0  # where in the segment the vector lies
+    dtype: int = -1  # of the vector that follows; negative if none does
     sequence: int = 0
     version: int = 0
     local_steps: int = 0
     parent_job: int = -1
     member: int = 0
-    server_start: int = 0
-    """A random number of each start of the server: gradients for an earlier one are discarded."""
+    server_start: int = 0  # a random number of each start of the server: gradients for an earlier one are discarded
 
     def pack(self) -> bytes:
         return HEADER.pack(*self)
@@ -112,10 +109,7 @@ def _inherit(duplicate: Any, address: SegmentAddress) -> Segment:
 
 
 class GpuSegment:
-    """The same in the memory of a GPU that the worker and the server compute on.
-
-    The process that creates it keeps it until the other has ended.
-    """
+    """The same in the memory of a GPU that both compute on; who creates it keeps it until the other has ended."""
 
     def __init__(self, memory: Tensor, handle: bytes, compression: Compression, slots: int) -> None:
         self._memory, self._parts = memory, (handle, memory.device, compression, slots)

@@ -92,7 +92,6 @@ class Threads:
             yield self._events.get_nowait()
 
     def close(self) -> None:
-        """Dismiss all and wait a moment for those that can end."""
         for handle, _ in self._all:
             handle.dismiss()
         wait([thread for _, thread in self._all], timeout=_SHUTDOWN_TIMEOUT)

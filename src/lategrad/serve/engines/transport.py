@@ -19,21 +19,18 @@ class WorkerHandle(Protocol):
 
     def send(self, job: Job) -> None:
         """Send a job, whose query lies where the event before it said; a dead worker is noticed later."""
-        ...
 
     def dismiss(self) -> None: ...
 
     def kill(self) -> bool:
         """End the worker by force; whether that is possible (a thread can only be abandoned)."""
-        ...
 
 
 class Ready(NamedTuple):
     """A worker has started and waits for its first jobs."""
 
     handle: WorkerHandle
-    queries: Sequence[Tensor | None]
-    """Where to write the queries of its first jobs, one for each; None for new memory."""
+    queries: Sequence[Tensor | None]  # where to write the queries of its first jobs, one for each; None for new memory
 
 
 class Result(NamedTuple):
@@ -43,10 +40,8 @@ class Result(NamedTuple):
     version: int
     sequence: int
     grad: Tensor
-    query: Tensor | None
-    """Where to write the query of its next job; None for new memory."""
-    checked: bool
-    """Whether the worker has found it usable, which costs the server nothing."""
+    query: Tensor | None  # where to write the query of its next job; None for new memory
+    checked: bool  # whether the worker has found it usable, which costs the server nothing
     info: JobInfo
 
 
@@ -83,6 +78,5 @@ class Transport(Protocol):
 
     def wait(self, timeout: float) -> Iterator[Event]:
         """The events of at most ``timeout`` seconds."""
-        ...
 
     def close(self) -> None: ...

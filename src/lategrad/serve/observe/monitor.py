@@ -104,12 +104,9 @@ class LogFiles(Monitor):
 
 def _scalars(t: Telemetry, workers: int) -> dict[str, float]:
     """What TensorBoard and W&B plot over the updates."""
-    scalars = {
-        "loss": t.loss, "accuracy": t.accuracy, "test_loss": t.test_loss, "val_loss": t.val_loss, **t.metrics,
-        "updates per second": t.updates_per_second,
-        "delay/mean": t.delay_mean, "delay/p95": t.delay_p95, "delay/max": t.delay_max,
-        "workers/alive": workers, "workers/refused gradients": t.refused,
-    }  # fmt: skip
+    scalars = {"loss": t.loss, "accuracy": t.accuracy, "test_loss": t.test_loss, "val_loss": t.val_loss, **t.metrics,
+               "updates per second": t.updates_per_second, "delay/mean": t.delay_mean, "delay/p95": t.delay_p95,
+               "delay/max": t.delay_max, "workers/alive": workers, "workers/refused gradients": t.refused}  # fmt: skip
     return {name: value for name, value in scalars.items() if value is not None}
 
 
@@ -117,10 +114,8 @@ class TensorBoard(Monitor):
     """Scalars and histograms of delays in a folder that ``tensorboard --logdir`` shows."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError("log='tensorboard' needs another package: pip install 'lategrad[tensorboard]'") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         events = folder / "tensorboard"
         events.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=events).close()  # where that fails, a thread of TensorBoard prints a traceback
@@ -137,25 +132,19 @@ class TensorBoard(Monitor):
 
 
 class WandB(Monitor):
-    """The same as a run of Weights & Biases, offline unless ``WANDB_MODE`` says otherwise.
-
-    A resumed run continues under the same id, which is kept in the folder: ``wandb sync`` joins the parts.
-    """
+    """The same as a run of Weights & Biases; a resumed run has the same id, so that ``wandb sync`` joins the parts."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ValueError("log='wandb' needs another package: pip install 'lategrad[wandb]'") from None
+        import wandb
+
         id_file = folder / "wandb-id"
         if not id_file.exists():
             folder.mkdir(parents=True, exist_ok=True)
             id_file.write_text(secrets.token_hex(4))
         mode: Any = os.environ.get("WANDB_MODE", "offline")  # wandb checks it
-        self._run: Any = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "lategrad"), name=folder.resolve().name, id=id_file.read_text(),
-            resume="allow", dir=folder, mode=mode, settings=wandb.Settings(silent=True, console="off"),
-        )  # fmt: skip
+        self._run: Any = wandb.init(project=os.environ.get("WANDB_PROJECT", "lategrad"), name=folder.resolve().name,
+                                    id=id_file.read_text(), resume="allow", dir=folder, mode=mode,
+                                    settings=wandb.Settings(silent=True, console="off"))  # fmt: skip
         self._histogram = wandb.Histogram
         self._last = -1
 
@@ -174,7 +163,6 @@ LOGS: dict[str, Callable[[Path], Monitor]] = {"tensorboard": TensorBoard, "wandb
 
 
 def logs_of(text: str | None) -> list[str]:
-    """The names in ``tensorboard,wandb``."""
     return [] if text is None else text.split(",")
 
 
@@ -187,7 +175,11 @@ class Monitors(AbstractContextManager["Monitors"]):
         for name in logs_of(log):
             if folder is None:
                 raise ValueError(f"log={log!r} needs a folder to write to: give out=...")
-            self._all.append(LOGS[name](folder))
+            try:
+                self._all.append(LOGS[name](folder))
+            except ImportError:
+                needed = f"another package: pip install 'lategrad[{name}]'"
+                raise ValueError(f"log={name!r} needs {needed}") from None
         if progress or (progress is None and sys.stderr.isatty()):
             self._all.append(Terminal(settings.steps))
         elif progress is None:

@@ -124,11 +124,9 @@ class Records:
         return {name: values + [math.nan] * (len(self.steps) - len(values)) for name, values in self._series.items()}
 
     def last(self) -> dict[str, float]:
-        """The newest record."""
         return {name: values[-1] for name, values in self.series().items()}
 
     def saved(self) -> dict[str, list[Any]]:
-        """JSON values for a checkpoint."""
         return {"steps": list(self.steps), **self.series()}
 
     def waiting(self) -> dict[int, Tensor]:

@@ -6,7 +6,7 @@ import os
 import warnings
 import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -59,8 +59,7 @@ class UpdateLog:
 
     def rows(self, first: int = 0) -> Rows:
         """A copy of all rows from row ``first``."""
-        chosen: Rows = self._rows[first : self._count].copy()
-        return chosen
+        return cast(Rows, self._rows[first : self._count].copy())
 
 
 class LogMark(NamedTuple):

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 OnRecord = Callable[[Telemetry, Tensor], object]
 """Called with the telemetry and a copy of the output; ends the run by returning ``"stop"``."""
-Look = Callable[[Telemetry, Tensor], None]
-"""Called for every record, in the thread that drives the engine."""
-BEST_FILE = "best.safetensors"
-"""In the run's folder: the tensor ``output`` with the best record so far, and that record."""
+Look = Callable[[Telemetry, Tensor], None]  # called for every record, in the thread that drives the engine
+BEST_FILE = "best.safetensors"  # in the run's folder: the tensor `output` with the best record so far, and that record
 
 
 class Watch:

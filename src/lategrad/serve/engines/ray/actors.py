@@ -42,7 +42,6 @@ _DELAY_BUCKETS = [b * 10.0**e for e in range(5) for b in (1, 2, 5)]
 
 
 def here() -> Location:
-    """Where this process runs."""
     return Location(os.getpid(), ray.get_runtime_context().get_node_id())
 
 
@@ -62,16 +61,11 @@ class Status(NamedTuple):
     location: Location
     report: Report
     telemetry: Telemetry
-    delays: Tensor
-    """Of the updates that the driver has not seen yet."""
-    messages: list[str]
-    """Warnings since the last status."""
-    poisoned: bool
-    """Whether its state is not finite."""
-    evaluating: bool
-    """Whether records are to come."""
-    recorded: list[Recorded]
-    """The records that the driver has not seen yet, if it watches them."""
+    delays: Tensor  # of the updates that the driver has not seen yet
+    messages: list[str]  # warnings since the last status
+    poisoned: bool  # whether its state is not finite
+    evaluating: bool  # whether records are to come
+    recorded: list[Recorded]  # the records that the driver has not seen yet, if it watches them
 
 
 class Metrics:
@@ -99,11 +93,7 @@ class Metrics:
 
 
 class ServerActor:
-    """A :class:`~lategrad.serve.server.Server` that Ray calls, one call at a time.
-
-    It writes no files: the driver fetches checkpoints and saves them, so that they survive the loss of the server's
-    machine. After a restart the driver sends the newest back.
-    """
+    """A server that Ray calls, one call at a time; it writes no files, its checkpoints are the driver's to save."""
 
     def __init__(self, run: str) -> None:
         self._messages: list[str] = []
@@ -114,16 +104,12 @@ class ServerActor:
         self._location = here()
         self.server: Server | None = None
         self.segments: dict[int, Segment] = {}
-        self._recorded: dict[int, Recorded] = {}
-        """By its position among the records."""
+        self._recorded: dict[int, Recorded] = {}  # by its position among the records
         self._room: dict[str, Tensor] | None = None
-        self._is_over = False
-        """Whether the trace was fetched: later updates would be in the records, and not in the trace."""
+        self._is_over = False  # whether the trace was fetched, in which later updates would be missing
 
-    def begin(
-        self, problem: Problem, rule: AnyRule[Any], settings: Settings, checkpoint: Checkpoint | None,
-        watched: bool = False,
-    ) -> Checkpoint:  # fmt: skip
+    def begin(self, problem: Problem, rule: AnyRule[Any], settings: Settings, checkpoint: Checkpoint | None,
+              watched: bool = False) -> Checkpoint:  # fmt: skip
         """Start, from a checkpoint if there is one; returns a first checkpoint of its own."""
         server = Server(problem, rule, settings, query_in_place=True)
         torch.set_num_threads(server.threads)
@@ -138,12 +124,9 @@ class ServerActor:
         return server.checkpoint(logged=server.version if checkpoint is not None else 0)
 
     def _keep_record(self, output: Tensor) -> None:
-        """Keep the newest record until the driver has seen it."""
         assert self.server is not None
         records, telemetry = self.server.records, self.server.telemetry()
         self._recorded[len(records.steps) - 1] = Recorded(records.steps[-1], records.last(), telemetry, output.clone())
-
-    # ---- For workers
 
     def join(self, member: int, worker: int, location: Location) -> Reply:
         """A job for a worker that has none: it has just started, or has lost the server for a while."""
@@ -202,8 +185,6 @@ class ServerActor:
             return header.pack()
         parts = pack(header, job.query)
         return parts[0] if len(parts) == 1 else parts
-
-    # ---- For the driver
 
     def status(self, seen: int, replaced: dict[str, int], records_seen: int = 0) -> Status | None:
         """The status, without the updates and records that the driver has seen; None before the server begins."""
@@ -333,5 +314,4 @@ class WorkerActor:
         self._connection = (server, member, worker, timeout, settings.compression)
 
     def run(self) -> None:
-        """Work until there is no more work."""
         work(self._oracle, RayLink(*self._connection), time.sleep)

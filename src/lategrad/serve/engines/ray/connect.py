@@ -76,14 +76,11 @@ def connected(address: str | None, cpus: int, is_stopping: Callable[[], bool]) -
 
 
 def _require_listener(address: str) -> None:
-    """Refuse an address at once where nothing listens: Ray itself would try for minutes.
-
-    Only an address with a host and a port is checked. Ray replaces the loopback address by the machine's own.
-    """
+    """Refuse a host and a port at once where nothing listens: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return
-    host = host.strip("[]")
+    host = host.strip("[]")  # Ray replaces the loopback address by the machine's own
     hosts = [host, ray.util.get_node_ip_address()] if host in ("localhost", _LOOPBACK, "::1") else [host]
     problem: Exception | None = None
     for one in hosts:
@@ -195,12 +192,9 @@ def _replaced(names: MutableMapping[str, Any], name: str, value: object) -> Iter
 
 
 def protect_token() -> None:
-    """Create the token that Ray asks of clients so that only this user can read it.
-
-    Ray would write it readable by all users. If it comes from a variable, or is not used, there is nothing to do.
-    """
+    """Create the token that Ray asks of clients so that only this user can read it; Ray would let all users."""
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or "RAY_AUTH_TOKEN" in os.environ:
-        return
+        return  # it is not used, or not in a file
     path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -226,9 +220,8 @@ class Calls:
         self._last_timeout = _LAST_ANSWER_TIMEOUT + dim / _LAST_ENTRIES_PER_SECOND
         self._is_stopping = is_stopping
 
-    def limited(
-        self, call: Callable[[], Returned], seconds: float = 0.0, undo: Callable[[Returned], object] | None = None
-    ) -> Returned:
+    def limited(self, call: Callable[[], Returned], seconds: float = 0.0,
+                undo: Callable[[Returned], object] | None = None) -> Returned:  # fmt: skip
         """What a call returns within ``seconds``, by default those of an answer."""
         seconds = seconds or self._timeout
         limit = lambda: min(seconds, self._last_timeout) if self._is_stopping() else seconds  # noqa: E731
@@ -250,12 +243,10 @@ class Calls:
 
     def ready(self, references: list[Any], timeout: float) -> list[Any]:
         """The first of some answers that exists within ``timeout`` seconds, if any; it may be on another machine."""
-        ready: list[Any]
-        ready, _ = self.limited(lambda: ray.wait(references, num_returns=1, timeout=timeout, fetch_local=False))
-        return ready
+        wait = lambda: ray.wait(references, num_returns=1, timeout=timeout, fetch_local=False)  # noqa: E731
+        return list(self.limited(wait)[0])
 
     def read(self, reference: Any) -> Any:
-        """An answer that exists."""
         return self.limited(lambda: ray.get(reference, timeout=self._timeout))
 
 

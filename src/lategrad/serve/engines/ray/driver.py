@@ -1,13 +1,12 @@
 """A Ray cluster as an engine, seen from the driver: it starts the actors and keeps the checkpoints.
 
-Gradients do not pass through the driver: workers and server talk to each other. A few times a second it asks the server
-for its status. Every few seconds it fetches a checkpoint, which it keeps in memory (its mirror) and writes to the disk
-when that is due; a server that Ray has restarted continues from the mirror.
+Gradients do not pass through the driver. A few times a second it asks the server for its status. Every few seconds it
+fetches a checkpoint, which it keeps in memory (its mirror) and writes to the disk when that is due; a server that Ray
+has restarted continues from the mirror.
 
 The driver waits for nothing without a time limit. Calls of actors time out; calls that may hang in Ray itself, or in a
-process of Ray that is stopped or cut off (connecting, storing, creating and killing actors, looking at the cluster,
-reading an answer), go through :func:`~lategrad.support.timeouts.limited`. Calls of actors with short arguments are only
-queued.
+process of Ray that is stopped or cut off, go through :func:`~lategrad.support.timeouts.limited`. Calls of actors with
+short arguments are only queued.
 """
 
 from __future__ import annotations
@@ -60,16 +59,12 @@ class _WorkerHandle:
     """The driver's end of one worker actor."""
 
     actor: Any
-    end: Any
-    """The reference to the end of its work."""
+    end: Any  # the reference to the end of its work
     started: float
 
 
 class RayEngine:
-    """The server and its workers on a Ray cluster.
-
-    ``archive`` is on the driver's machine; without it, the newest checkpoint is in the driver's memory alone.
-    """
+    """The server and its workers on a Ray cluster; without an archive, checkpoints are in the driver's memory alone."""
 
     start_deadline = math.inf  # a worker may wait for a CPU as long as it takes
 
@@ -77,8 +72,7 @@ class RayEngine:
         self._problem, self._rule = problem, rule
         self._settings = dataclasses.replace(settings, on_record=None)  # which stays here
         self._archive = archive
-        self.mirror = MemoryArchive(seconds=_MIRROR_INTERVAL)
-        """The newest checkpoint of the server, in the driver's memory."""
+        self.mirror = MemoryArchive(seconds=_MIRROR_INTERVAL)  # the newest checkpoint, in the driver's memory
         self._calls = Calls(problem.dim, lambda: self._stopping)
         self._stopping, self._owns_connection = False, True
         self._resources = contextlib.ExitStack()
@@ -115,15 +109,12 @@ class RayEngine:
         """Give the server a few seconds for an answer, and do not wait for it to come back."""
         self._stopping = True
 
-    # ---- The server
-
-    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> None:
+    def begin(self, checkpoint: Checkpoint | None, check: Callable[[], None]) -> bool:
         """Connect, create the server's actor and start the server, unless the run is asked to stop meanwhile."""
-        _, most = self._settings.worker_range()
         if checkpoint is not None:
             self.mirror.save(checkpoint)
         try:
-            connection = connected(self._settings.address, most, lambda: self._stopping)
+            connection = connected(self._settings.address, self._settings.worker_range()[1], lambda: self._stopping)
             self._owns_connection = self._resources.enter_context(connection)
             self._shared_problem, self._server = self._calls.limited(self._create_server, _START_TIMEOUT)
         except OutOfTimeError:
@@ -132,16 +123,12 @@ class RayEngine:
         self._wait_for_server()
         if self.records.steps:  # none if the run is asked to stop before it begins
             check()
-        if self._archive is not None and self.mirror.is_filled and not self._write():
-            raise self._archive.unusable()
+        return self._archive is None or not self.mirror.is_filled or self._write()
 
     def _create_server(self) -> tuple[Any, Any]:
-        """Store the problem where all can read it, and create the server's actor."""
         # It claims no CPU: if its machine is lost when all others are full, it must find a place at once.
-        actor = ray.remote(
-            num_cpus=0, max_restarts=-1, max_task_retries=0, enable_task_events=False,
-            scheduling_strategy=self.server_node(),
-        )(ServerActor)  # fmt: skip
+        actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, enable_task_events=False,
+                           scheduling_strategy=self.server_node())(ServerActor)  # fmt: skip
         return ray.put(self._problem), actor.remote(secrets.token_hex(8))
 
     def server_node(self) -> Any:
@@ -172,7 +159,6 @@ class RayEngine:
         self.mirror.save(first)
 
     def _fetch(self) -> None:
-        """Bring the mirror up to date."""
         begin = time.monotonic()
         fetched = self._calls.answer(self._server.checkpoint.remote(self.mirror.logged))
         if fetched is None:
@@ -196,7 +182,6 @@ class RayEngine:
         check_returns(in_a_row, newest.version)
 
     def _process(self, answer: Any) -> None:
-        """Handle the server's status, or its absence."""
         self._asked = None
         try:
             status: Status | None = self._calls.answer(answer)
@@ -287,8 +272,6 @@ class RayEngine:
             server.restore(self.mirror.load())
         return server
 
-    # ---- The workers
-
     def start(self, member: int, worker: int) -> None:
         """Start a worker's actor; Ray looks for a machine that has a CPU for it, and a GPU where it needs one."""
         gpus = self._settings.gpus_per_worker
@@ -378,14 +361,12 @@ class RayEngine:
     def close(self) -> None:
         """End all actors, and the Ray that was started for them; with a connection of ours Ray ends them itself."""
         with self._resources:
-            if not self._owns_connection:
-                self._end_actors()
-
-    def _end_actors(self) -> None:
-        actors = [handle.actor for handle in self._handles.values()]
-        actors += [] if self._server is None else [self._server]
-        self._handles.clear()
-        try:
-            limited(lambda: [ray.kill(actor) for actor in actors], _RPC_TIMEOUT, "Ray has not ended all actors")
-        except OutOfTimeError as error:
-            warnings.warn(f"{error}: it will when this process has ended", stacklevel=3)
+            if self._owns_connection:
+                return
+            actors = [handle.actor for handle in self._handles.values()]
+            actors += [] if self._server is None else [self._server]
+            self._handles.clear()
+            try:
+                limited(lambda: [ray.kill(actor) for actor in actors], _RPC_TIMEOUT, "Ray has not ended all actors")
+            except OutOfTimeError as error:
+                warnings.warn(f"{error}: it will when this process has ended", stacklevel=2)

@@ -18,16 +18,11 @@ from torch import Tensor
 from lategrad.serve.engines.segment import HEADER, Header
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8)
-INLINE = 65_536
-"""Bytes of a vector that travels inside the call; Ray itself keeps up to 100 KiB of a call out of the object store."""
-
+INLINE = 65_536  # bytes of a vector that travels inside the call; Ray keeps up to 100 KiB out of the object store
 Parts = tuple[bytes] | tuple[bytes, NDArray[Any]]
-Reply = bytes | tuple[bytes, NDArray[Any]] | None
-"""A job; None when there is no more work for this worker; or a request."""
-WAIT = b"wait"
-"""The reply of a server that has no state yet: join again in a while."""
-REJOIN = b"join"
-"""The reply to a gradient for an earlier start of the server, which is discarded: join again."""
+Reply = bytes | tuple[bytes, NDArray[Any]] | None  # a job, or a request; None when there is no more work
+WAIT = b"wait"  # the reply of a server that has no state yet: join again in a while
+REJOIN = b"join"  # the reply to a gradient for an earlier start of the server, which is discarded: join again
 
 
 def pack(header: Header, vector: Tensor) -> Parts:
