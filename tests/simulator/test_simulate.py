@@ -431,7 +431,7 @@ def test_delays_longer_than_the_run_are_said():
     ("rule", "message"),
     [
         (lg.Steady, r"got the class Steady: call it, Steady\(\.\.\.\)"),
-        (torch.optim.SGD([torch.zeros(1)], lr=0.1), "got SGD, an optimizer for a loop of your own, where lategrad.optim.Delayed gives it late gradients"),
+        (torch.optim.SGD([torch.zeros(1)], lr=0.1), "got SGD, an optimizer for a loop of your own"),
         ("stedy:lr=1", "unknown rule 'stedy'; did you mean 'steady'?"),
     ],
 )
