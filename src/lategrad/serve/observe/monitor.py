@@ -178,8 +178,7 @@ class Monitors(AbstractContextManager["Monitors"]):
             try:
                 self._all.append(LOGS[name](folder))
             except ImportError as error:
-                needed = f"another package: pip install 'lategrad[{name}]'"
-                raise ValueError(f"log={name!r} needs {needed}") from error
+                raise ValueError(f"log={name!r} needs another package: pip install 'lategrad[{name}]'") from error
         if progress or (progress is None and sys.stderr.isatty()):
             self._all.append(Terminal(settings.steps))
         elif progress is None:
