@@ -222,7 +222,8 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
         classes_: the labels.
         coef_: the model: a row for each class, or one row for the second of two.
         intercept_: a number for each row of ``coef_``.
-        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+        n_features_in_: as everywhere in scikit-learn.
+        feature_names_in_: as everywhere in scikit-learn.
         n_iter_: updates made.
         trace_: the :class:`~lategrad.Trace` of ``fit``: ``trace_.loss``, ``trace_.delays``, ``trace_.plot(path)``.
     """

@@ -177,9 +177,8 @@ class Monitors(AbstractContextManager["Monitors"]):
                 raise ValueError(f"log={log!r} needs a folder to write to: give out=...")
             try:
                 self._all.append(LOGS[name](folder))
-            except ImportError:
-                needed = f"another package: pip install 'lategrad[{name}]'"
-                raise ValueError(f"log={name!r} needs {needed}") from None
+            except ImportError as error:
+                raise ValueError(f"log={name!r} needs another package: pip install 'lategrad[{name}]'") from error
         if progress or (progress is None and sys.stderr.isatty()):
             self._all.append(Terminal(settings.steps))
         elif progress is None:
