@@ -45,7 +45,7 @@ data: $(STAMP) ## put Fashion-MNIST and Shakespeare's works into the user's cach
 test-all: lint data ## test, and the slow tests: real data, a real browser, Lightning, Hugging Face and W&B (200 MB)
 	scripts/install_chromium.sh
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[integrations,wandb]'
-	$(PYTEST)
+	EXAMPLES=100 $(PYTEST)
 
 test-newest: ## the same checks in .venv-newest, with the newest release of every dependency (torch: several GB)
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest

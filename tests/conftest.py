@@ -8,7 +8,11 @@ from hypothesis import HealthCheck, settings
 
 # The same examples on every machine and every day: a failure can be run again. How long they take is not asked.
 settings.register_profile(
-    "lategrad", derandomize=True, deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
+    "lategrad",
+    derandomize=True,
+    deadline=None,
+    max_examples=int(os.environ.get("EXAMPLES", "40")),
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("lategrad")
 

@@ -45,6 +45,7 @@ def documented(site):
     return {line.split()[0] for line in lines if line.split()[1].startswith("py:")}
 
 
+@pytest.mark.slow  # `make docs` does it, too
 def test_the_site_builds_without_a_warning_and_has_every_public_name(tmp_path):
     built = build(DOCS, tmp_path)
     assert built.returncode == 0, built.stderr

@@ -28,7 +28,11 @@ def _name(page):
     return page.stem
 
 
-@pytest.mark.parametrize("page", tutorials.PAGES, ids=_name)
+LONG_STARTS = ("2-train-and-replay", "3-ray-cluster", "4-drop-in")  # of processes, Ray and compilers
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow if page.stem in LONG_STARTS else ())
+                                  for page in tutorials.PAGES], ids=_name)  # fmt: skip
 def test_a_page_runs_as_written(page, tmp_path):
     tutorials.run(page, tmp_path)
 

@@ -292,6 +292,7 @@ def test_bad_options(build, options, message):
         build(**options).fit(X, y)
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "sklearn.md").read_text()

@@ -214,6 +214,7 @@ def test_every_matrix_has_one_owner_and_all_ranks_work(ranks):
 # ---- The example
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_continues_on_another_number_of_ranks(ranks, tmp_path):
     first = ranks.run(2, sharded.run_example, "--updates", "30", "--save", str(tmp_path))
     then = ranks.run(3, sharded.run_example, "--updates", "30", "--resume", str(tmp_path))
