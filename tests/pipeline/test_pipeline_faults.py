@@ -23,7 +23,7 @@ def lines(ended):
         ("delayed_optimizer", {}, "optimizer must make one update from one gradient: Delayed does not"),
         ("tied", {}, "tied of stage 2 must be its own: stages cannot share parameters"),
         ("short_batch", {}, "stage 0 of 3: the activations of microbatch 2 must be as those of the first, float64 (8,"),
-        ("short_batch", {"microbatches": 2}, "stage 0 of 3: the number of rows of inputs must be a multiple of"),
+        ("short_batch", {"microbatches": 2}, "must be a multiple of microbatches = 2, got 7"),
         ("broken", {"wrong": "to_nan"}, "stage 1 of 3: the activation of microbatch 3 must be finite in all entries"),
         ("broken", {"wrong": "to_nan", "stage": 2}, "stage 2 of 3: the loss of microbatch 3 must be finite"),
         ("broken", {"wrong": "to_error"}, "stage 1 of 3: forward pass on float64 (8, 8): ZeroDivisionError: by the"),
