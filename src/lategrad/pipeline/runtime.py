@@ -82,7 +82,7 @@ class Pipeline:
         loss: from the last module's output and the targets to the mean loss of a microbatch.
         optimizer: makes the optimizer of a stage from its module.
         microbatches: pieces of a batch, of equal size.
-        update_every: update after so many microbatches, with their mean gradient; divides ``microbatches``.
+        update_every: update after this number of microbatches, with their mean gradient; divides ``microbatches``.
         stashing: compute backward passes with the weights of the forward pass, which takes :math:`\tau_k + 1` copies
             of a stage's parameters. False: with the newest weights, which takes none; gradients are then those of
             neither version.
