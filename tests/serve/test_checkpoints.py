@@ -158,7 +158,7 @@ def test_any_other_damage_falls_back_to_the_checkpoint_before_with_one_line(tmp_
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         server.load()
-    assert len(warned) == (kind != "a stray name")
+    assert [one.category for one in warned].count(UserWarning) == (kind != "a stray name")
     assert _same(at_twenty if kind == "a stray name" else at_ten, _bits(server))
     _advance(server, 3)
     assert server.save()
