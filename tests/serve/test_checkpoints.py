@@ -389,7 +389,7 @@ def test_a_checkpoint_of_another_version_of_the_library_says_so(tmp_path):
     server.save()
     path = checkpoint_paths(tmp_path)[0]
     sealed = json.loads(path.read_text())
-    text = sealed["checkpoint"].replace("lategrad-checkpoint-4", "lategrad-checkpoint-1")
+    text = sealed["checkpoint"].replace("lategrad-checkpoint-5", "lategrad-checkpoint-1")
     checksum = hashlib.sha256(text.encode()).hexdigest()
     path.write_text(json.dumps({"checksum": checksum, "checkpoint": text}))
     with (

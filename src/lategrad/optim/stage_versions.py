@@ -67,6 +67,11 @@ class StageVersions:
         newest, self.newest = self.newest, None
         return newest
 
+    def used(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """The versions of these parameters in the last training pass."""
+        late = {p: past[0] for p, past in zip(self.delayed, self.past, strict=True) if past}
+        return [late.get(p, p.detach()) for p in params]
+
     def append(self, newest: list[Tensor]) -> None:
         """After an update: store the versions before it as past ones."""
         for past, version in zip(self.past, newest, strict=True):

@@ -33,12 +33,17 @@ class Recorder:
         self.steps: list[int] = []
         self.values: dict[str, list[Tensor]] = {}
         self.begin = time.monotonic()
+        self._drift = torch.zeros(())  # the sum of distances at the last record
 
     def record(self, step: int) -> None:
         rule, state, problem = self.simulation.rule, self.simulation.state, self.simulation.problem
         output = rule.output(state)
         for name, value in measure(problem, output).by_name().items():
             self.values.setdefault(name, []).append(value.squeeze(-1).cpu())
+        if self.simulation.drift is not None:
+            before, self._drift = self._drift, self.simulation.drift.squeeze(-1).cpu().clone()
+            updates = step - self.steps[-1] if self.steps else 1
+            self.values.setdefault("drift", []).append((self._drift - before) / updates)
         self.output, self.query = output.cpu().clone(), rule.query(state).cpu().clone()
         self.steps.append(step)
         if self.save_to is not None:

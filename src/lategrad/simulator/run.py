@@ -37,6 +37,7 @@ class Chunk(NamedTuple):
     samples: Tensor
     write: Tensor  # the slots that the next queries are stored in
     read: Tensor  # the slots that the delayed queries are fetched from
+    now: Tensor  # the slots of the present queries
     delays: Tensor
     jobs: Tensor
 
@@ -48,7 +49,7 @@ class Simulation:
         problem, rule: on the device of the simulation.
         arrivals: for every seed and every delay model.
         seeds: of the samples.
-        share_samples, compile, clip, max_norm_ratio: as for :func:`lategrad.simulate`.
+        share_samples, compile, clip, max_norm_ratio, drift: as for :func:`lategrad.simulate`.
         profiles: the stages of each delay model, for those by stage.
     """
 
@@ -56,7 +57,7 @@ class Simulation:
         self, problem: Problem, rule: AnyRule[Any], arrivals: list[list[Arrivals]], seeds: tuple[int, ...],
         share_samples: bool, compile: bool | Literal["rule"] | None,
         profiles: Sequence[StageDelays | None] | None = None, clip: float | None = None,
-        max_norm_ratio: float | None = None,
+        max_norm_ratio: float | None = None, drift: bool = False,
     ) -> None:  # fmt: skip
         self.problem, self.rule, self.arrivals, self.clip = problem, rule, arrivals, clip
         x0 = problem.start()
@@ -87,6 +88,7 @@ class Simulation:
         self.row = torch.zeros(1, dtype=torch.int64, device=device)  # the row of the chunk that the next update uses
         self.gate = None if max_norm_ratio is None else NormGate(max_norm_ratio, tuple(self.shape[:-1]), device)
         self.refused = torch.zeros(*self.shape[:-1], 1, dtype=torch.int64, device=device)  # gradients, for their norm
+        self.drift = torch.zeros_like(self.refused, dtype=torch.float64) if drift else None  # sum of distances so far
         self.workers: Workers | None = None
         if is_stateful(problem):
             require("delays", "by stage", not by_stage, "of whole queries: the workers of this problem keep a state")
@@ -136,6 +138,8 @@ class Simulation:
         assert self.chunk is not None
         row, chunk = self.row, self.chunk
         slots = chunk.read.index_select(0, row)[0]
+        if self.drift is not None:
+            self.drift.add_(norm(self.queries.fetch(slots).view(self.shape) - self.rule.query(self.state)))
         ticket = None if self.tickets is None else self.tickets.fetch(slots).unflatten(0, self.shape[:2])
         if self.workers is None:
             query = self.queries.fetch(slots).view(self.shape)
@@ -173,7 +177,8 @@ class Simulation:
         delays = self.delays[first:last].reshape(count, *self.shape[:2], *[1] * (len(self.shape) - 2))
         jobs = torch.empty(count, 0) if self.workers is None else self.workers.jobs[first:last]
         loaded = Chunk(samples.unflatten(1, self.streams), write=self.following[first:last],
-                       read=self.queries.read[first:last], delays=delays, jobs=jobs)  # fmt: skip
+                       read=self.queries.read[first:last], now=self.queries.write[first:last], delays=delays,
+                       jobs=jobs)  # fmt: skip
         if self.chunk is None:  # always of full size: compiled code is for one size
             self.chunk = Chunk(*(value.new_zeros(_CHUNK, *value.shape[1:], device=device) for value in loaded))
         for buffer, value in zip(self.chunk, loaded, strict=True):

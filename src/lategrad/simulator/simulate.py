@@ -50,7 +50,7 @@ def simulate(
     seed: int | Sequence[int] = 0, record_every: int | None = None, device: torch.device | str = "cpu",
     share_samples: bool = True, compile: bool | Literal["rule"] | None = None, progress: bool | None = None,
     save_to: str | Path | None = None, axes: Sequence[str] | None = None, clip: float | None = None,
-    max_norm_ratio: float | None = None,
+    max_norm_ratio: float | None = None, drift: bool = False,
 ) -> Trace:  # fmt: skip
     """Run a rule under late gradients; all combinations of seeds, delays and the rule's own runs at once.
 
@@ -80,6 +80,8 @@ def simulate(
         clip: clip gradients to this norm.
         max_norm_ratio: refuse gradients whose norm is more than this many times the median of the last hundred of
             their run, and the first twenty, from which the norms are learned; ``trace.config["refused"]`` counts them.
+        drift: measure the distance between the query of each gradient, refused ones too, and the query at its arrival:
+            the metric "drift", a mean since the last record; ``trace.certificate()`` has that of the run.
 
     Ctrl-C ends the run early and returns what was recorded (``trace.complete`` is then False).
 
@@ -108,7 +110,7 @@ def simulate(
     rule = fill_in(rule, getattr(problem, "blocks", None))
     device = require_device("device", device)
     simulation = Simulation(problem.to(device), map_tensors(lambda leaf: leaf.to(device), rule), arrivals, seeds,
-                            share_samples, compile, profiles, clip, max_norm_ratio)  # fmt: skip
+                            share_samples, compile, profiles, clip, max_norm_ratio, drift)  # fmt: skip
     single = (isinstance(seed, int), not isinstance(delays, Sequence) or isinstance(delays, str))
     all_axes = [Axis("seed", seeds), Axis("delay", tuple(_label(m) for m in models)),
                 *rule_axes(rule, simulation.shape[2:-1], axes)]  # fmt: skip
