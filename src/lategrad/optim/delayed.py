@@ -71,7 +71,8 @@ class Delayed(Optimizer):
     :math:`x_{\max(1, t - \tau_b)}`. Instead of gradients, past versions of the delayed parameters are stored, as many
     as each one's delay. The model's forward puts them in place, in training mode and where gradients are recorded, and
     ``step`` puts the newest back, so that validation sees the newest parameters. Each pass makes one update. Rules
-    that use the delays get the longest one; rules with tickets are refused.
+    with ``delay_blocks`` are told the delay of each parameter, others the longest one of a group; rules with tickets
+    are refused.
 
     It is a ``torch.optim.Optimizer`` that shares ``param_groups`` and ``state`` with the wrapped one, so LR schedulers
     and ``GradScaler`` take it; other attributes, such as ``train()`` and ``eval()`` of a schedule-free optimizer, are
@@ -223,8 +224,9 @@ class Delayed(Optimizer):
                                "SparseAdam and Adagrad it does: use one, or a layer with sparse=False")  # fmt: skip
         if self._versions is not None:
             newest = self._versions.to_newest()
-            gradient = PendingGradient(grads, None, self._versions.used(self._params()))
-            self._apply(gradient, delay=min(self.delay_cap, self.updates))
+            delays = [min(delay, self.updates) for delay in self._versions.delays]
+            delays += [0] * (len(grads) - len(delays))  # of groups added later
+            self._apply(PendingGradient(grads, None, self._versions.used(self._params())), delays)
             self._versions.append(newest)
             return loss
         s = self.updates + 1  # the parameters are x_s
@@ -258,7 +260,7 @@ class Delayed(Optimizer):
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _apply(self, gradient: PendingGradient, delay: int) -> None:
+    def _apply(self, gradient: PendingGradient, delay: int | list[int]) -> None:
         """One update of the wrapped optimizer; afterwards ``.grad`` is what it was before."""
         params = self._params()
         present = [p.grad for p in params]

@@ -31,6 +31,7 @@ class StageVersions:
             if id(p) not in delays:
                 raise ValueError(f"delays by stage must name all parameters of the optimizer: the model has no "
                                  f"parameter number {i} of shape {tuple(p.shape)} that is trained")  # fmt: skip
+        self.delays = [delays[id(p)] for p in params]
         self.delayed = [p for p in params if delays[id(p)] > 0]
         self.past: list[deque[Tensor]] = [deque(maxlen=delays[id(p)]) for p in self.delayed]  # oldest first
         self.newest: list[Tensor] | None = None  # the newest version, while the parameters hold past ones

@@ -68,6 +68,7 @@ class Simulation:
         self.delays = torch.stack([torch.stack([a.delays.long() for a in row], dim=-1) for row in arrivals], dim=1)
 
         profiles = profiles or [None] * len(arrivals[0])
+        self.longest = _longest_delays(rule, profiles)
         plans, stage_of = _plans(arrivals, profiles), _stage_of(profiles, len(seeds), self.shape[-1])
         ticket = issue_ticket(rule, self.state)
         needed = History.bytes_needed(plans, query) + History.bytes_needed(plans, ticket)
@@ -174,7 +175,8 @@ class Simulation:
     def _load(self, first: int, last: int) -> None:
         count, device = last - first, self.row.device
         samples = torch.stack([self.problem.samples(s, first, count) for s in self.stream_seeds], dim=1)
-        delays = self.delays[first:last].reshape(count, *self.shape[:2], *[1] * (len(self.shape) - 2))
+        delays = torch.minimum(self.delays[first:last].unsqueeze(-1), self.longest)
+        delays = delays.reshape(count, *self.shape[:2], *[1] * (len(self.shape) - 3), -1)
         jobs = torch.empty(count, 0) if self.workers is None else self.workers.jobs[first:last]
         loaded = Chunk(samples.unflatten(1, self.streams), write=self.following[first:last],
                        read=self.queries.read[first:last], now=self.queries.write[first:last], delays=delays,
@@ -223,6 +225,14 @@ def _plans(arrivals: list[list[Arrivals]], profiles: Sequence[StageDelays | None
             plans[key] = plan_slots(delays)
         ordered.append(plans[key])
     return ordered
+
+
+def _longest_delays(rule: AnyRule[Any], profiles: Sequence[StageDelays | None]) -> Tensor:
+    """``(delays, blocks)``: the longest delay of each block; one, without a limit, where a rule is told one delay."""
+    blocks, unlimited = getattr(rule, "delay_blocks", None), torch.iinfo(torch.int64).max
+    count = 1 if blocks is None else len(blocks.parts)
+    return torch.tensor([profile.delays if profile is not None and blocks is not None else [unlimited] * count
+                         for profile in profiles])  # fmt: skip
 
 
 def _stage_of(profiles: Sequence[StageDelays | None], seeds: int, dim: int) -> Tensor | None:

@@ -33,7 +33,7 @@ from lategrad.gates import require_norm_options
 from lategrad.problems.problem import Problem, as_problem
 from lategrad.problems.worker_state import is_stateful
 from lategrad.registry import as_rule
-from lategrad.rules.blocks import fill_in
+from lategrad.rules.blocks import fill_in, fill_in_delays
 from lategrad.rules.rule import AnyRule
 from lategrad.simulator.recorder import Recorder, rule_axes
 from lategrad.simulator.run import Simulation
@@ -60,8 +60,9 @@ def simulate(
             ``"steady:lr=0.1|1|10"`` (see :func:`lategrad.registry.parse_rule`).
         delays: a delay model, an integer for a constant delay, a specification such as
             ``"lognormal:7,0.4"``, delays by stage, or a list of those, which adds an axis of runs. By stage
-            (:func:`~lategrad.delays.by_stage`) each block of the query is that of its own past version; the rule
-            and the trace get the longest delay, and a ticket that is not a vector belongs to the longest delay.
+            (:func:`~lategrad.delays.by_stage`) each block of the query is that of its own past version. A rule with
+            ``delay_blocks`` is told the delay of each block, other rules and the trace get the longest one, and a
+            ticket that is not a vector belongs to the longest one.
         steps: T, the number of updates.
         seed: of samples and delays; a list adds an axis of runs.
         record_every: updates between two records of loss and accuracy (they read all the data); by
@@ -108,6 +109,8 @@ def simulate(
     _warn_of_long_delays([_label(model) for model in models], arrivals, steps)
 
     rule = fill_in(rule, getattr(problem, "blocks", None))
+    for profile in filter(None, profiles):
+        rule = fill_in_delays(rule, profile.blocks)
     device = require_device("device", device)
     simulation = Simulation(problem.to(device), map_tensors(lambda leaf: leaf.to(device), rule), arrivals, seeds,
                             share_samples, compile, profiles, clip, max_norm_ratio, drift)  # fmt: skip

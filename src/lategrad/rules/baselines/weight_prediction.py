@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lategrad.rules._common import Moments, OutputsX, adam_direction, next_moments, start_moments
 from lategrad.rules.baselines.adamw import require_adam
+from lategrad.rules.blocks import Blocks, per_entry, start_delays
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
 from lategrad.support.runs import per_run
@@ -39,6 +40,7 @@ class WeightPrediction(OutputsX):
         lr: learning rate.
         domain: K, the constraint set.
         beta1, beta2, eps, weight_decay: as in :class:`AdamW`.
+        delay_blocks: tensors with a delay each, as in a pipeline; filled in by the host.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.WeightPrediction(lr=0.1, weight_decay=0.0)
@@ -61,6 +63,7 @@ class WeightPrediction(OutputsX):
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.01
+    delay_blocks: Blocks | None = None
 
     def __post_init__(self) -> None:
         resolve_domain(self)
@@ -68,14 +71,16 @@ class WeightPrediction(OutputsX):
 
     def init(self, x0: Tensor) -> WeightPredictionState:
         x = first_query(self, x0)
-        return WeightPredictionState(x=x, moments=start_moments(x), delay=per_run(x, 0), t=per_run(x, 0))
+        delay = start_delays(self.delay_blocks, x)
+        return WeightPredictionState(x=x, moments=start_moments(x), delay=delay, t=per_run(x, 0))
 
     def _direction(self, moments: Moments, t: Tensor) -> Tensor:
         return adam_direction(moments, t, self.beta1, self.beta2, self.eps)
 
     def query(self, state: WeightPredictionState) -> Tensor:
         direction = self._direction(state.moments, state.t.clamp_min(1))  # zero before any update
-        return self.domain.project(state.x - as_dtype(self.lr * state.delay, state.x) * direction)
+        ahead = per_entry(self.delay_blocks, (self.lr * state.delay).to(state.x.dtype), state.x)
+        return self.domain.project(state.x - ahead * direction)
 
     def update(self, state: WeightPredictionState, grad: Tensor, delay: Delay) -> WeightPredictionState:
         t = state.t + 1
