@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lategrad.support.options import Entry, entry_of, parse_spec
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.support.validation import NonNegative, Scalar, Validated, require
 
 __all__ = ["Ball", "Box", "ConvexSet", "HalfSpace", "L1Ball", "Product", "Simplex", "WholeSpace"]
 
@@ -87,7 +87,7 @@ class WholeSpace(ConvexSet):
 
 
 @dataclass(frozen=True, eq=False)
-class Ball(ConvexSet):
+class Ball(Validated, ConvexSet):
     r"""The Euclidean ball :math:`\{u : \|u - c\| \le r\}`, :math:`\Pi(x) = c + \min(1, r/\|x-c\|)(x-c)`.
 
     Args:
@@ -100,11 +100,11 @@ class Ball(ConvexSet):
     2.0
     """
 
-    radius: Scalar
+    radius: NonNegative[Scalar]
     center: Tensor | None = None
 
     def __post_init__(self) -> None:
-        require_number("radius", self.radius, low=0)
+        super().__post_init__()
         if self.center is not None:
             require("center", self.center, torch.isfinite(self.center), "finite")
 
@@ -196,17 +196,14 @@ def _project_on_simplex(x: Tensor, total: Scalar) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Simplex(ConvexSet):
+class Simplex(Validated, ConvexSet):
     r"""The scaled probability simplex :math:`\{u \ge 0 : \sum_j u_j = \mathrm{total}\}`.
 
     >>> Simplex().project(torch.tensor([0.4, 0.4, -9.0]))
     tensor([0.5000, 0.5000, 0.0000])
     """
 
-    total: Scalar = 1.0
-
-    def __post_init__(self) -> None:
-        require_number("total", self.total, low=0)
+    total: NonNegative[Scalar] = 1.0
 
     @property
     def diameter(self) -> Scalar:
@@ -225,17 +222,14 @@ class Simplex(ConvexSet):
 
 
 @dataclass(frozen=True, eq=False)
-class L1Ball(ConvexSet):
+class L1Ball(Validated, ConvexSet):
     r"""The cross-polytope :math:`\{u : \sum_j |u_j| \le r\}`, whose projection makes vectors sparse.
 
     >>> L1Ball(1.0).project(torch.tensor([3.0, -2.5, 0.1]))
     tensor([ 0.7500, -0.2500,  0.0000])
     """
 
-    radius: Scalar
-
-    def __post_init__(self) -> None:
-        require_number("radius", self.radius, low=0)
+    radius: NonNegative[Scalar]
 
     @property
     def diameter(self) -> Scalar:
@@ -366,11 +360,20 @@ def as_set(domain: ConvexSet | str | None) -> ConvexSet:
     return WholeSpace() if domain is None else domain
 
 
-def resolve_domain(owner: Any) -> None:
-    """Replace a ``domain`` that was given as a text or as None by its set; rules call it in ``__post_init__``.
+class OnDomain(Validated):
+    """A rule or learner on a constraint set; a ``domain`` that is given as a text or as None becomes its set.
 
     >>> import lategrad as lg
     >>> lg.Steady(lr=1.0, domain="ball:5").domain
     Ball(radius=5.0, center=None)
     """
+
+    domain: ConvexSet
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "domain", as_set(self.domain))
+        super().__post_init__()
+
+
+def resolve_domain(owner: Any) -> None:
     object.__setattr__(owner, "domain", as_set(owner.domain))

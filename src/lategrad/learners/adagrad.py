@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, PlaysIterate, first_play, safe_ratio
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import wide_zeros
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 
 class AdaGradState(NamedTuple):
@@ -43,12 +43,8 @@ class AdaGrad(PlaysIterate):
     Reference: J. Duchi, E. Hazan and Y. Singer, Adaptive subgradient methods, 2011.
     """
 
-    diameter: Scalar
+    diameter: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("diameter", self.diameter, low=0)
 
     def init(self, w1: Tensor) -> AdaGradState:
         w = first_play(self, w1)

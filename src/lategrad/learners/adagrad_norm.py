@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, PlaysIterate, first_play, safe_ratio, squared_norm
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 
 class AdaGradNormState(NamedTuple):
@@ -41,12 +41,8 @@ class AdaGradNorm(PlaysIterate):
     Reference: M. Streeter and H. B. McMahan, Less regret via online conditioning, 2010.
     """
 
-    diameter: Scalar
+    diameter: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("diameter", self.diameter, low=0)
 
     def init(self, w1: Tensor) -> AdaGradNormState:
         w = first_play(self, w1)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, PlaysIterate, first_play, safe_ratio
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run, wide_zeros
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 
 class FTRLState(NamedTuple):
@@ -42,12 +42,8 @@ class FTRL(PlaysIterate):
     Reference: S. Shalev-Shwartz, Online learning and online convex optimization, 2011.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
 
     def init(self, w1: Tensor) -> FTRLState:
         w = first_play(self, w1)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from lategrad.sets import ConvexSet, norm
+from lategrad.sets import ConvexSet, OnDomain, norm
 from lategrad.support.runs import per_run, spread
 from lategrad.support.validation import Scalar
 
@@ -48,7 +48,7 @@ class _HasPlay(Protocol):
     def w(self) -> Tensor: ...
 
 
-class PlaysIterate:
+class PlaysIterate(OnDomain):
     """A learner that plays ``state.w``."""
 
     def predict(self, state: _HasPlay) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, PlaysIterate, decayed, first_play
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_choice, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 
 class OGDState(NamedTuple):
@@ -43,16 +43,10 @@ class OGD(PlaysIterate):
     Reference: M. Zinkevich, Online convex programming and generalized infinitesimal gradient ascent, 2003.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    schedule: str = "sqrt"
-    weight_decay: Scalar = 0.0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_choice("schedule", self.schedule, ("sqrt", "constant"))
-        require_number("weight_decay", self.weight_decay, low=0)
+    schedule: Literal["sqrt", "constant"] = "sqrt"
+    weight_decay: NonNegative[Scalar] = 0.0
 
     def init(self, w1: Tensor) -> OGDState:
         w = first_play(self, w1)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, PlaysIterate, first_play, owned_hint, squared_norm, weighted
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run, wide_zeros
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 
 class OptimisticFTRLState(NamedTuple):
@@ -45,12 +45,8 @@ class OptimisticFTRL(PlaysIterate):
     Reference: M. Mohri and S. Yang, Accelerating online convex optimization via adaptive prediction, 2016.
     """
 
-    diameter: Scalar
+    diameter: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("diameter", self.diameter, low=0)
 
     def init(self, w1: Tensor) -> OptimisticFTRLState:
         w = first_play(self, w1)

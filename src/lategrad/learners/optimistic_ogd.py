@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.learners.learner import Linear, PlaysIterate, decayed, first_play, owned_hint, squared_norm, weighted
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 
 class OptimisticState(NamedTuple):
@@ -48,14 +48,9 @@ class OptimisticOGD(PlaysIterate):
     Reference: A. Rakhlin and K. Sridharan, Optimization, learning, and games with predictable sequences, 2013.
     """
 
-    diameter: Scalar
+    diameter: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    weight_decay: Scalar = 0.0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("diameter", self.diameter, low=0)
-        require_number("weight_decay", self.weight_decay, low=0)
+    weight_decay: NonNegative[Scalar] = 0.0
 
     def init(self, w1: Tensor) -> OptimisticState:
         w = first_play(self, w1)

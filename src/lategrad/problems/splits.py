@@ -12,7 +12,7 @@ from torch import Tensor
 from lategrad.problems.data import Dataset
 from lategrad.problems.sources import Batches, Columns, Source, Subset, Tensors, as_source
 from lategrad.support.seeds import Stream, torch_generator
-from lategrad.support.validation import require, require_share
+from lategrad.support.validation import Range, require
 
 _STREAM_ROWS = 1024  # of a stream, that the training loss is the mean over by default
 
@@ -45,7 +45,7 @@ class Splits:
 
 def split_data(data: Any, test: Any, validation: float, evaluate: int | None, columns: Columns | None) -> Splits:
     """The splits of a user's data; see :class:`~lategrad.problems.ModuleProblem` for the arguments."""
-    require_share("validation", validation)
+    Range(0, 1)("validation", validation)
     train: Source | Batches
     test_split: Source | Batches | None
     if isinstance(data, Dataset):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, first_query
-from lategrad.sets import ConvexSet
+from lategrad.sets import OnDomain
 
 _WINDOW = 32  # updates: short relative to a run, long enough to average heavy-tailed delays
 
@@ -25,7 +25,7 @@ class _HasIterate(Protocol):
     def x(self) -> Tensor: ...
 
 
-class OutputsX:
+class OutputsX(OnDomain):
     """A rule whose output is ``state.x``, its iterate or its average."""
 
     def output(self, state: _HasIterate) -> Tensor:
@@ -49,8 +49,6 @@ class CarriesQuery(LastIterate):
 class IterateOnly(LastIterate):
     """A rule whose state is its iterate."""
 
-    domain: ConvexSet
-
     def init(self, x0: Tensor) -> IterateState:
         return IterateState(x=first_query(self, x0))
 
@@ -60,7 +58,7 @@ class _HasMean(_HasIterate, Protocol):
     def mean(self) -> Tensor: ...
 
 
-class AveragedIterate:
+class AveragedIterate(OnDomain):
     """A rule that takes gradients at its iterate, ``state.x``, and outputs it or the average of its queries."""
 
     average: str

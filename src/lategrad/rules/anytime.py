@@ -13,7 +13,7 @@ from lategrad.learners.learner import Learner, Linear
 from lategrad.rules.rule import Delay, average_in
 from lategrad.sets import ConvexSet
 from lategrad.support.runs import per_run, spread
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.support.validation import NonNegative, Scalar, UpToOne, Validated, require
 
 
 class AnytimeState(NamedTuple):
@@ -24,7 +24,7 @@ class AnytimeState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Anytime:
+class Anytime(Validated):
     r"""Anytime online-to-batch with late gradients: Algorithm 1, and 2 when the learner is optimistic.
 
     .. math:: x_t = \frac{\sum_{i \le t} \alpha_i w_i}{\alpha_{1:t}}, \qquad
@@ -68,14 +68,12 @@ class Anytime:
     """
 
     learner: Learner[Any]
-    power: Scalar = 1
-    interpolation: Scalar = 1.0
+    power: NonNegative[Scalar] = 1
+    interpolation: UpToOne[Scalar] = 1.0
     weights: Callable[[Tensor], Tensor] | Tensor | None = None
 
     def __post_init__(self) -> None:
-        require_number("power", self.power, low=0)
-        require_number("interpolation", self.interpolation, low=0)
-        require("interpolation", self.interpolation, self.interpolation <= 1, "a number in [0, 1]")
+        super().__post_init__()
         if self.weights is not None:
             is_default = isinstance(self.power, float | int) and self.power == 1
             require("power", self.power, is_default, "left out (1) where weights are given")

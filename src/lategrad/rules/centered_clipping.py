@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lategrad.rules._common import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, norm, resolve_domain
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.sets import ConvexSet, WholeSpace, norm
+from lategrad.support.validation import BelowOne, NonNegative, Positive, Scalar
 
 
 class CenteredClippingState(NamedTuple):
@@ -50,17 +50,10 @@ class CenteredClipping(LastIterate):
     Reference: S. Karimireddy, L. He and M. Jaggi, Learning from history for Byzantine robust optimization, 2021.
     """
 
-    lr: Scalar
-    radius: Scalar
-    momentum: Scalar = 0.9
+    lr: NonNegative[Scalar]
+    radius: Positive[Scalar]
+    momentum: BelowOne[Scalar] = 0.9
     domain: ConvexSet = WholeSpace()
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("radius", self.radius, low=0, strict=True)
-        require_number("momentum", self.momentum, low=0)
-        require("momentum", self.momentum, self.momentum < 1, "a number in [0, 1)")
 
     def init(self, x0: Tensor) -> CenteredClippingState:
         x = first_query(self, x0)

@@ -20,7 +20,7 @@ memory (:mod:`lategrad.execution`). Nothing in a rule may branch on the value of
 
 from __future__ import annotations
 
-from typing import Protocol, TypeGuard, TypeVar, cast
+from typing import Literal, Protocol, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -149,7 +149,7 @@ def average_in(mean: Tensor, point: Tensor, share: Tensor) -> Tensor:
     return mean + share.to(mean.dtype) * (point - mean)
 
 
-AVERAGES = ("none", "uniform", "linear")
+Average = Literal["none", "uniform", "linear"]
 """Outputs of a rule: its last iterate, or the average of its queries with weights 1 or t."""
 
 

@@ -16,7 +16,7 @@ from lategrad.rules.rule import AnyRule, Delay, apply_update
 from lategrad.sets import ConvexSet
 from lategrad.support.options import Option, as_text, parse_options
 from lategrad.support.runs import per_run
-from lategrad.support.validation import require, require_choice
+from lategrad.support.validation import Count, UpToOne, Validated, require, require_choice
 
 _SHAPES = ("constant", "linear", "cosine")
 _OPTIONS = {option.name: option for option in (Option("warmup", (int,), 0), Option("floor", (float,), 0.0),
@@ -32,7 +32,7 @@ class ScheduledState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Scheduled:
+class Scheduled(Validated):
     r"""A rule whose learning rate at update t is :math:`s_t` times its own: a warm-up, then a decay.
 
     :math:`s_t = \min(1, t/\mathrm{warmup})` times the decay, which goes from 1 at the end of the warm-up to ``floor``
@@ -65,20 +65,18 @@ class Scheduled:
     """
 
     rule: AnyRule[Any]
-    warmup: int = 0
+    warmup: Count = 0
     shape: str | Share = "constant"
     total: int | None = None
-    floor: float = 0.0
+    floor: UpToOne[float] = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.shape, str):
             require_choice("shape", self.shape, _SHAPES)
         else:
             _require_share(self.shape)
-        require("warmup", self.warmup, isinstance(self.warmup, int) and self.warmup >= 0, "an integer >= 0")
         require("rule", type(self.rule).__name__, has_lr(self.rule), "a rule with an lr")
-        number = isinstance(self.floor, int | float)
-        require("floor", self.floor, number and 0 <= self.floor <= 1, "a number in [0, 1]")
         if self.shape not in ("linear", "cosine"):
             require("total", self.total, self.total is None, "None unless the learning rate decays")
         else:

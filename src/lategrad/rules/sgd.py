@@ -9,10 +9,10 @@ from torch import Tensor
 
 from lategrad.learners.learner import decayed
 from lategrad.rules._common import AveragedIterate
-from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.rules.rule import Average, Delay, as_dtype, first_query, next_mean, start_mean
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_choice, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 
 class SGDState(NamedTuple):
@@ -48,16 +48,10 @@ class SGD(AveragedIterate):
     Reference: S. Stich and S. Karimireddy, The error-feedback framework, 2020 (delayed SGD).
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    average: str = "none"
-    weight_decay: Scalar = 0.0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_choice("average", self.average, AVERAGES)
-        require_number("weight_decay", self.weight_decay, low=0)
+    average: Average = "none"
+    weight_decay: NonNegative[Scalar] = 0.0
 
     def init(self, x0: Tensor) -> SGDState:
         x = first_query(self, x0)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lategrad.learners.learner import decayed, safe_ratio, squared_norm
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, OnDomain, WholeSpace
 from lategrad.support.runs import per_run, wide_zeros
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 
 def reach(lr: Scalar, domain: ConvexSet, w: Tensor, t: Tensor, multiple: float = 2.0, share: float = 0.1) -> Tensor:
@@ -31,7 +31,7 @@ class SteadyState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Steady:
+class Steady(OnDomain):
     r"""Anytime averaging with gradients weighted by the time of their query, and a query close to the iterate at first.
 
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the diameter D of K,
@@ -93,18 +93,11 @@ class Steady:
     Reference: this rule is ours; proofs in docs/steady.md, comparisons in docs/baselines.md.
     """
 
-    lr: Scalar = 1.0
+    lr: NonNegative[Scalar] = 1.0
     domain: ConvexSet = WholeSpace()
-    c: Scalar = 30.0
+    c: NonNegative[Scalar] = 30.0
     per_coordinate: bool = False
-    weight_decay: Scalar = 0.0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("c", self.c, low=0)
-        require("per_coordinate", self.per_coordinate, isinstance(self.per_coordinate, bool), "True or False")
-        require_number("weight_decay", self.weight_decay, low=0)
+    weight_decay: NonNegative[Scalar] = 0.0
 
     def init(self, x0: Tensor) -> SteadyState:
         w = first_query(self, x0)

@@ -11,9 +11,9 @@ from torch import Tensor
 from lategrad.learners.learner import safe_ratio, squared_norm
 from lategrad.rules.rule import Delay, average_in, first_query
 from lategrad.rules.steady import reach
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, OnDomain, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 _LONG_ROUNDS = 3.0  # the rounds in which learning rates exceed Steady's
 
@@ -27,7 +27,7 @@ class SteadyShortState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SteadyShort:
+class SteadyShort(OnDomain):
     r"""Steady for T of a few times :math:`\tau`: gradients of the start are summed, and delayed ones have full weight.
 
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With
@@ -75,14 +75,9 @@ class SteadyShort:
     Reference: this rule is ours; proofs and comparisons in docs/steady.md.
     """
 
-    lr: Scalar = 1.0
+    lr: NonNegative[Scalar] = 1.0
     domain: ConvexSet = WholeSpace()
-    c: Scalar = 30.0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("c", self.c, low=0)
+    c: NonNegative[Scalar] = 30.0
 
     def init(self, x0: Tensor) -> SteadyShortState:
         w = first_query(self, x0)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lategrad.learners.learner import decayed
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, OnDomain, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import NonNegative, Positive, Scalar
 
 
 class StronglyConvexState(NamedTuple):
@@ -27,7 +27,7 @@ def weight_share(t: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class StronglyConvexOGD:
+class StronglyConvexOGD(OnDomain):
     r"""Optimistic OGD for H-strongly convex objectives: Algorithm 3, and 4 when gradients are delayed.
 
     .. math:: x_t = \Pi_K(y_{t-1} - \tilde\eta_t M_t), \qquad
@@ -62,14 +62,9 @@ class StronglyConvexOGD:
     adapting to gradient delays, 2021, Algorithms 3 and 4.
     """
 
-    strong_convexity: Scalar
+    strong_convexity: Positive[Scalar]
     domain: ConvexSet = WholeSpace()
-    weight_decay: Scalar = 0.0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("strong_convexity", self.strong_convexity, low=0, strict=True)
-        require_number("weight_decay", self.weight_decay, low=0)
+    weight_decay: NonNegative[Scalar] = 0.0
 
     def init(self, x0: Tensor) -> StronglyConvexState:
         """:math:`x_1 = y_0`: there is no hint yet."""

@@ -81,7 +81,7 @@ class Option:
             except (KeyError, ValueError):
                 continue
         valid = " or ".join(valid for valid, _ in readers)
-        raise ValueError(f"{self.name} of {owner} must be {valid}, got {text!r}")
+        raise ValueError(f"{self.name} of {owner} must be {valid}, got {text!r}{did_you_mean(text, self.choices)}")
 
     def _readers(self) -> list[tuple[str, Callable[[str], Any]]]:
         """Descriptions of what is valid and functions that read it; the first that can read a text does."""

@@ -1,11 +1,12 @@
 """Argument checks: a bad argument raises a ValueError with its name, its value and what is valid."""
 
-from __future__ import annotations
-
 import difflib
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from numbers import Integral
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -49,30 +50,92 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def require_number(name: str, value: Scalar, *, low: float, strict: bool = False) -> None:
-    """Require a finite number (or a tensor of them) with ``value >= low``, or ``> low`` when strict."""
-    valid = f"a finite number {'>' if strict else '>='} {low:g}"
-    if isinstance(value, Tensor):
-        require(name, value, value.is_floating_point(), "a floating-point tensor")
-        per_run = value.dim() == 0 or value.shape[-1] == 1
-        require(name, tuple(value.shape), per_run, "of shape (*runs, 1), one value for each run: use unsqueeze(-1)")
-        above = value > low if strict else value >= low
-        require(name, value, torch.isfinite(value) & above, valid)
-    else:
-        require(name, value, isinstance(value, int | float) and not isinstance(value, bool), valid)
-        require(name, value, math.isfinite(value) and (value > low if strict else value >= low), valid)
+class Range:
+    """Finite numbers, or tensors of them, between two ends: a check, which an annotation may contain.
 
-
-def require_share(name: str, value: float) -> None:
-    """Require a number in [0, 1), such as a momentum.
-
-    >>> require_share("momentum", 1.0)
+    >>> Range(0, 1)("momentum", 1.0)
     Traceback (most recent call last):
     ...
     ValueError: momentum must be a number in [0, 1), got 1.0
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    require(name, value, number and 0 <= value < 1, "a number in [0, 1)")
+
+    def __init__(self, low: float, high: float = math.inf, ends: str = "[)") -> None:
+        self.low, self.high, self.ends = low, high, ends
+
+    def __repr__(self) -> str:
+        if self.high == math.inf:
+            return f"a finite number {'>=' if self.ends[0] == '[' else '>'} {self.low:g}"
+        return f"a number in {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
+
+    def __call__(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            require(name, value, value.is_floating_point(), "a floating-point tensor")
+            per_run = value.dim() == 0 or value.shape[-1] == 1
+            require(name, tuple(value.shape), per_run, "of shape (*runs, 1), one value for each run: use unsqueeze(-1)")
+        else:
+            require(name, value, isinstance(value, int | float) and not isinstance(value, bool), repr(self))
+        finite = torch.isfinite(value) if isinstance(value, Tensor) else math.isfinite(value)
+        above = value >= self.low if self.ends[0] == "[" else value > self.low
+        below = value <= self.high if self.ends[1] == "]" else value < self.high
+        require(name, value, finite & above & below, repr(self))
+
+
+class Integers(Range):
+    """Integers from a lowest one on, Python's or numpy's."""
+
+    def __repr__(self) -> str:
+        return f"an integer >= {self.low}"
+
+    def __call__(self, name: str, value: Any) -> None:
+        is_int = isinstance(value, Integral) and not isinstance(value, bool)
+        require(name, value, is_int and value >= self.low, repr(self))
+
+
+Value = TypeVar("Value")
+NonNegative = Annotated[Value, Range(0)]
+Positive = Annotated[Value, Range(0, ends="()")]
+AtLeastOne = Annotated[Value, Range(1)]
+BelowOne = Annotated[Value, Range(0, 1)]
+UpToOne = Annotated[Value, Range(0, 1, "[]")]
+Count = Annotated[int, Integers(0)]
+
+
+class Validated:
+    """A dataclass whose annotations say what is valid, such as ``lr: NonNegative[Scalar]``, a Literal or a bool."""
+
+    def __post_init__(self) -> None:
+        owner: Any = type(self)
+        for name, check, is_optional in _checks(owner):
+            if (value := getattr(self, name)) is not None or not is_optional:
+                check(name, value)
+
+
+@cache
+def _checks(owner: type) -> list[tuple[str, Callable[[str, Any], None], bool]]:
+    """For each check in the annotations of a class: the field, the check, and whether the field may be None."""
+    found: list[tuple[str, Callable[[str, Any], None], bool]] = []
+    for name, hint in get_type_hints(owner, include_extras=True).items():
+        kinds = (hint, *get_args(hint))
+        checks = [check for kind in kinds for check in getattr(kind, "__metadata__", ())]
+        if hint is bool:
+            checks.append(require_switch)
+        elif get_origin(hint) is Literal:
+            checks.append(partial(require_choice, choices=get_args(hint)))
+        found += [(name, check, NoneType in kinds) for check in checks]
+    return found
+
+
+def require_number(name: str, value: Scalar, *, low: float, strict: bool = False) -> None:
+    """Require a finite number (or a tensor of them) with ``value >= low``, or ``> low`` when strict."""
+    Range(low, ends="()" if strict else "[)")(name, value)
+
+
+def require_count(name: str, value: int, low: int = 0) -> None:
+    Integers(low)(name, value)
+
+
+def require_switch(name: str, value: bool) -> None:
+    require(name, value, isinstance(value, bool), "True or False")
 
 
 def require_device(name: str, value: str | torch.device) -> torch.device:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, OnDomain, WholeSpace
 from lategrad.support.runs import per_run, wide_zeros
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import Positive, Scalar
 
 
 class AdaDelayState(NamedTuple):
@@ -21,7 +21,7 @@ class AdaDelayState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class AdaDelay:
+class AdaDelay(OnDomain):
     r"""AdaDelay, per coordinate, with the average of the iterates as its output.
 
     .. math:: x_{t+1,j} = \Pi_K\Big(x_{t,j} - \frac{g_j}{L + (c_j/R) \sqrt{t + \tau_t}}\Big), \qquad
@@ -53,14 +53,9 @@ class AdaDelay:
     Reference: S. Sra, A. W. Yu, M. Li and A. Smola, AdaDelay: delay adaptive distributed stochastic optimization, 2016.
     """
 
-    diameter: Scalar
+    diameter: Positive[Scalar]
     domain: ConvexSet = WholeSpace()
-    smoothness: Scalar = 1.0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("diameter", self.diameter, low=0, strict=True)
-        require_number("smoothness", self.smoothness, low=0, strict=True)
+    smoothness: Positive[Scalar] = 1.0
 
     def init(self, x0: Tensor) -> AdaDelayState:
         x = first_query(self, x0)

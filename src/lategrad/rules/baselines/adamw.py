@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from lategrad.rules._common import AveragedIterate, Moments, adam_direction, next_moments, start_moments
-from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.rules.rule import Average, Delay, as_dtype, first_query, next_mean, start_mean
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_choice, require_number, require_share
+from lategrad.support.validation import BelowOne, NonNegative, Positive, Scalar
 
 
 class AdamWState(NamedTuple):
@@ -50,18 +50,13 @@ class AdamW(AveragedIterate):
     Reference: I. Loshchilov and F. Hutter, Decoupled weight decay regularization, 2019.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    average: str = "none"
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_adam(self)
-        require_choice("average", self.average, AVERAGES)
+    beta1: BelowOne[float] = 0.9
+    beta2: BelowOne[float] = 0.999
+    eps: Positive[float] = 1e-8
+    weight_decay: NonNegative[float] = 0.01
+    average: Average = "none"
 
     def init(self, x0: Tensor) -> AdamWState:
         x = first_query(self, x0)
@@ -73,12 +68,3 @@ class AdamW(AveragedIterate):
         direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
         x = self.domain.project(state.x - as_dtype(self.lr, grad) * direction)
         return AdamWState(x=x, moments=moments, mean=next_mean(state.mean, state.x, t, self.average), t=t)
-
-
-def require_adam(rule: Any) -> None:
-    """Raise a ValueError for a hyper-parameter of Adam that is out of its range."""
-    require_number("lr", rule.lr, low=0)
-    require_share("beta1", rule.beta1)
-    require_share("beta2", rule.beta2)
-    require_number("eps", rule.eps, low=0, strict=True)
-    require_number("weight_decay", rule.weight_decay, low=0)

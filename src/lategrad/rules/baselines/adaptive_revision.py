@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lategrad.rules._common import AveragedIterate
-from lategrad.rules.rule import AVERAGES, Delay, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.rules.rule import Average, Delay, first_query, next_mean, start_mean
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run, wide_zeros
-from lategrad.support.validation import Scalar, require_choice, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 
 class AdaptiveRevisionState(NamedTuple):
@@ -65,14 +65,9 @@ class AdaptiveRevision(AveragedIterate):
     learning, 2014.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    average: str = "uniform"
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_choice("average", self.average, AVERAGES)
+    average: Average = "uniform"
 
     def init(self, x0: Tensor) -> AdaptiveRevisionState:
         x = first_query(self, x0)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lategrad.rules._common import IterateOnly, IterateState
 from lategrad.rules.rule import Delay
-from lategrad.sets import ConvexSet, WholeSpace, norm, resolve_domain
-from lategrad.support.validation import Scalar, require_number
+from lategrad.sets import ConvexSet, WholeSpace, norm
+from lategrad.support.validation import NonNegative, Positive, Scalar
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +41,9 @@ class ClippedSGD(IterateOnly):
     to stragglers, 2026.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    clip: Scalar = 1.0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("clip", self.clip, low=0, strict=True)
+    clip: Positive[Scalar] = 1.0
 
     def update(self, state: IterateState, grad: Tensor, delay: Delay) -> IterateState:
         lr = self.lr * (self.clip / norm(grad)).clamp_max(1.0)  # a zero gradient: c/0 = inf, clamped to 1

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lategrad.rules._common import CarriesQuery, IterateOnly, IterateState
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.validation import BelowOne, NonNegative, Scalar
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +47,9 @@ class DCASGD(CarriesQuery, IterateOnly):
     Reference: S. Zheng et al., Asynchronous stochastic gradient descent with delay compensation, 2017.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    lam: Scalar = 0.04
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("lam", self.lam, low=0)
+    lam: NonNegative[Scalar] = 0.04
 
     def update(self, state: IterateState, grad: Tensor, delay: Delay, ticket: Tensor) -> IterateState:
         compensated = grad + as_dtype(self.lam, grad) * grad * grad * (state.x - ticket)
@@ -100,17 +95,10 @@ class AdaptiveDCASGD(CarriesQuery):
     Reference: S. Zheng et al., Asynchronous stochastic gradient descent with delay compensation, 2017.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    lam: Scalar = 2.0
-    decay: Scalar = 0.95
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("lam", self.lam, low=0)
-        require_number("decay", self.decay, low=0)
-        require("decay", self.decay, self.decay < 1, "a number in [0, 1)")
+    lam: NonNegative[Scalar] = 2.0
+    decay: BelowOne[Scalar] = 0.95
 
     def init(self, x0: Tensor) -> AdaptiveDCASGDState:
         x = first_query(self, x0)

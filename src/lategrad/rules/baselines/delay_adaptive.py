@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lategrad.rules._common import LastIterate
 from lategrad.rules.rule import Delay, as_number, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import AtLeastOne, NonNegative, Scalar
 
 
 class DelayAdaptiveState(NamedTuple):
@@ -56,15 +56,9 @@ class DelayAdaptive(LastIterate):
     asynchronous SGD for distributed and federated learning, 2022.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    workers: Scalar | None = None
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        if self.workers is not None:
-            require_number("workers", self.workers, low=1)
+    workers: AtLeastOne[Scalar] | None = None
 
     def init(self, x0: Tensor) -> DelayAdaptiveState:
         x = first_query(self, x0)

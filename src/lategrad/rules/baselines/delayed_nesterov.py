@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lategrad.rules._common import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require, require_number, require_share
+from lategrad.support.validation import AtLeastOne, BelowOne, NonNegative, Scalar, require
 
 
 class DelayedNesterovState(NamedTuple):
@@ -63,19 +63,15 @@ class DelayedNesterov(LastIterate):
     Asynchronous local-SGD training for language modeling, 2024, Algorithm 3.
     """
 
-    lr: Scalar = 0.7
+    lr: NonNegative[Scalar] = 0.7
     domain: ConvexSet = WholeSpace()
-    momentum: float = 0.9
-    period: Scalar = 4
-    activation: Scalar = 0.0
+    momentum: BelowOne[float] = 0.9
+    period: AtLeastOne[Scalar] = 4
+    activation: NonNegative[Scalar] = 0.0
 
     def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_share("momentum", self.momentum)
-        require_number("period", self.period, low=1)
+        super().__post_init__()
         require("period", self.period, self.period % 1 == 0, "a whole number")
-        require_number("activation", self.activation, low=0)
         require("activation", self.activation, self.activation * self.period <= 1, "at most 1/period")
 
     def init(self, x0: Tensor) -> DelayedNesterovState:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lategrad.rules._common import CarriesQuery, IterateOnly, IterateState
 from lategrad.rules.rule import Delay, as_number, average_in
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
-from lategrad.support.validation import Scalar, require_choice, require_number
-
-_STALENESS = ("constant", "polynomial", "hinge")
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.validation import NonNegative, Scalar
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,19 +52,12 @@ class FedAsync(CarriesQuery, IterateOnly):
     Reference: C. Xie, S. Koyejo and I. Gupta, Asynchronous federated optimization, 2019.
     """
 
-    mixing: Scalar = 0.6
+    mixing: NonNegative[Scalar] = 0.6
     domain: ConvexSet = WholeSpace()
-    staleness: str = "polynomial"
-    power: Scalar = 0.5
-    slope: Scalar = 10.0
-    grace: Scalar = 4.0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("mixing", self.mixing, low=0)
-        require_choice("staleness", self.staleness, _STALENESS)
-        for name in ("power", "slope", "grace"):
-            require_number(name, getattr(self, name), low=0)
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    power: NonNegative[Scalar] = 0.5
+    slope: NonNegative[Scalar] = 10.0
+    grace: NonNegative[Scalar] = 4.0
 
     def _weight(self, delay: Tensor) -> Tensor:
         """s, of shape ``(*runs, 1)`` or one for all runs."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lategrad.rules._common import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.support.validation import AtLeastOne, NonNegative, Scalar, require
 
 
 class FedBuffState(NamedTuple):
@@ -78,19 +78,15 @@ class FedBuff(LastIterate):
     the objective inconsistency problem in heterogeneous federated optimization, 2020.
     """
 
-    lr: Scalar = 1.0
+    lr: NonNegative[Scalar] = 1.0
     domain: ConvexSet = WholeSpace()
-    size: Scalar = 10
+    size: AtLeastOne[Scalar] = 10
     discount: bool = True
     normalize: bool = False
 
     def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("size", self.size, low=1)
+        super().__post_init__()
         require("size", self.size, self.size % 1 == 0, "a whole number")
-        for name in ("discount", "normalize"):
-            require(name, getattr(self, name), isinstance(getattr(self, name), bool), "True or False")
 
     def init(self, x0: Tensor) -> FedBuffState:
         x = first_query(self, x0)

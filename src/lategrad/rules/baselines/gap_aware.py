@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lategrad.rules._common import CarriesQuery, root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number, require_share
+from lategrad.support.validation import BelowOne, NonNegative, Positive, Scalar
 
 
 class GapAwareState(NamedTuple):
@@ -60,18 +60,11 @@ class GapAware(CarriesQuery):
     Reference: S. Barkai, I. Hakimi and A. Schuster, Gap aware mitigation of gradient staleness, 2020.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    momentum: float = 0.9
-    decay: float = 0.999
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_share("momentum", self.momentum)
-        require_share("decay", self.decay)
-        require_number("eps", self.eps, low=0, strict=True)
+    momentum: BelowOne[float] = 0.9
+    decay: BelowOne[float] = 0.999
+    eps: Positive[float] = 1e-8
 
     def init(self, x0: Tensor) -> GapAwareState:
         x = first_query(self, x0)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lategrad.rules._common import OutputsX
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
-from lategrad.support.validation import Scalar, require, require_number, require_share
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.validation import BelowOne, NonNegative, Scalar
 
 
 class MomentumLookAheadState(NamedTuple):
@@ -54,16 +54,10 @@ class MomentumLookAhead(OutputsX):
     low-communication training under data and device heterogeneity, 2026.
     """
 
-    lr: Scalar = 0.7
+    lr: NonNegative[Scalar] = 0.7
     domain: ConvexSet = WholeSpace()
-    momentum: float = 0.9
+    momentum: BelowOne[float] = 0.9
     ahead: bool = False
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_share("momentum", self.momentum)
-        require("ahead", self.ahead, isinstance(self.ahead, bool), "True or False")
 
     def init(self, x0: Tensor) -> MomentumLookAheadState:
         x = first_query(self, x0)

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from lategrad.rules._common import AveragedIterate, Moments, adam_direction, next_moments, start_moments
 from lategrad.rules._orthogonalize import matrix_steps
-from lategrad.rules.baselines.adamw import require_adam
 from lategrad.rules.blocks import Blocks
-from lategrad.rules.rule import AVERAGES, Delay, as_dtype, first_query, next_mean, start_mean
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.rules.rule import Average, Delay, as_dtype, first_query, next_mean, start_mean
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_choice, require_number, require_share
+from lategrad.support.validation import BelowOne, NonNegative, Positive, Scalar
 
 
 class MuonState(NamedTuple):
@@ -66,23 +65,16 @@ class Muon(AveragedIterate):
     Reference: K. Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    momentum: float = 0.95
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    other_decay: float = 0.01
-    average: str = "none"
+    momentum: BelowOne[float] = 0.95
+    weight_decay: NonNegative[float] = 0.1
+    beta1: BelowOne[float] = 0.9
+    beta2: BelowOne[float] = 0.999
+    eps: Positive[float] = 1e-8
+    other_decay: NonNegative[float] = 0.01
+    average: Average = "none"
     blocks: Blocks | None = None
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_adam(self)
-        require_share("momentum", self.momentum)
-        require_number("other_decay", self.other_decay, low=0)
-        require_choice("average", self.average, AVERAGES)
 
     def init(self, x0: Tensor) -> MuonState:
         x = first_query(self, x0)

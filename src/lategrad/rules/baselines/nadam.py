@@ -8,11 +8,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.rules._common import LastIterate, Moments, geometric, next_moments, root_mean_square, start_moments
-from lategrad.rules.baselines.adamw import require_adam
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import BelowOne, NonNegative, Positive, Scalar
 
 
 class NAdamState(NamedTuple):
@@ -57,18 +56,13 @@ class NAdam(LastIterate):
     asynchronous pipeline parallel optimization, 2025.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    beta1: float = 0.99
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    momentum_decay: float = 4e-3
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_adam(self)
-        require_number("momentum_decay", self.momentum_decay, low=0)
+    beta1: BelowOne[float] = 0.99
+    beta2: BelowOne[float] = 0.999
+    eps: Positive[float] = 1e-8
+    weight_decay: NonNegative[float] = 0.01
+    momentum_decay: NonNegative[float] = 4e-3
 
     def init(self, x0: Tensor) -> NAdamState:
         x = first_query(self, x0)

@@ -8,12 +8,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.rules._common import LastIterate, Moments, adam_direction, next_moments, start_moments
-from lategrad.rules.baselines.adamw import require_adam
 from lategrad.rules.blocks import Blocks, per_entry
 from lategrad.rules.rule import Delay, as_number, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import BelowOne, NonNegative, Positive, Scalar
 
 
 class PipeMareState(NamedTuple):
@@ -56,19 +55,14 @@ class PipeMare(LastIterate):
     training, 2021.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    annealing: Scalar = 5000
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
+    annealing: Positive[Scalar] = 5000
+    beta1: BelowOne[float] = 0.9
+    beta2: BelowOne[float] = 0.999
+    eps: Positive[float] = 1e-8
+    weight_decay: NonNegative[float] = 0.01
     delay_blocks: Blocks | None = None
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_adam(self)
-        require_number("annealing", self.annealing, low=0, strict=True)
 
     def init(self, x0: Tensor) -> PipeMareState:
         x = first_query(self, x0)

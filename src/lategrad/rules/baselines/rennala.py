@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lategrad.rules._common import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import AtLeastOne, NonNegative, Scalar
 
 
 class RennalaState(NamedTuple):
@@ -60,14 +60,9 @@ class Rennala(LastIterate):
     methods under a fixed computation model, 2023.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    batch: Scalar = 10
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("batch", self.batch, low=1)
+    batch: AtLeastOne[Scalar] = 10
 
     def init(self, x0: Tensor) -> RennalaState:
         x = first_query(self, x0)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lategrad.rules._common import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import AtLeastOne, NonNegative, Scalar
 
 
 class RingmasterState(NamedTuple):
@@ -59,14 +59,9 @@ class Ringmaster(LastIterate):
     optimal time complexity, 2025, the variant that stops no computation.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    threshold: Scalar = 10
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("threshold", self.threshold, low=1)
+    threshold: AtLeastOne[Scalar] = 10
 
     def init(self, x0: Tensor) -> RingmasterState:
         x = first_query(self, x0)

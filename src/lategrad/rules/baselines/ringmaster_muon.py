@@ -12,9 +12,9 @@ from lategrad.rules._common import LastIterate
 from lategrad.rules._orthogonalize import matrix_steps
 from lategrad.rules.blocks import Blocks
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number, require_share
+from lategrad.support.validation import AtLeastOne, BelowOne, NonNegative, Scalar
 
 
 class RingmasterMuonState(NamedTuple):
@@ -60,17 +60,11 @@ class RingmasterMuon(LastIterate):
     Reference: Ringmaster LMO: asynchronous linear minimization oracle momentum method, arXiv 2605.18174, 2026.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    threshold: Scalar = 2
-    momentum: float = 0.95
+    threshold: AtLeastOne[Scalar] = 2
+    momentum: BelowOne[float] = 0.95
     blocks: Blocks | None = None
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("threshold", self.threshold, low=1)
-        require_share("momentum", self.momentum)
 
     def init(self, x0: Tensor) -> RingmasterMuonState:
         x = first_query(self, x0)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lategrad.rules._common import OutputsX
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.support.validation import NonNegative, Scalar, UpToOne
 
 
 class ScheduleFreeState(NamedTuple):
@@ -53,15 +53,9 @@ class ScheduleFree(OutputsX):
     Reference: A. Defazio, X. Yang, H. Mehta, K. Mishchenko, A. Khaled and A. Cutkosky, The road less scheduled, 2024.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    interpolation: Scalar = 0.9
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("interpolation", self.interpolation, low=0)
-        require("interpolation", self.interpolation, self.interpolation <= 1, "a number in [0, 1]")
+    interpolation: UpToOne[Scalar] = 0.9
 
     def init(self, x0: Tensor) -> ScheduleFreeState:
         z = first_query(self, x0)

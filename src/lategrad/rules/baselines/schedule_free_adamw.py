@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lategrad.rules._common import OutputsX, root_mean_square
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number, require_share
+from lategrad.support.validation import BelowOne, NonNegative, Positive, Scalar
 
 
 class ScheduleFreeAdamWState(NamedTuple):
@@ -54,20 +54,12 @@ class ScheduleFreeAdamW(OutputsX):
     Reference: A. Defazio, X. Yang, H. Mehta, K. Mishchenko, A. Khaled and A. Cutkosky, The road less scheduled, 2024.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    interpolation: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_share("interpolation", self.interpolation)
-        require_share("beta2", self.beta2)
-        require_number("eps", self.eps, low=0, strict=True)
-        require_number("weight_decay", self.weight_decay, low=0)
+    interpolation: BelowOne[float] = 0.9
+    beta2: BelowOne[float] = 0.999
+    eps: Positive[float] = 1e-8
+    weight_decay: NonNegative[float] = 0.0
 
     def init(self, x0: Tensor) -> ScheduleFreeAdamWState:
         z = first_query(self, x0)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lategrad.rules._common import LastIterate
 from lategrad.rules.rule import Delay, as_dtype, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
-from lategrad.support.validation import Scalar, require, require_number, require_share
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.validation import BelowOne, NonNegative, Scalar
 
 
 class SGDMomentumState(NamedTuple):
@@ -54,16 +54,10 @@ class SGDMomentum(LastIterate):
     A. Douillard et al., DiLoCo: distributed low-communication training of language models, 2023.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-    momentum: float = 0.9
+    momentum: BelowOne[float] = 0.9
     nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_share("momentum", self.momentum)
-        require("nesterov", self.nesterov, isinstance(self.nesterov, bool), "True or False")
 
     def init(self, x0: Tensor) -> SGDMomentumState:
         x = first_query(self, x0)

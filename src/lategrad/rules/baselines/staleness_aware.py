@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lategrad.rules._common import IterateOnly, IterateState
 from lategrad.rules.rule import Delay, as_number
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
-from lategrad.support.validation import Scalar, require_number
+from lategrad.sets import ConvexSet, WholeSpace
+from lategrad.support.validation import NonNegative, Scalar
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +38,8 @@ class StalenessAware(IterateOnly):
     Reference: W. Zhang, S. Gupta, X. Lian and J. Liu, Staleness-aware async-SGD for distributed deep learning, 2016.
     """
 
-    lr: Scalar
+    lr: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
 
     def update(self, state: IterateState, grad: Tensor, delay: Delay) -> IterateState:
         lr = self.lr / as_number(delay).clamp_min(1)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lategrad.learners.learner import squared_norm
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, OnDomain, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 
 class UniXGradState(NamedTuple):
@@ -24,7 +24,7 @@ class UniXGradState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class UniXGrad:
+class UniXGrad(OnDomain):
     r"""UniXGrad; round r takes two gradients, at :math:`\tilde z_r` and at :math:`\bar x_r`.
 
     .. math:: \tilde z_r = \frac{\alpha_r y_{r-1} + \sum_{i<r} \alpha_i x_i}{\alpha_{1:r}}, \quad
@@ -63,12 +63,8 @@ class UniXGrad:
     optimal guarantees for constrained optimization, 2019.
     """
 
-    diameter: Scalar
+    diameter: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("diameter", self.diameter, low=0)
 
     def init(self, x0: Tensor) -> UniXGradState:
         y = first_query(self, x0)
