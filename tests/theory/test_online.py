@@ -197,7 +197,10 @@ def test_losses_that_keep_their_sign_for_a_delay_break_the_bound_without_the_del
     points, _ = run(lg.OnlineToNonconvex(lr, D, K), 0 * losses[0], asked, lambda w, n: losses[asked[n]])
     regret = ((losses * points.diff(dim=0)).sum(0) + D * losses.sum(0).abs()).mean().item()
     arguments = {"D": D, "lr": lr, "G": 1.0, "sigma": 0.0, "unmatched": W}
-    bounds = [theory.online_regret(K, W=W, **arguments), theory.online_regret(K, W=0, **arguments | {"lr": D / 45.25})]
+    bounds = [
+        theory.online_regret(K, W=W, **arguments),
+        theory.online_regret(K, W=0, **arguments | {"lr": D / math.sqrt(K)}),
+    ]
     assert bounds[1] < regret <= bounds[0]
 
 
