@@ -23,6 +23,7 @@ import lategrad as lg
 from lategrad import theory
 from lategrad.rules.rule import average_in
 from lategrad.rules.steady_muon import SteadyMuonState
+from reproduction.deep.models import cnn
 from reproduction.style import three_digits
 
 BATCH, EVERY, B = 16, 20, 1.16
@@ -30,10 +31,13 @@ LENGTH = 6  # memories after which a gradient is forgotten to a quarter of a per
 LRS = [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3]
 
 
-def network(bias: bool, activation: type[nn.Module]) -> lg.problems.ModuleProblem:
+def network(kind: str) -> lg.problems.ModuleProblem:
+    """ "smooth": tanh, no biases; "mlp": ReLU and biases; "cnn": the study's, for images of 8 x 8."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = nn.Sequential(nn.Linear(64, 32, bias=bias), activation(), nn.Linear(32, 10, bias=bias))
+        bias, activation = kind == "mlp", nn.ReLU() if kind == "mlp" else nn.Tanh()
+        layers = [nn.Linear(64, 32, bias=bias), activation, nn.Linear(32, 10, bias=bias)]
+        module = cnn(side=8) if kind == "cnn" else nn.Sequential(*layers)
     return lg.problems.ModuleProblem(module, lg.problems.load("digits"), batch=BATCH)
 
 
@@ -174,9 +178,9 @@ FORMS = {
 }
 
 
-def forms(delays: list[int], N: int, seeds: list[int]) -> list[list[str]]:
+def forms(kind: str, delays: list[int], N: int, seeds: list[int]) -> list[list[str]]:
     """Accuracy at each delay with the learning rate of the smallest loss at delay 0, and with the best one there."""
-    problem, rates = network(True, nn.ReLU), torch.tensor(LRS).unsqueeze(-1)
+    problem, rates = network(kind), torch.tensor(LRS).unsqueeze(-1)
     rows = []
     for name, parts in FORMS.items():
         rule = Form(rates, **parts) if parts else lg.SteadyMuon(rates)
@@ -202,7 +206,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    N, problem, rows, best = args.updates, network(False, nn.Tanh), [], []
+    N, problem, rows, best = args.updates, network("smooth"), [], []
     memory = 20
     for tau in args.delays:
         muon = lg.baselines.Muon(0.003, momentum=1 - 1 / memory, weight_decay=0.0, blocks=problem.blocks)
@@ -226,9 +230,10 @@ def main() -> None:
     print(f"**Theorem B's best learning rate** for Muon with Nesterov's form and memory {memory}, and the one used\n")
     table(["delay", "best lr", "bound", "true mean", "lr used", "bound", "true mean", "accuracy, best lr",
            "accuracy, lr used"], best)  # fmt: skip
-    print(f"**SteadyMuon in forms that the theorems cover**, {N:,} updates, seeds {args.seeds}: accuracy at the "
-          "learning rate of delay 0 / at the best one\n")  # fmt: skip
-    table(["form", "lr", *(f"delay {tau}" for tau in args.delays)], forms(args.delays, N, args.seeds))
+    for kind in ("mlp", "cnn"):
+        print(f"**SteadyMuon in forms that the theorems cover**, {kind}, {N:,} updates, seeds {args.seeds}: accuracy "
+              "at the learning rate of delay 0 / at the best one\n")  # fmt: skip
+        table(["form", "lr", *(f"delay {tau}" for tau in args.delays)], forms(kind, args.delays, N, args.seeds))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import lategrad as lg
 from lategrad import theory
-from lategrad.rules._orthogonalize import orthogonalise
 
 SEEDS, K = 16, 4
 SHAPE = (K, K)
@@ -100,30 +99,6 @@ def test_a_norm_that_is_not_known_and_a_vector_without_rows_are_refused():
         bound(100, NORMS[0], outstanding=0)
     with pytest.raises(ValueError, match="eps must be"):
         theory.normalized_plan(0.0, L=1, Delta=1, sigma=1, rho=1, outstanding=1)
-
-
-# The orthogonaliser
-
-
-@given(seed=seeds, rows=st.integers(1, 40), columns=st.integers(1, 40), spread=st.floats(0, 12))
-@settings(max_examples=60, deadline=None)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_orthogonalised_step_has_the_stated_length_and_alignment(dtype, seed, rows, columns, spread):
-    x = normal(seed, rows, columns)
-    u, _, v = torch.linalg.svd(x, full_matrices=False)
-    values = 10 ** (-spread * torch.rand(min(rows, columns), generator=generator(seed), dtype=torch.float64))
-    x = ((u * values) @ v).to(dtype).double()
-    step = orthogonalise(x.to(dtype)).double()
-    assert singular(step).max() <= 1.16
-    assert (x * step).sum() >= theory.orthogonal_alignment(min(rows, columns)) * singular(x).sum()
-
-
-def test_alignment_falls_with_the_rank_so_that_no_constant_would_do():
-    """One large singular value, and a thousand of a thousandth: small ones are not brought to 1."""
-    values = torch.full((1000,), 1.2e-3, dtype=torch.float64)
-    values[0] = 1
-    aligned = (values.diag() * orthogonalise(values.diag())).sum() / values.sum()
-    assert theory.orthogonal_alignment(1000) <= aligned < 0.84
 
 
 # Steps 1 to 3: descent, on any momentum
