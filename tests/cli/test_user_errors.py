@@ -69,7 +69,10 @@ def run_script(tmp_path, call, engine="processes"):
     return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=600, check=False)
 
 
-@pytest.mark.parametrize("call", ["main()", "for _ in range(2):\n    trace = main()"])
+LOOP = "for _ in range(2):\n    trace = main()"
+
+
+@pytest.mark.parametrize("call", ["main()", pytest.param(LOOP, marks=pytest.mark.slow)])
 def test_a_script_without_its_guard_is_told_so_before_any_process_starts(tmp_path, call):
     result = run_script(tmp_path, call)
     assert result.returncode == 1
