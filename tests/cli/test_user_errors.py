@@ -82,7 +82,11 @@ def test_a_script_without_its_guard_is_told_so_before_any_process_starts(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("call", "engine"), [('if __name__ == "__main__":\n    main()', "processes"), ("main()", "threads")]
+    ("call", "engine"),
+    [
+        ('if __name__ == "__main__":\n    main()', "processes"),
+        pytest.param("main()", "threads", marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_with_its_guard_or_with_threads_runs(tmp_path, call, engine):
     result = run_script(tmp_path, call, engine)
