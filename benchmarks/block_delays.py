@@ -4,7 +4,7 @@ A network of eight layers on scikit-learn's digits, as a pipeline of 4 stages wi
 of 8 stages with delays from 7 down to 0. The learning rate is the one of the smallest training loss without delay, and
 stays. Training losses at the end, means over seeds; "tuned" is the best of all learning rates in hindsight.
 
-    python -m benchmarks.block_delays             # about 4 minutes on one core
+    python -m benchmarks.block_delays             # about 3 minutes on one core
     python -m benchmarks.block_delays --steps 500 --seeds 0 --rules steady-muon
     python -m benchmarks.block_delays --speed     # processor time of an optimizer's step instead
 """
