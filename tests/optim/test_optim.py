@@ -49,19 +49,22 @@ def test_any_rule_is_itself_bit_for_bit(name):
 COORDINATES = torch.linspace(-1, 1, DIM, dtype=torch.float64)
 
 
+SETS = [
+    lg.WholeSpace(),
+    lg.Ball(1.0, center=COORDINATES),
+    lg.Box(COORDINATES - 0.5, COORDINATES + 0.1),
+    lg.HalfSpace(COORDINATES, 0.1),
+    lg.Simplex(),
+    lg.Product((lg.Ball(1.0), 20), (lg.Simplex(), 20), (lg.HalfSpace(COORDINATES[:2], 0.1), 2)),
+]
+
+
 @pytest.mark.parametrize(
-    "domain",
-    [
-        lg.WholeSpace(),
-        lg.Ball(1.0, center=COORDINATES),
-        lg.Box(COORDINATES - 0.5, COORDINATES + 0.1),
-        lg.HalfSpace(COORDINATES, 0.1),
-        lg.Simplex(),
-        lg.Product((lg.Ball(1.0), 20), (lg.Simplex(), 20), (lg.HalfSpace(COORDINATES[:2], 0.1), 2)),
-    ],
-    ids=lambda domain: type(domain).__name__,
-)
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+    ("domain", "compile"),
+    [*((domain, False) for domain in SETS), *((SETS[i], True) for i in (1, 4, 5)),
+     *(pytest.param(SETS[i], True, marks=pytest.mark.slow) for i in (0, 2, 3))],
+    ids=lambda value: ("eager", "compiled")[value] if isinstance(value, bool) else type(value).__name__,
+)  # fmt: skip
 def test_a_constraint_set_is_of_the_whole_group(domain, compile):
     """Any memory layout: the rule on the concatenated vector."""
     params = parameters()

@@ -97,14 +97,16 @@ def test_what_is_measured_equals_plain_simulations(ran):
     _, section, _ = ran
     rows = [row for row in section.rows if row["rule"] == "adamw"]
     assert len(rows) == 3 * 5 * 2  # delays, learning rates, seeds
-    for row in rows[::7]:
+    for row in rows[::11]:
         rule = build_rule("adamw", row["lr"], lg.WholeSpace())
         alone = lg.simulate(MLP.problem(8), rule, CONSTANT_OR_RANDOM[row["delay"]], UPDATES, seed=row["seed"])
         assert row["loss"] == pytest.approx(alone.loss[-1].item(), rel=1e-3)
         assert row["test_loss"] == pytest.approx(alone.test_loss[-1].item(), rel=1e-3)
 
 
-@pytest.mark.parametrize("rule", ALL_RULES)
+@pytest.mark.parametrize(
+    "rule", [rule if i % 2 else pytest.param(rule, marks=pytest.mark.slow) for i, rule in enumerate(ALL_RULES)]
+)
 def test_every_rule_goes_through_a_pipeline(rule, small_data, tmp_path):
     """The first stage has a delay of 64, the last none, and the rule is told 64."""
     setting = dataclasses.replace(MLP, updates=70, delays=("0", "pipeline"), tuned_at=("0",), rules=(rule,))

@@ -69,8 +69,7 @@ def test_the_regret_after_the_first_round(tau, grads):
     assert played + D / 2 * weighted.sum(0).norm().item() <= bound + 1e-9
 
 
-@pytest.mark.parametrize("noise", [0.0, 1.0])
-@pytest.mark.parametrize("tau", [0, 10, 30])
+@pytest.mark.parametrize(("tau", "noise"), [(0, 0.0), (10, 1.0), (30, 0.0), (30, 1.0)])
 def test_the_theorem_holds_on_a_quadratic(tau, noise):
     """The bound holds, and it is below the largest excess loss of the ball."""
     T, c, lr = 3000, 1.0, math.sqrt(2.0)

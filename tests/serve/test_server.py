@@ -34,7 +34,7 @@ def _same(before, after):
 
 @pytest.mark.filterwarnings("ignore:SteadyMuon without blocks")
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(order=st.lists(st.integers(0, 3), min_size=1, max_size=25), seed=st.integers(0, 9))
 def test_every_order_of_arrivals_is_the_rule_applied_in_that_order(name, order, seed):
     """A plain loop over kept queries and tickets, written without the server, is what it must equal."""

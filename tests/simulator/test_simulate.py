@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -90,6 +91,12 @@ def test_equals_the_plain_loop_for_every_rule(name):
     torch.testing.assert_close(trace.query, query, rtol=1e-10, atol=1e-12)
 
 
+@cache
+def alone(batch, lr, model, seed):
+    rule = lg.SGD(lr, lg.Ball(3.0), average="linear")
+    return lg.simulate(digits(batch), rule, model, 300, seed=seed, record_every=100, compile=False)
+
+
 @pytest.mark.parametrize(("backend", "batch"), [("eager", 4), ("loops", 4), ("compile", 32)])
 def test_a_batch_equals_its_runs_one_by_one(backend, batch):
     problem, lrs, models, seeds = digits(batch), [0.1, 0.5, 2.0], [0, d.Uniform(0, 9), 5], [0, 4]
@@ -100,8 +107,7 @@ def test_a_batch_equals_its_runs_one_by_one(backend, batch):
     for i, seed in enumerate(seeds):
         for j, model in enumerate(models):
             for k, lr in enumerate(lrs):
-                one = lg.simulate(problem, lg.SGD(lr, lg.Ball(3.0), average="linear"), model, 300, seed=seed,
-                                  record_every=100, compile=False)  # fmt: skip
+                one = alone(batch, lr, model, seed)
                 torch.testing.assert_close(trace.output[i, j, k], one.output, rtol=1e-9, atol=1e-11)
                 torch.testing.assert_close(trace.loss[:, i, j, k], one.loss, rtol=1e-9, atol=1e-11)
                 torch.testing.assert_close(trace.accuracy[:, i, j, k], one.accuracy)
@@ -270,10 +276,7 @@ def interrupt(path, with_signal):
     return process.returncode, output
 
 
-def test_a_killed_run_leaves_a_readable_trace(tmp_path):
-    path = tmp_path / "trace.safetensors"
-    code, _ = interrupt(path, signal.SIGKILL)
-    assert code == -signal.SIGKILL
+def check_unfinished(path):
     trace = Trace.load(path)
     assert not trace.complete
     assert len(trace.steps) > 3
@@ -281,10 +284,20 @@ def test_a_killed_run_leaves_a_readable_trace(tmp_path):
     assert trace.loss[-1] < trace.loss[0]
 
 
+@pytest.mark.slow
+def test_a_killed_run_leaves_a_readable_trace(tmp_path):
+    path = tmp_path / "trace.safetensors"
+    code, _ = interrupt(path, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    check_unfinished(path)
+
+
 def test_ctrl_c_returns_what_was_recorded(tmp_path):
-    code, output = interrupt(tmp_path / "trace.safetensors", signal.SIGINT)
+    path = tmp_path / "trace.safetensors"
+    code, output = interrupt(path, signal.SIGINT)
     assert code == 0
     assert output.startswith("ended early")
+    check_unfinished(path)
 
 
 def test_a_trace_survives_the_round_trip(tmp_path):
