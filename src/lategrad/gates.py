@@ -1,7 +1,5 @@
 """Gates: which gradients are applied. By their delay, for any training loop; by their norm, for the library's own."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Iterable

@@ -6,8 +6,6 @@ Everything is branch-free, so that the same lines run batched, compiled and on a
 accumulated in float64, so that float32 entries of 1e30 do not overflow.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

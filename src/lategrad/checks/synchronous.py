@@ -1,7 +1,5 @@
 """Without delay, asynchronous training must equal synchronous training: the first update of two that differs."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ At update t = 1..T the server receives the gradient of the past query :math:`x_{
 depends on its arguments only. A longer draw starts with the shorter one, unless a model says otherwise.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
 

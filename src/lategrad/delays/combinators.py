@@ -1,7 +1,5 @@
 """Delay models made of a function, of a record, or of other models: in turn, by class, or in a queue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Distributions of delays: constant, periodic or random values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Delays by stage: in a pipeline each stage of a model has its own delay."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

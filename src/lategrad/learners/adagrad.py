@@ -1,7 +1,5 @@
 """AdaGrad with a learning rate for every coordinate (Duchi, Hazan & Singer 2011)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

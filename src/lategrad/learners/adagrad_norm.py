@@ -1,7 +1,5 @@
 """AdaGrad with one learning rate for the whole vector: OGD that needs to know D but not G."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Follow the regularised leader with a quadratic regulariser (dual averaging)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Online gradient descent (Zinkevich 2003), the learner of the paper's experiments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Optimistic follow the regularised leader with an adaptive learning rate (Mohri & Yang 2016)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

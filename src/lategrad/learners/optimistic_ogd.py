@@ -1,7 +1,5 @@
 """Optimistic OGD with an adaptive learning rate (Rakhlin & Sridharan 2013), the learner of Algorithm 2."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The rules for deep models as optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

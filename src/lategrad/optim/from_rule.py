@@ -1,7 +1,5 @@
 """Any server rule as a ``torch.optim.Optimizer``."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An asynchronous pipeline: each rank runs one stage and never waits for the pipeline to empty."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections import deque

@@ -4,8 +4,6 @@ Fashion-MNIST is searched for in the folder ``$LATEGRAD_DATA``, in the user's ca
 ``dataset-fashion-mnist``, and on OpenML. Its four files are pinned by checksum: all ways give the same bytes or raise.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

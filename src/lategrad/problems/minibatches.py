@@ -1,7 +1,5 @@
 """Which rows each gradient uses: i.i.d. minibatches (the paper's model) or shuffled epochs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -12,8 +12,6 @@ at :math:`-\nabla f(x)`. Where that is infinite, strong convexity gives the boun
           = \frac{\|\nabla f(x)\|^2}{2H} - \frac{H}{2} \mathrm{dist}\Big(x - \frac{\nabla f(x)}{H}, K\Big)^2 .
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What several rules share: query and output, Adam's moving averages, and the running mean of the delays."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple, Protocol
 

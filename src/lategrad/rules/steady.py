@@ -1,7 +1,5 @@
 """Steady: anytime averaging for delays that are long from the first update on."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

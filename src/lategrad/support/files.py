@@ -1,7 +1,5 @@
 """Atomic replacement of files, and opening of those that are plain files."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The runs of a study: planned, executed in order or in parallel, and stored."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Ringmaster ASGD (Maranjyan, Tyurin & Richtárik 2025): gradients that are too late are thrown away."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

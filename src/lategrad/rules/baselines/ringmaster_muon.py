@@ -1,7 +1,5 @@
 """Ringmaster LMO (2026) for Muon: orthogonalised updates, from gradients that are not too late."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

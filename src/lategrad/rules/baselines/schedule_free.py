@@ -1,7 +1,5 @@
 """Schedule-Free SGD (Defazio et al. 2024): gradients between the iterate and its average."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

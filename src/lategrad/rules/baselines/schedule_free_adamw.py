@@ -1,7 +1,5 @@
 """Schedule-Free AdamW (Defazio et al. 2024), in the form of the authors' package."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
