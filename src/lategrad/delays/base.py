@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.support.validation import require
+from lategrad.support.validation import Validated, require
+from lategrad.support.validation import require_count as require_count
 
 
 class Arrivals(NamedTuple):
@@ -79,17 +80,12 @@ def cap(raw: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.minimum(raw, np.arange(len(raw))).astype(np.int64))
 
 
-def require_count(name: str, value: int, low: int = 0) -> None:
-    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    require(name, value, is_int and value >= low, f"an integer >= {low}")
-
-
 def check_draw(steps: int, seed: int) -> None:
     require_count("steps", steps, low=1)
     require_count("seed", seed)
 
 
-class Distribution(ABC):
+class Distribution(Validated, ABC):
     """A delay model whose values depend on their position only; uncapped, also a distribution of pauses."""
 
     needs_labels: ClassVar[bool] = False

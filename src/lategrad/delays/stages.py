@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lategrad.delays.base import require_count
 from lategrad.rules.blocks import Blocks, first_matches
-from lategrad.support.validation import require
+from lategrad.support.validation import require, require_count
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lategrad.problems import minibatches
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.support.validation import Scalar, require, require_count, require_number
 
 
 class Quadratic:
@@ -36,7 +36,7 @@ class Quadratic:
         self, dim: int = 10, smoothness: float = 1.0, strong_convexity: float = 0.1, noise: Scalar = 1.0,
         optimum: Tensor | None = None, dtype: torch.dtype = torch.float64,
     ) -> None:  # fmt: skip
-        require("dim", dim, isinstance(dim, int) and dim >= 1, "an integer >= 1")
+        require_count("dim", dim, low=1)
         require_number("smoothness", smoothness, low=0, strict=True)
         require_number("strong_convexity", strong_convexity, low=0)
         require("strong_convexity", strong_convexity, strong_convexity <= smoothness, f"<= smoothness = {smoothness}")

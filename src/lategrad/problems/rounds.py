@@ -10,7 +10,7 @@ from torch import Tensor
 from lategrad.problems.local_steps import LocalSteps
 from lategrad.problems.worker_state import Count, JobResult
 from lategrad.support.runs import map_tensors
-from lategrad.support.validation import require
+from lategrad.support.validation import require, require_count
 
 
 class Synchronous:
@@ -38,8 +38,7 @@ class Synchronous:
 
     def __init__(self, problem: LocalSteps, workers: int) -> None:
         require("problem", problem, isinstance(problem, LocalSteps), "a problem with local steps, LocalSteps(...)")
-        is_count = isinstance(workers, int) and not isinstance(workers, bool)
-        require("workers", workers, is_count and workers >= 1, "an integer >= 1")
+        require_count("workers", workers, low=1)
         self.problem, self.workers = problem, workers
         self._sample_dims = problem.samples(0, 0, 1).dim() - 1
 

@@ -63,6 +63,8 @@ class Range:
         self.low, self.high, self.ends = low, high, ends
 
     def __repr__(self) -> str:
+        if self.low == -math.inf:
+            return "a finite number"
         if self.high == math.inf:
             return f"a finite number {'>=' if self.ends[0] == '[' else '>'} {self.low:g}"
         return f"a number in {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
@@ -97,7 +99,9 @@ Positive = Annotated[Value, Range(0, ends="()")]
 AtLeastOne = Annotated[Value, Range(1)]
 BelowOne = Annotated[Value, Range(0, 1)]
 UpToOne = Annotated[Value, Range(0, 1, "[]")]
+Finite = Annotated[Value, Range(-math.inf, ends="()")]
 Count = Annotated[int, Integers(0)]
+PositiveCount = Annotated[int, Integers(1)]
 
 
 class Validated:

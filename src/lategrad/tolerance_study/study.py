@@ -17,9 +17,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from lategrad.delays.base import require_count
 from lategrad.support.files import replacing
-from lategrad.support.validation import require, require_choice, require_number
+from lategrad.support.validation import require, require_choice, require_count, require_number
 from lategrad.tolerance_study.code_identity import identify_code
 from lategrad.tolerance_study.result import BETTER, Tolerance
 from lategrad.tolerance_study.run import OWN, Build, Optimizers, Run, Task, Train, parse_profile, run_training
