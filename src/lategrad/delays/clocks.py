@@ -7,8 +7,6 @@ in the order of the workers' positions in the cluster.
 Where workers take local steps (:class:`~lategrad.problems.LocalSteps`), a job is that number of successive gradients.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -232,7 +230,7 @@ class Cluster(Validated):
         for worker in self.workers:
             require("each of workers", worker, isinstance(worker, Worker), "a Worker")
 
-    def with_local_steps(self, steps: int) -> Cluster:
+    def with_local_steps(self, steps: int) -> "Cluster":
         """The same with jobs of ``steps`` gradients, which must agree with its own number, if it has one."""
         require("local_steps", self.local_steps, self.local_steps in (None, steps), f"the problem's {steps}, or None")
         return replace(self, local_steps=steps)
@@ -306,7 +304,7 @@ class Barrier:
             is_permanent = worker.start == 0 and worker.up == math.inf
             require("each of workers", worker, is_permanent, "present from second 0 and never preempted")
 
-    def with_local_steps(self, steps: int) -> Barrier:
+    def with_local_steps(self, steps: int) -> "Barrier":
         return replace(self, local_steps=Cluster(self.workers, self.local_steps).with_local_steps(steps).local_steps)
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:

@@ -1,7 +1,5 @@
 """Language models: text files as characters, and a module that predicts the next one."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os
@@ -32,7 +30,7 @@ class Text(NamedTuple):
     """All characters of the text, sorted."""
 
     @staticmethod
-    def of_strings(name: str, strings: Sequence[str], held_out: float = 0.1) -> Text:
+    def of_strings(name: str, strings: Sequence[str], held_out: float = 0.1) -> "Text":
         """A text of several strings; the last tenth (by default) of *every* one is held out."""
         require_number("held_out", held_out, low=0, strict=True)
         require("held_out", held_out, held_out < 1, "a number in (0, 1)")
@@ -102,7 +100,7 @@ class Windows:
     def fingerprint(self) -> bytes:
         return hashlib.sha256(self.tokens.cpu().numpy().tobytes()).hexdigest().encode()
 
-    def to(self, device: torch.device | str) -> Windows:
+    def to(self, device: torch.device | str) -> "Windows":
         return Windows(self.tokens.to(device), self.context)
 
 

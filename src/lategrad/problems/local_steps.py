@@ -1,7 +1,5 @@
 """Local steps: a worker takes several steps of its own optimizer and sends their sum (as in DiLoCo)."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -135,7 +133,7 @@ class LocalSteps:
         """The pseudo-gradient of a new worker after H steps."""
         return self.run_job(x, sample, self.init_worker_state(x)).grad
 
-    def to(self, device: torch.device | str) -> LocalSteps:
+    def to(self, device: torch.device | str) -> "LocalSteps":
         inner = map_tensors(lambda leaf: leaf.to(device), self.inner)
         return LocalSteps(self.problem.to(device), self.local_steps, inner, self.scaled, self.seconds)
 

@@ -1,7 +1,5 @@
 """A noisy quadratic whose optimum, smoothness, strong convexity and noise are all known."""
 
-from __future__ import annotations
-
 import copy
 
 import torch
@@ -78,7 +76,7 @@ class Quadratic:
     def accuracy(self, x: Tensor) -> None:
         return None
 
-    def to(self, device: torch.device | str) -> Quadratic:
+    def to(self, device: torch.device | str) -> "Quadratic":
         moved = copy.copy(self)
         vars(moved).update({name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
         return moved

@@ -1,7 +1,5 @@
 """Synchronous rounds: all workers start at one query, and their pseudo-gradients are averaged (as in DiLoCo)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -75,7 +73,7 @@ class Synchronous:
         """The mean pseudo-gradient of a round of new workers."""
         return self.run_job(x, sample, self.init_worker_state(x)).grad
 
-    def to(self, device: torch.device | str) -> Synchronous:
+    def to(self, device: torch.device | str) -> "Synchronous":
         return Synchronous(self.problem.to(device), self.workers)
 
     def __repr__(self) -> str:

@@ -1,7 +1,5 @@
 """Compile generated loops, and call them on the memory of a rule's state."""
 
-from __future__ import annotations
-
 import copy
 import ctypes
 from collections.abc import Callable, Sequence
@@ -55,7 +53,7 @@ class Loops:
         self.source = emit(function, examples, size, targets, [*(example.dtype for example in examples), *beyond])
         self._bind(sizes, device)
 
-    def resized(self, sizes: Sequence[int]) -> Loops:
+    def resized(self, sizes: Sequence[int]) -> "Loops":
         """The same loops over vectors of other sizes; only for loops that take no sums."""
         other = copy.copy(self)
         other._bind(sizes, self._device)
