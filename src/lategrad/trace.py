@@ -3,8 +3,6 @@
 A trace is one file (safetensors: tensors and JSON, nothing that executes on loading), written atomically.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import hashlib
@@ -135,7 +133,7 @@ class Trace:
         return path
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Trace:
+    def load(path: str | os.PathLike[str]) -> "Trace":
         """Read a trace; nothing in the file is executed."""
         if not Path(path).is_file():
             raise FileNotFoundError(f"no trace at {os.fspath(path)!r}")
@@ -171,7 +169,7 @@ class Trace:
         """Write :meth:`rows` to a CSV file."""
         return write_csv(path, self.rows(optimum))
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Loss and accuracy over updates, a line for each run, averaged over seeds with their range.
 
         Args:
@@ -180,7 +178,7 @@ class Trace:
         return plot_traces({str(self.config.get("title", "")): self}, path)
 
 
-def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None = None) -> Figure:
+def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None = None) -> "Figure":
     """Loss and accuracy of several traces over updates: a line for each run, over seeds their mean and range.
 
     More than ten runs get panels of the accuracy (or loss): for each delay, or with several traces for each of them,
