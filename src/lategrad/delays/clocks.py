@@ -21,16 +21,7 @@ from torch import Tensor
 
 from lategrad.delays.base import Arrivals, check_draw
 from lategrad.support.seeds import Stream, generator
-from lategrad.support.validation import (
-    BelowOne,
-    NonNegative,
-    Positive,
-    PositiveCount,
-    Range,
-    Validated,
-    require,
-    require_number,
-)
+from lategrad.support.validation import BelowOne, NonNegative, Positive, PositiveCount, Range, Validated, require
 
 __all__ = ["Barrier", "Cluster", "ComputeTime", "ConstantTime", "ExponentialTime", "LinearDrift", "LogNormalTime",
            "ParetoTime", "SineDrift", "Worker"]  # fmt: skip
@@ -134,18 +125,14 @@ class Worker(Validated):
     mean: Positive[float] = 1.0
     distribution: ComputeTime = ConstantTime()
     start: NonNegative[float] = 0.0
-    up: float = math.inf
-    down: float = 0.0
+    up: Annotated[float, Range(0, math.inf, "(]")] = math.inf
+    down: Annotated[float, Range(0, math.inf, "[]")] = 0.0
     drift: Callable[[float], float] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         is_valid = isinstance(self.distribution, ComputeTime)
         require("distribution", self.distribution, is_valid, "a distribution of times, such as ExponentialTime()")
-        if self.up != math.inf:
-            require_number("up", self.up, low=0, strict=True)
-        if self.down != math.inf:
-            require_number("down", self.down, low=0)
         is_function = self.drift is None or callable(self.drift)
         require("drift", self.drift, is_function, "a function of the time such as LinearDrift(0.1), or None")
 

@@ -9,14 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.delays.base import (
-    Arrivals,
-    DelayModel,
-    Distribution,
-    as_delay_model,
-    check_draw,
-    require_integers,
-)
+from lategrad.delays.base import Arrivals, DelayModel, Distribution, as_delay_model, check_draw, require_integers
 from lategrad.support.seeds import Stream, generator
 from lategrad.support.validation import Validated, require, require_count
 
