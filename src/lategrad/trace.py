@@ -122,7 +122,6 @@ class Trace:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the trace to one file; a reader sees the old file or the new one, never half of one."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach().contiguous().cpu() for name in _TENSORS
                    if (value := getattr(self, name)) is not None}  # fmt: skip
         tensors |= {_METRIC + name: value.contiguous().cpu() for name, value in self.metrics.items()}
@@ -222,7 +221,6 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
         ax.grid(alpha=0.3)
     if path is not None:
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             figure.savefig(part, dpi=150, format=path.suffix.removeprefix(".") or "png")
     return figure
@@ -270,7 +268,6 @@ def _best(curves: list[_Curve]) -> list[_Curve]:
 def write_csv(path: str | os.PathLike[str], rows: Iterable[dict[str, Any]]) -> Path:
     """Write dictionaries as a CSV file; missing keys are left empty."""
     path, rows = Path(path), list(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
     names = list(dict.fromkeys(key for row in rows for key in row))
     with replacing(path) as part, part.open("w", newline="") as file:
         writer = csv.DictWriter(file, names, lineterminator="\n")

@@ -5,5 +5,4 @@ from lategrad.learners.ftrl import FTRL, OptimisticFTRL
 from lategrad.learners.learner import Learner, Linear
 from lategrad.learners.ogd import OGD, OptimisticOGD
 
-__all__ = ["FTRL", "OGD", "AdaGrad", "AdaGradNorm", "Learner", "Linear", "OptimisticFTRL",
-           "OptimisticOGD"]  # fmt: skip
+__all__ = ["FTRL", "OGD", "AdaGrad", "AdaGradNorm", "Learner", "Linear", "OptimisticFTRL", "OptimisticOGD"]

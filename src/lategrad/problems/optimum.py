@@ -102,7 +102,6 @@ def minimum(
         raise RuntimeError(f"the minimum is only known up to {best.gap:.2g}, not {tolerance:.2g}: raise tolerance, "
                            "or add l2")  # fmt: skip
     if cache:
-        path.parent.mkdir(parents=True, exist_ok=True)
         numbers = {name: torch.tensor(getattr(best, name), dtype=torch.float64) for name in ("value", "gap")}
         with replacing(path) as part:
             save_file({"x": best.x, **numbers}, part)

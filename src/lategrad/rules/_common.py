@@ -27,6 +27,7 @@ class OutputsX(OnDomain):
     """A rule whose output is ``state.x``, its iterate or its average."""
 
     def output(self, state: _HasIterate) -> Tensor:
+        r"""After T updates, :math:`x_{T+1}`."""
         return state.x
 
 

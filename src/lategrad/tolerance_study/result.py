@@ -188,7 +188,6 @@ class Tolerance:
 
 def _write(path: str | os.PathLike[str], text: str) -> Path:
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_text(text)
     return path

@@ -143,7 +143,6 @@ class _RunStore:
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self._folder = folder / "runs"
-        self._folder.mkdir(parents=True, exist_ok=True)
         description = folder / "study.json"
         before = json.loads(description.read_text()) if description.exists() else about
         for name in ("profile", "better"):

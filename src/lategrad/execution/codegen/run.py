@@ -48,8 +48,7 @@ class Loops:
             raise UnsupportedError("a single number")
         if (missing := missing_compiler("hip" if torch.version.hip else device.type, "loops")) is not None:
             raise UnsupportedError(missing)
-        examples = [i if isinstance(i, Tensor) else torch.empty(1, dtype=i, device=device).expand(size)
-                    for i in inputs]  # fmt: skip
+        examples = [i if isinstance(i, Tensor) else torch.empty(1, dtype=i, device=device).expand(size) for i in inputs]
         self.source = emit(function, examples, size, targets, [*(example.dtype for example in examples), *beyond])
         self._bind(sizes, device)
 
