@@ -15,6 +15,7 @@ from lategrad.rules import (
     Anytime,
     Blocks,
     CenteredClipping,
+    OnlineToNonconvex,
     Scheduled,
     Steady,
     SteadyAdam,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from lategrad import pipeline as pipeline
 
 __all__ = ["FTRL", "OGD", "SGD", "AdaGrad", "AdaGradNorm", "Anytime", "Ball", "Blocks", "Box", "CenteredClipping",
-           "DelayGate", "DelayRecorder", "HalfSpace", "L1Ball", "OptimisticFTRL", "OptimisticOGD",
+           "DelayGate", "DelayRecorder", "HalfSpace", "L1Ball", "OnlineToNonconvex", "OptimisticFTRL", "OptimisticOGD",
            "Product", "Scheduled", "Simplex", "Steady", "SteadyAdam", "SteadyMuon", "SteadyShort",
            "StronglyConvexOGD", "Tolerance", "Trace", "WholeSpace", "baselines", "check_synchronous",
            "clocks", "delays", "in_place", "optim", "parse_rule", "parse_set", "pipeline", "problems",

@@ -10,6 +10,7 @@ from torch.optim.optimizer import Optimizer
 
 from lategrad.learners import FTRL, OGD, AdaGrad, AdaGradNorm, Learner, OptimisticFTRL, OptimisticOGD
 from lategrad.rules import SGD, Anytime, CenteredClipping, Steady, SteadyAdam, SteadyMuon, SteadyShort, baselines
+from lategrad.rules.online_to_nonconvex import OnlineToNonconvex
 from lategrad.rules.rule import AnyRule
 from lategrad.rules.strongly_convex import StronglyConvexOGD
 from lategrad.sets import SETS as SETS
@@ -51,6 +52,7 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "sgd-uniform": entry_of("SGD with a constant learning rate, uniform average", SGD, average="uniform"),
     "sgd-linear": entry_of("SGD with a constant learning rate, linearly weighted average", SGD, average="linear"),
     "centered-clipping": entry_of("SGD along a momentum no single worker can move far", CenteredClipping, radius=1.0),
+    "online-to-nonconvex": entry_of("steps chosen by an online learner, proved", OnlineToNonconvex, radius=0.1),
     "steady": entry_of("our own: anytime averaging for long delays", Steady),
     "steady-coordinate": entry_of("our own, with a learning rate for every coordinate", Steady, per_coordinate=True),
     "steady-short": entry_of("our own, for runs that are short relative to the delay", SteadyShort),

@@ -114,7 +114,7 @@ def state_numbers(trace: Trace) -> Tensor:
 
 
 def replay(trace: Trace, problem: Problem, rule: AnyRule[Any] | str, *, record_every: int | None = None,
-           device: torch.device | str = "cpu", progress: bool | None = None) -> Trace:  # fmt: skip
+           device: torch.device | str = "cpu", progress: bool | None = None, drift: bool = False) -> Trace:  # fmt: skip
     """Simulate a rule on the delays and samples that a real training recorded.
 
     With the run's own rule the final parameters are those of the run, to the bit, if both were computed on a CPU
@@ -135,6 +135,7 @@ def replay(trace: Trace, problem: Problem, rule: AnyRule[Any] | str, *, record_e
         record_every: updates between two records; by default ten records.
         device: "cpu" or "cuda".
         progress: show a progress bar; by default on a terminal.
+        drift: measure the drift, as :func:`~lategrad.simulate` does.
 
     >>> import lategrad as lg
     >>> from lategrad.problems import Quadratic
@@ -145,7 +146,7 @@ def replay(trace: Trace, problem: Problem, rule: AnyRule[Any] | str, *, record_e
     >>> replay(trace, problem, lg.SGD(lr=0.05)).delay_summary().mean == trace.delay_summary().mean
     True
     """
-    shown: dict[str, Any] = {"record_every": record_every, "device": device, "progress": progress}
+    shown: dict[str, Any] = {"record_every": record_every, "device": device, "progress": progress, "drift": drift}
     if "pipeline" in trace.config:
         return _replay_pipeline(trace, as_problem(problem), as_rule(rule), shown)
     require("trace", trace.config.get("problem"), trace.sequence is not None and trace.worker is not None,

@@ -52,6 +52,19 @@ class Axis:
         return f"{self.name} {value:.4g}" if isinstance(value, float) else f"{self.name} {value}"
 
 
+class Certificate(NamedTuple):
+    """How late the gradients of a run were, in updates and in the space of the parameters."""
+
+    drift: Tensor | None
+    """``(*runs,)``: V, the mean distance between the query of a gradient and the query at its arrival; None without
+    ``drift=True``, NaN if it was measured in a part of the run only."""
+    mean_delay: Tensor  #: ``(*arrivals,)``
+    outstanding: Tensor
+    """``(*arrivals,)``: mean number of gradients in flight at an update, its own included, that is 1 + ``mean_delay``.
+    Those that are never applied do not count."""
+    max_outstanding: Tensor  #: ``(*arrivals,)``: the largest such number
+
+
 @dataclass(frozen=True, eq=False)
 class Trace:
     """The record of a simulation or of a training run. The run dimensions are ``axes``; a single run has none."""
@@ -108,6 +121,16 @@ class Trace:
     def delay_summary(self) -> DelaySummary:
         """Mean, spread, quantiles, maximum and histogram of all delays."""
         return summarise(self.delays.flatten())
+
+    def certificate(self) -> Certificate:
+        """Mean distance (with ``drift=True``), mean delay, and the gradients in flight, over the whole run."""
+        require("trace", "one without updates", len(self.delays) > 0, "of one update at least")
+        drift, fetched = self.metrics.get("drift"), torch.zeros(self.delays.shape, dtype=torch.int64)
+        fetched = fetched.scatter_add(0, self.version, torch.ones_like(fetched)).cumsum(0)
+        outstanding = fetched.movedim(0, -1) - torch.arange(len(fetched))
+        if drift is not None:
+            drift = (drift[1:].movedim(0, -1) * self.steps.diff()).sum(-1) / self.steps[-1]
+        return Certificate(drift, self.delays.double().mean(0), outstanding.double().mean(-1), outstanding.amax(-1))
 
     @property
     def version(self) -> Tensor:

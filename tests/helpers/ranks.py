@@ -47,7 +47,7 @@ class Ranks:
             stdout=subprocess.PIPE,
         )  # fmt: skip
 
-    def __call__(self, function, world, limit=60, kill=None, **arguments):
+    def __call__(self, function, world, limit=300, kill=None, **arguments):
         """How each rank ended that ran ``function(**arguments)``, a name such as ``"cases.train"``.
 
         A rank that has not ended after ``limit`` seconds is killed, which its exit code shows.

@@ -106,6 +106,14 @@ def train(mesh, name, domain, count, options=None, delays=None, form="sharded"):
     return torch.stack([whole(params), output])
 
 
+def train_measured(mesh, name, domain, count):
+    """The drift of late gradients."""
+    params = list(holder(mesh).parameters())
+    optimizer = lg.optim.Delayed(optimizers(name, params, domain), 3, drift=True)
+    steps(optimizer, params, 0, count)
+    return optimizer.drift
+
+
 def train_all(mesh, names, domain, count):
     """What :func:`train` returns, for many rules."""
     return {name: train(mesh, name, domain, count) for name in names}

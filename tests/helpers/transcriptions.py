@@ -7,6 +7,8 @@ Every function returns the points before each update and one after the last.
 
 import math
 
+from lategrad.support.seeds import Stream, derived_seed
+
 
 def add(u, v, scale=1.0):
     return [a + scale * b for a, b in zip(u, v, strict=True)]
@@ -327,6 +329,22 @@ def steady_short(x0, grads, delays, *, lr, c, project, diameter=math.inf):
 
 
 # ---- rules for deep models
+
+
+def online_to_nonconvex(x0, grads, delays, *, lr, D, K, seed, project):
+    """Dual averaging on the ball of radius D, restarted every K rounds, chooses steps; s_n by Lehmer's generator."""
+    x, state, clip = project(x0), derived_seed(seed, Stream.STEPS) % (2**31 - 2) + 1, ball(D)
+    queries, outputs, since = [], [x], []
+    for n in range(len(grads) + 1):
+        if n % K == 0:
+            since, total = [], [0.0] * len(x)
+        delta = sub(project(add(x, clip([-lr * a for a in total]))), x)
+        queries.append(add(x, delta, state / (2**31 - 1)))
+        since.append(queries[-1])
+        if n < len(grads):
+            x, total, state = add(x, delta), add(total, grads[n]), 48271 * state % (2**31 - 1)
+            outputs.append(weighted_average([1.0] * len(since), since))
+    return queries, outputs
 
 
 def sgd_momentum(x0, grads, delays, *, lr, gamma, project):

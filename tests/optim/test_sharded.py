@@ -55,6 +55,13 @@ def test_every_set_gives_the_same_numbers_on_two_ranks(ranks, name, count):
         assert distance([free], expected) > 0.1  # the set matters here
 
 
+def test_the_drift_is_that_of_the_whole_vector(ranks):
+    args = "AnytimeSGD-0.5", lg.Ball(2.0), 8
+    expected = sharded.train_measured(None, *args)
+    assert ranks.run(2, sharded.train_measured, *args) == [pytest.approx(expected, rel=1e-5)] * 2
+    assert expected > 0
+
+
 @STEPS
 @pytest.mark.parametrize("name", sharded.DROP_INS)
 def test_every_optimizer_gives_the_same_numbers_on_two_ranks(ranks, name, count):

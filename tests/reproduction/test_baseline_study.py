@@ -28,6 +28,7 @@ LEFT_OUT = {
     "strongly-convex",  # the objective is not
     "steady-short",  # for runs of a few rounds
     "centered-clipping",  # for workers that are not to be trusted
+    "online-to-nonconvex",  # benchmarks/online.py measures it
     "anytime-ftrl",
     "anytime-adagrad-norm",
     "anytime-adagrad",

@@ -142,6 +142,11 @@ RULES = {
         plain.fed_async,
         {"alpha": 0.02, "weight": lambda tau: 1.0},
     ),
+    "online-to-nonconvex": (
+        lambda d: lg.OnlineToNonconvex(0.01, radius=0.05, period=7, domain=d, seed=3),
+        plain.online_to_nonconvex,
+        {"lr": 0.01, "D": 0.05, "K": 7, "seed": 3},
+    ),
     "steady": (lambda d: lg.Steady(0.7, d, c=4.0), plain.steady, {"lr": 0.7, "c": 4.0}),
     "steady-short": (lambda d: lg.SteadyShort(0.7, d, c=4.0), plain.steady_short, {"lr": 0.7, "c": 4.0}),
     "steady-coordinate": (

@@ -158,7 +158,7 @@ def test_any_other_damage_falls_back_to_the_checkpoint_before_with_one_line(tmp_
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         server.load()
-    assert len(warned) == (kind != "a stray name")
+    assert [one.category for one in warned].count(UserWarning) == (kind != "a stray name")
     assert _same(at_twenty if kind == "a stray name" else at_ten, _bits(server))
     _advance(server, 3)
     assert server.save()
@@ -389,7 +389,7 @@ def test_a_checkpoint_of_another_version_of_the_library_says_so(tmp_path):
     server.save()
     path = checkpoint_paths(tmp_path)[0]
     sealed = json.loads(path.read_text())
-    text = sealed["checkpoint"].replace("lategrad-checkpoint-4", "lategrad-checkpoint-1")
+    text = sealed["checkpoint"].replace("lategrad-checkpoint-5", "lategrad-checkpoint-1")
     checksum = hashlib.sha256(text.encode()).hexdigest()
     path.write_text(json.dumps({"checksum": checksum, "checkpoint": text}))
     with (

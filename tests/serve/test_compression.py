@@ -164,6 +164,7 @@ def test_an_unknown_compression_is_named():
         Settings(steps=1, compression="int4")
 
 
+@pytest.mark.filterwarnings("ignore:worker . is starved")  # on a busy machine
 def test_a_replay_whose_remainders_are_unknown_is_refused():
     """Of a gradient that came too late and was dropped nobody knows what it left out."""
     problem = Quadratic(noise=0.1)

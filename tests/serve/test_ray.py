@@ -165,6 +165,19 @@ def test_a_worker_says_on_ray_too_what_it_has_kept(actor):
     assert actor.trace().parent_job.tolist() == [-1, 0, 1]
 
 
+def test_a_server_on_ray_measures_the_drift(actor):
+    begin(actor, drift=True, compile=False)
+    jobs = {member: actor.join(member, member, HERE) for member in (0, 1)}
+    expected = []
+    for member in (0, 0, 1, 0):
+        now = actor.server.rule.query(actor.server.state)
+        expected.append(float((unpack(jobs[member])[1] - now).norm()))
+        jobs[member] = actor.exchange(*gradient_at(jobs[member]))
+    assert actor.trace().delays.tolist() == [0, 0, 2, 1]
+    assert actor.trace().certificate().drift.item() == pytest.approx(sum(expected) / 4)
+    assert expected[2] > 0
+
+
 def test_a_segment_that_cannot_be_opened_is_told(actor):
     begin(actor)
     actor.join(0, 0, HERE)

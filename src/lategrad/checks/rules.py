@@ -11,7 +11,9 @@ from torch import Tensor
 from lategrad.checks.comparing import Reference, assert_close, assert_true, check_reference, gradients
 from lategrad.checks.machine import check_machine
 from lategrad.registry import as_rule
+from lategrad.rules.blocks import Block, Blocks, fill_in
 from lategrad.rules.rule import AnyRule, apply_update, first_state, issue_ticket
+from lategrad.sets import WholeSpace
 from lategrad.support.options import Option, options_of
 
 
@@ -22,7 +24,8 @@ def check_rule(
     """Run all generic checks on a server rule.
 
     A hyper-parameter that is annotated ``Scalar`` must also take a value for each run, so that a sweep is one rule. One
-    that is annotated ``float`` need not; a warning is issued then.
+    that is annotated ``float`` need not; a warning is issued then. With ``delay_blocks``, equal delays of all blocks
+    must be one delay, and what is not projected must depend on the delay of its own block alone.
 
     Args:
         rule: the rule, with plain numbers as hyper-parameters, or a text such as ``"my_rules.py:Mine:lr=0.1"``.
@@ -41,6 +44,8 @@ def check_rule(
     rule = as_rule(rule)
     check_machine(rule, "rule", type(rule).__name__, dim, steps=6, seed=seed, compile=compile)
     _check_sweeps(rule, dim, seed)
+    if hasattr(rule, "delay_blocks"):
+        _check_block_delays(rule, dim, seed)
 
     undelayed = undelayed or rule
     x0, grads, zeros = gradients(1, (2, dim), seed + 1)[0], gradients(5, (2, dim), seed), torch.zeros(2, 1).long()
@@ -81,6 +86,28 @@ def _check_sweeps(rule: AnyRule[Any], dim: int, seed: int) -> None:
             if option.sweeps:
                 raise AssertionError(message) from None
             warnings.warn(message, stacklevel=3)
+
+
+def _check_block_delays(rule: AnyRule[Any], dim: int, seed: int) -> None:
+    """Whether each block does what it does under a rule that is told its delay for all."""
+    halves = Blocks(tuple(Block(str(size), (size,), "other") for size in (dim // 2, dim - dim // 2)))
+    blocks: Blocks = getattr(rule, "blocks", None) or halves
+    x0, grads = gradients(1, (2, dim), seed + 1)[0], gradients(5, (2, dim), seed)
+
+    def run(rule: AnyRule[Any], delays: list[int]) -> Tensor:
+        state = rule.init(x0)
+        for t, grad in enumerate(grads):
+            state = apply_update(rule, state, grad, torch.tensor(delays).clamp_max(t), issue_ticket(rule, state))
+        return torch.stack([rule.query(state), rule.output(state)])
+
+    for_each, numbers = fill_in(rule, blocks, "delay_blocks"), list(range(len(blocks.parts)))
+    equal = run(for_each, [3 for _ in numbers])
+    assert_close(equal, run(rule, [3]), "rule: equal delays of all blocks are not one delay")
+    if isinstance(rule.domain, WholeSpace):
+        different = blocks.split(run(for_each, numbers))
+        for i in numbers:
+            alone = blocks.split(run(rule, [i]))[i]
+            assert_close(different[i], alone, "rule: a block depends on the delay of another one")
 
 
 def _outputs(rule: AnyRule[Any], shape: tuple[int, ...], seed: int) -> Tensor:

@@ -31,6 +31,7 @@ Scaled = Annotated[bool, typer.Option("--scaled", help=_SCALED_HELP)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace results that are in OUT already.")]
 OwnProblem = Annotated[str | None, typer.Option(help="The run's problem, only if it is your own code.")]
 RunFolder = Annotated[Path, typer.Argument(help="The run's folder: --out of train.")]
+Drift = Annotated[bool, typer.Option("--drift", help="Measure how far the query moves during each delay.")]
 RuleHelp = (
     "such as steady or anytime-sgd:lr=1,power=2 (see `lategrad list`), or your own module:Class or file.py:Class."
 )

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from lategrad.cli.build import rules_from, set_from, single_values
-from lategrad.cli.options import Device, Overwrite, OwnProblem, RecordEvery
+from lategrad.cli.options import Device, Drift, Overwrite, OwnProblem, RecordEvery
 from lategrad.cli.results import Contender, file_name, require_new, table, write_results
 from lategrad.cli.train import build_problem, confirm_own_code, final_result, saved_command
 from lategrad.replays import replay as replay_trace
@@ -24,7 +24,7 @@ def replay(
     domain: Annotated[str | None, typer.Option(help="Constraint set of the rules; by default the run's.")] = None,
     record_every: RecordEvery = None, device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Folder for results.csv, a figure and traces.")] = None,
-    overwrite: Overwrite = False, problem: OwnProblem = None,
+    overwrite: Overwrite = False, problem: OwnProblem = None, drift: Drift = False,
 ) -> None:  # fmt: skip
     """Simulate a rule on the delays and samples of a recorded run.
 
@@ -40,7 +40,8 @@ def replay(
     own_lr = [] if rule or command["lr"] is None else [command["lr"]]
     contenders = []
     for label, spec in rules_from(rule or [command["rule"]], lr or own_lr).items():
-        one = replay_trace(recorded, the_problem, spec.build(the_set), record_every=record_every, device=device)
+        one = replay_trace(recorded, the_problem, spec.build(the_set), record_every=record_every, device=device,
+                           drift=drift)  # fmt: skip
         contenders.append(Contender(label, _with_axes(one), single_values(spec)))
     typer.echo(f"recorded: {command['rule']}, {final_result(recorded)}", err=True)
     Console().print(table(contenders))

@@ -61,13 +61,16 @@ def table(contenders: list[Contender]) -> Table:
     several = any(len(contender.trace.axis("seed").values) > 1 for contender in contenders)
     swept = any(len(contender.trace.axes) > len(_PLACE) for contender in contenders)
     judged = any(contender.trace.accuracy is not None for contender in contenders)
-    optional = {"setting": swept, "accuracy": judged, "spread": judged and several}
-    columns = [name for name in ("rule", "delay", "setting", "accuracy", "spread", "loss") if optional.get(name, True)]
+    optional = {"setting": swept, "accuracy": judged, "spread": judged and several,
+                "drift": any("drift" in contender.trace.metrics for contender in contenders)}  # fmt: skip
+    names = ("rule", "delay", "setting", "accuracy", "spread", "loss", "drift")
+    columns = [name for name in names if optional.get(name, True)]
     result = Table(header_style="bold")
     for column in columns:
         result.add_column(column, justify="left" if column in ("rule", "delay") else "right")
     for contender in contenders:
         trace = contender.trace
+        drift = trace.certificate().drift if "drift" in trace.metrics else None
         sweep = trace.axes[len(_PLACE) :]
         places = list(product(*(range(len(axis.values)) for axis in sweep)))
         for i, delay in enumerate(trace.axis("delay").values):
@@ -79,6 +82,8 @@ def table(contenders: list[Contender]) -> Table:
                 setting = ", ".join(axis.at(p) for axis, p in zip(sweep, at, strict=True))
                 loss = f"{losses[:, k].mean():.5g}"
                 cells = {"rule": contender.label, "delay": str(delay), "setting": setting, "loss": loss}
+                if drift is not None:
+                    cells["drift"] = f"{drift[:, i].reshape(losses.shape)[:, k].mean():.4g}"
                 if accuracies is not None:
                     of_seeds = accuracies[:, k]
                     cells["accuracy"] = f"{of_seeds.mean():.4f}"

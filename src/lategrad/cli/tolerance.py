@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lategrad.cli.options import Seeds
+from lategrad.cli.options import Drift, Seeds
 from lategrad.support.options import load_object, own_target
 from lategrad.tolerance_study import tolerance as run_study
 from lategrad.tolerance_study.study import DELAYS
@@ -23,6 +23,7 @@ def tolerance(
     better: Annotated[str, typer.Option(help="lower or higher numbers.")] = "lower",
     cost: Annotated[float, typer.Option(help="Acceptable loss, as a share of the number without delay.")] = 0.05,
     workers: Annotated[str, typer.Option(help="Runs in parallel; auto for as many as fit.")] = "1",
+    drift: Drift = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the page, the picture, the tables and the runs.")] = None,
 ) -> None:  # fmt: skip
     """Run your training at every delay, and report what each one costs.
@@ -40,7 +41,7 @@ def tolerance(
             raise ValueError(f"--optimizer must be NAME=MODULE:FUNCTION, got {name!r}")
     optimizers = {name: _load_function(target) for name, _, target in named}
     result = run_study(_load_function(train), delay, optimizers, seeds, profile=profile, better=better, cost=cost,
-                       workers=int(workers) if workers.isdecimal() else workers, out=out)  # fmt: skip
+                       workers=int(workers) if workers.isdecimal() else workers, out=out, drift=drift)  # fmt: skip
     typer.echo(result.table())
     if out is not None:
         result.to_html(out / "tolerance.html")

@@ -137,6 +137,9 @@ def _print_summary(trace: Trace, out: Path | None) -> None:
         summary = trace.delay_summary()
         delays = f", delay mean {summary.mean:.1f} max {summary.max}"
     typer.echo(f"{len(trace.delays):,} updates in {trace.config['seconds']:.1f} s, {final_result(trace)}{delays}")
+    if "drift" in trace.metrics and len(trace.delays):
+        drift, _, outstanding, most = trace.certificate()
+        typer.echo(f"drift {drift:.4g}, {outstanding:.1f} gradients outstanding, {most} at most")
     if returns := trace.config.get("returns"):
         typer.echo(f"returned to a checkpoint {returns} times because the state was not finite")
     if trace.config["settings"].get("compression", "none") != "none":

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.support.validation import Validated, require
-from lategrad.support.validation import require_count as require_count
+from lategrad.support.validation import Validated, require, require_count
 
 
 class Arrivals(NamedTuple):

@@ -118,7 +118,8 @@ class ParameterStep:
         self._row_major = all(torch.empty(t.shape, device="meta").stride() == strides
                               for t, strides in zip(parts, self._strides, strict=True))  # fmt: skip
         self._forms = [t.stride() for t in parts], [t.dtype for t in parts]
-        self._delay = torch.zeros(1, dtype=torch.int64, device=self.device)
+        delay_blocks = getattr(rule, "delay_blocks", None)
+        self._delay = torch.zeros(len(delay_blocks.parts) if delay_blocks else 1, dtype=torch.int64, device=self.device)
         self._pieces: dict[str, list[Tensor]] = {}
         self._addresses: dict[str, list[int]] = {}
         self._whole: dict[str, Tensor] = {}
@@ -251,15 +252,22 @@ class ParameterStep:
             _require_names(values, names)
         for name in self._places:
             self._allocate(name, state)
-        return ParameterState(state.vectors, {n: v.to(self.device) for n, v in state.scalars.items()})
+        # A delay for all tensors becomes one for each, if they differ from now on.
+        scalars = {n: v.to(self.device).expand(self._leaves[n].shape).contiguous() for n, v in state.scalars.items()}
+        return ParameterState(state.vectors, scalars)
 
     # ---- The step
 
-    def __call__(self, grads: Sequence[Tensor | None], delay: int | Tensor, ticket: Ticket | None = None) -> None:
+    def __call__(
+        self, grads: Sequence[Tensor | None], delay: int | Tensor | list[int], ticket: Ticket | None = None
+    ) -> None:
         """Consume one gradient: a tensor for each of the tensors, None for zeros.
 
-        Without a ticket it is that of the present query.
+        Without a ticket it is that of the present query. Of several delays, one for each of the tensors, a rule that
+        does not have ``delay_blocks`` is told the longest.
         """
+        if isinstance(delay, list):
+            delay = torch.tensor(delay) if len(self._delay) > 1 else max(delay)
         self._delay.copy_(delay) if isinstance(delay, Tensor) else self._delay.fill_(delay)
         aligned = self._align(grads)
         if self.backend == "loops":

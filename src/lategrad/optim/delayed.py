@@ -1,7 +1,6 @@
 """Late gradients in any PyTorch loop: a wrapper that delays the gradients of an optimizer."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from itertools import zip_longest
@@ -9,23 +8,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.optim.optimizer import Optimizer
 
 from lategrad.delays import DelayModel, Recorded, as_delay_model
-from lategrad.delays.base import require_count
 from lategrad.delays.stages import StageDelays
-from lategrad.execution.dtensors import is_dtensor
+from lategrad.execution.dtensors import is_dtensor, like_dtensor, local_part_of
 from lategrad.optim.arguments import require_object
 from lategrad.optim.output_mode import output_of, shipped_state
 from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
 from lategrad.optim.stage_versions import StageVersions
 from lategrad.rules.rule import needs_ticket
 from lategrad.support.runs import map_tensors
-from lategrad.support.validation import require
+from lategrad.support.validation import require, require_count
 
 _FIRST_DRAW = 1024
 _SPARSE = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)  # the optimizers that take sparse gradients
-_STATE = ("optimizer", "delays", "delay_cap", "seed", "steps", "updates", "_pending", "_versions")
+_STATE = ("optimizer", "delays", "delay_cap", "seed", "steps", "updates", "_pending", "_versions", "_drift")
 
 
 class PendingGradient(NamedTuple):
@@ -33,6 +32,7 @@ class PendingGradient(NamedTuple):
 
     grads: list[Tensor | None]  # one for each parameter of all groups
     tickets: Tickets | None
+    point: list[Tensor] | None = None  # the parameters that it was computed at, where drift is measured
 
 
 class Delayed(Optimizer):
@@ -68,7 +68,8 @@ class Delayed(Optimizer):
     :math:`x_{\max(1, t - \tau_b)}`. Instead of gradients, past versions of the delayed parameters are stored, as many
     as each one's delay. The model's forward puts them in place, in training mode and where gradients are recorded, and
     ``step`` puts the newest back, so that validation sees the newest parameters. Each pass makes one update. Rules
-    that use the delays get the longest one; rules with tickets are refused.
+    with ``delay_blocks`` are told the delay of each parameter, others the longest one of a group; rules with tickets
+    are refused.
 
     It is a ``torch.optim.Optimizer`` that shares ``param_groups`` and ``state`` with the wrapped one, so LR schedulers
     and ``GradScaler`` take it; other attributes, such as ``train()`` and ``eval()`` of a schedule-free optimizer, are
@@ -83,6 +84,7 @@ class Delayed(Optimizer):
         seed: of the delays.
         steps: the largest number of updates; required only for models that depend on the length of the run
             (fractions in ``Regimes``).
+        drift: measure :attr:`drift`; stores the parameters beside every pending gradient.
     """
 
     optimizer: Optimizer
@@ -95,11 +97,12 @@ class Delayed(Optimizer):
     _taus: Tensor  # the delays of the first updates, as far as they have been needed
     _updates_for: dict[int, list[int]]  # the updates that need a gradient of the parameters x_s, under s
     _versions: StageVersions | None  # the past parameters, where delays are by stage
+    _drift: Tensor | float | None  # the sum of distances so far, where drift is measured
     _failed: int = 0  # the last update in which the wrapped optimizer has raised
 
     def __init__(
         self, optimizer: Optimizer, delays: DelayModel | StageDelays | int | str, *, delay_cap: int | None = None,
-        seed: int = 0, steps: int | None = None,
+        seed: int = 0, steps: int | None = None, drift: bool = False,
     ) -> None:  # fmt: skip
         require_object("optimizer", optimizer)
         if not isinstance(optimizer, Optimizer):
@@ -128,7 +131,7 @@ class Delayed(Optimizer):
             sharded = sum(map(is_dtensor, params))
             require("params", f"{sharded} DTensors", not sharded, "plain tensors, with delays by stage")
             versions = StageVersions(delays, params, delay_cap)
-        values: tuple[Any, ...] = (optimizer, delays, delay_cap, seed, steps, 0, {}, versions)
+        values: tuple[Any, ...] = (optimizer, delays, delay_cap, seed, steps, 0, {}, versions, 0.0 if drift else None)
         self.__setstate__(dict(zip(_STATE, values, strict=True)))
 
     # ---- Shared with the wrapped optimizer
@@ -172,6 +175,14 @@ class Delayed(Optimizer):
     def pending(self) -> int:
         return len(self._pending)
 
+    @property
+    def drift(self) -> float | None:
+        """Mean distance, over updates, of the parameters from those that the gradient was computed at.
+
+        None without ``drift=True``; NaN after loading a state without it.
+        """
+        return None if self._drift is None else float(self._drift) / max(1, self.updates)
+
     def _updates_from(self, s: int) -> list[int]:
         """The updates that need a gradient of :math:`x_s`: all t with t - tau_t = s."""
         last = s + self.delay_cap if self.steps is None else min(s + self.delay_cap, self.steps)
@@ -210,7 +221,9 @@ class Delayed(Optimizer):
                                "SparseAdam and Adagrad it does: use one, or a layer with sparse=False")  # fmt: skip
         if self._versions is not None:
             newest = self._versions.to_newest()
-            self._apply(PendingGradient(grads, None), delay=min(self.delay_cap, self.updates))
+            delays = [min(delay, self.updates) for delay in self._versions.delays]
+            delays += [0] * (len(grads) - len(delays))  # of groups added later
+            self._apply(PendingGradient(grads, None, self._versions.used(self._params())), delays)
             self._versions.append(newest)
             return loss
         s = self.updates + 1  # the parameters are x_s
@@ -224,7 +237,8 @@ class Delayed(Optimizer):
             self._apply(PendingGradient(grads, tickets), delay=0)
         elif missing:
             copies = [None if grad is None else grad.detach().clone() for grad in grads]
-            self._pending[missing[0]] = PendingGradient(copies, tickets)
+            point = None if self._drift is None else [p.detach().clone() for p in self._params()]
+            self._pending[missing[0]] = PendingGradient(copies, tickets, point)
         if len(missing) <= 1:
             while self.updates + 1 in self._pending and (self.updates < s or not self._updates_from(self.updates + 1)):
                 self._apply_pending(self.updates + 1)
@@ -243,10 +257,13 @@ class Delayed(Optimizer):
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _apply(self, gradient: PendingGradient, delay: int) -> None:
+    def _apply(self, gradient: PendingGradient, delay: int | list[int]) -> None:
         """One update of the wrapped optimizer; afterwards ``.grad`` is what it was before."""
         params = self._params()
         present = [p.grad for p in params]
+        distance: Tensor | float = 0.0
+        if self._drift is not None and delay:
+            distance = math.nan if gradient.point is None else _distance(params, gradient.point)
         try:
             for p, grad in zip_longest(params, gradient.grads):
                 p.grad = grad
@@ -258,14 +275,18 @@ class Delayed(Optimizer):
             for p, grad in zip(params, present, strict=True):
                 p.grad = grad
         self.updates += 1
+        if self._drift is not None:
+            self._drift = self._drift + distance
         self._updates_for.pop(self.updates, None)
 
     # ---- Saving
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's, and under ``"delayed"`` the pending gradients."""
-        pending = {t: {"grads": one.grads, "tickets": one.tickets} for t, one in self._pending.items()}
+        pending = {t: one._asdict() for t, one in self._pending.items()}
         own = {"updates": self.updates, "seed": self.seed, "delay_cap": self.delay_cap, "pending": pending}
+        if self._drift is not None:
+            own["drift"] = float(self._drift)
         if self._versions is not None:
             own["versions"] = self._versions.state()
         return {**self.optimizer.state_dict(), "delayed": own}
@@ -288,17 +309,20 @@ class Delayed(Optimizer):
         if self._versions is not None:
             self._versions.load(own["versions"])
         self.updates, self._pending = own["updates"], {}
+        self._drift = None if self._drift is None else own.get("drift", math.nan)
         self._reset_draws()
         devices = [p.device for p in self._params()]
         group_devices = [group["params"][0].device if group["params"] else None for group in self.param_groups]
         for t, saved in _with_numbers(own["pending"]).items():
             grads = [None if g is None else g.to(device, copy=True)
                      for g, device in zip(saved["grads"], devices, strict=False)]  # fmt: skip
+            point = saved.get("point") and [x.to(device, copy=True)
+                                            for x, device in zip(saved["point"], devices, strict=False)]  # fmt: skip
             tickets = saved["tickets"] and [
                 of_group and map_tensors(lambda t, device=device: t.to(device, copy=True), of_group)  # type: ignore[misc]
                 for of_group, device in zip(saved["tickets"], group_devices, strict=False)
             ]
-            self._pending[t] = PendingGradient(grads, tickets)
+            self._pending[t] = PendingGradient(grads, tickets, point)
 
     def _reset_draws(self) -> None:
         self._taus, self._updates_for = torch.zeros(0, dtype=torch.int64), {}
@@ -312,6 +336,14 @@ class Delayed(Optimizer):
 
     def __repr__(self) -> str:
         return f"Delayed({self.optimizer!r}, {self.delays!r}, delay_cap={self.delay_cap})"
+
+
+def _distance(params: list[Tensor], point: list[Tensor]) -> Tensor:
+    """Over all parameters, and all ranks that they are sharded over."""
+    point = [like_dtensor(local_part_of(at, p), p) for at, p in zip(point, params, strict=False)]
+    norms = [vector_norm(p.detach() - at, dtype=torch.float64) for p, at in zip(params, point, strict=False)]
+    whole = [norm.full_tensor() if is_dtensor(norm) else norm for norm in norms]
+    return torch.stack([norm.to(params[0].device) for norm in whole]).square().sum().sqrt()
 
 
 def _with_numbers(saved: Mapping[Any, Any]) -> dict[Any, Any]:

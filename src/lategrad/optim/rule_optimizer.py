@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from lategrad.execution.parameter_state import Ticket, in_shards, local_of, shar
 from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
 from lategrad.optim.output_mode import OutputMode, Values, write_values
 from lategrad.registry import parse_set
-from lategrad.rules.blocks import Blocks, fill_in
+from lategrad.rules.blocks import Blocks, fill_in, fill_in_delays
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
@@ -91,7 +91,7 @@ class RuleOptimizer(OutputMode):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group with hyper-parameters of its own, and project its parameters onto its constraint set."""
-        require_known_keys(type(self).__name__, param_group, [*self.defaults, "kinds", *self.optional])
+        require_known_keys(type(self).__name__, param_group, [*self.defaults, "kinds", "block_delays", *self.optional])
         super().add_param_group(param_group)
         with ExitStack() as undo:
             undo.callback(self.param_groups.pop)
@@ -104,8 +104,9 @@ class RuleOptimizer(OutputMode):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # it is compiled already
     def step(
-        self, closure: Callable[[], float] | None = None, *, delay: int = 0, tickets: Tickets | None = None
-    ) -> float | None:
+        self, closure: Callable[[], float] | None = None, *, delay: int | Sequence[int] = 0,
+        tickets: Tickets | None = None,
+    ) -> float | None:  # fmt: skip
         """One update of every group, with the gradients in ``.grad``; returns what the closure returns.
 
         In a group in which some parameter has a gradient, a parameter without one has a gradient of zero.
@@ -113,7 +114,9 @@ class RuleOptimizer(OutputMode):
 
         Args:
             closure: computes the gradients and returns the loss.
-            delay: number of updates since the gradients were computed, for rules that use it.
+            delay: number of updates since the gradients were computed, for rules that use it; or one for each
+                parameter of all groups, in their order, as in a pipeline. Rules with ``delay_blocks`` use each, and
+                others the longest one of a group.
             tickets: what :meth:`issue_tickets` gave at that time; by default they are computed now.
         """
         loss = None
@@ -125,19 +128,38 @@ class RuleOptimizer(OutputMode):
         all_grads = [[p.grad for p in group["params"]] for group in self.param_groups]
         if {grad.layout for grads in all_grads for grad in grads if grad is not None} - {torch.strided}:
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
+        delays = self._delays_of_groups(delay)
         present = [i for i, grads in enumerate(all_grads) if any(grad is not None for grad in grads)]
+        for i in present:
+            if isinstance(delays[i], list):  # from now on, and in the saved state
+                self.param_groups[i]["block_delays"] = True
         steps_of = {i: self._steps_with_current_lr(i) for i in present}
         for i in present:
-            self._cache[i].require_agreement(delay)
+            self._cache[i].require_agreement(delays[i])
         for i, steps in steps_of.items():
-            grads = all_grads[i]
+            grads, of_params = all_grads[i], delays[i]
             if self._cache[i].skips_some:
-                pairs = zip(self.param_groups[i]["params"], grads, strict=True)
-                grads = [grad for p, grad in pairs if p.numel() and p.requires_grad]
-            remaining, group_tickets = iter(grads), (tickets[i] if tickets else None) or itertools.repeat(None)
+                used = [p.numel() > 0 and p.requires_grad for p in self.param_groups[i]["params"]]
+                grads = list(itertools.compress(grads, used))
+                of_params = list(itertools.compress(of_params, used)) if isinstance(of_params, list) else of_params
+            begin, group_tickets = 0, (tickets[i] if tickets else None) or itertools.repeat(None)
             for step, ticket in zip(steps, group_tickets, strict=False):
-                step(list(itertools.islice(remaining, len(step.tensors))), delay, ticket)
+                own = slice(begin, begin + len(step.tensors))
+                step(grads[own], of_params[own] if isinstance(of_params, list) else of_params, ticket)
+                begin = own.stop
         return loss
+
+    def _delays_of_groups(self, delay: int | Tensor | Sequence[int]) -> list[Any]:
+        """The delay of each group; a list with that of each parameter where they differ."""
+        values = delay.tolist() if isinstance(delay, Tensor) and delay.dim() else delay
+        if not isinstance(values, Sequence):
+            return [values] * len(self.param_groups)
+        counts = [len(group["params"]) for group in self.param_groups]
+        valid = len(values) == sum(counts) and all(isinstance(one, int) and one >= 0 for one in values)
+        require("delay", values, valid, f"an integer, or {sum(counts)} integers >= 0, one for each parameter")
+        remaining = iter(values)
+        groups = [list(itertools.islice(remaining, count)) for count in counts]
+        return [own if len(set(own)) > 1 else max(own, default=0) for own in groups]
 
     @torch.no_grad()
     def issue_tickets(self) -> Tickets:
@@ -226,7 +248,10 @@ class RuleOptimizer(OutputMode):
         vectors = []
         for members in [[one] for one in used] if group["per_parameter"] else [used]:
             params, kinds = [p for p, _ in members], [kind for _, kind in members]
-            vectors.append((fill_in(rule, Blocks.of_tensors(params, kinds if group.get("kinds") else None)), params))
+            blocks = Blocks.of_tensors(params, kinds if group.get("kinds") else None)
+            filled = fill_in(rule, blocks)
+            each = group.get("block_delays") and len(params) > 1
+            vectors.append((fill_in_delays(filled, blocks) if each else filled, params))
         return vectors
 
     @torch.no_grad()
@@ -245,7 +270,8 @@ class RuleOptimizer(OutputMode):
         """
         cache, group = self._cache.get(i), self.param_groups[i]
         params: list[Tensor] = group["params"]
-        options = [group.get(key) for key in ("maximize", "per_parameter", "compile", "kinds", *self.recompile_keys)]
+        keys = ("maximize", "per_parameter", "compile", "kinds", "block_delays", *self.recompile_keys)
+        options = [group.get(key) for key in keys]
         trained = [p.requires_grad for p in params]
         forms = ([p.dtype for p in params], [p.shape for p in params],
                  [p.stride() for p in params], [p.device for p in params[:1]])  # fmt: skip
@@ -265,6 +291,7 @@ class RuleOptimizer(OutputMode):
         if compile is None:
             total = sum(p.numel() for p in params)
             shaped = any(getattr(rule, "blocks", None) is not None and not is_staged(rule) for rule, _ in vectors)
+            shaped = shaped or any(getattr(rule, "delay_blocks", None) is not None for rule, _ in vectors)
             compile = not shaped and compiling_pays(EXPECTED_STEPS, total, backend="loops")
         saved = group["scalars"] or [None] * len(vectors)
         if len(saved) != len(vectors):
@@ -306,7 +333,7 @@ class _CachedSteps:
     last_lr: float = 1.0
     calls: int = 0
 
-    def require_agreement(self, delay: int | Tensor) -> None:
+    def require_agreement(self, delay: int | Tensor | list[int]) -> None:
         """Raise if ranks that share a parameter disagree about the delay or the learning rate.
 
         That takes a collective operation, so it is checked in the first steps, and then ever more rarely.
@@ -314,10 +341,12 @@ class _CachedSteps:
         self.calls += 1
         often = self.calls <= ALWAYS_CHECKED or self.calls & (self.calls - 1) == 0
         if self.steps and is_dtensor(self.params[0]) and often:
-            lr, late = self.lr.item(), float(delay)
-            low_lr, low_delay, lr, late = largest_over_ranks(self.params[0], [-lr, -late, lr, late])
-            for name, low, high in (("lr", -low_lr, lr), ("delay", -low_delay, late)):
-                require(name, f"values from {low:g} to {high:g}", low == high, "the same on every rank")
+            late = delay if isinstance(delay, list) else [delay] * len(self.params)
+            own = [self.lr.item(), *map(float, late)]
+            both = largest_over_ranks(self.params[0], [*own, *(-one for one in own)])
+            for i, (high, low) in enumerate(zip(both[: len(own)], both[len(own) :], strict=True)):
+                valid = "the same on every rank"
+                require("delay" if i else "lr", f"values from {-low:g} to {high:g}", -low == high, valid)
 
 
 def _check_params(name: str, params: list[Tensor]) -> None:

@@ -29,6 +29,7 @@ class StageVersions:
             if id(p) not in delays:
                 raise ValueError(f"delays by stage must name all parameters of the optimizer: the model has no "
                                  f"parameter number {i} of shape {tuple(p.shape)} that is trained")  # fmt: skip
+        self.delays = [delays[id(p)] for p in params]
         self.delayed = [p for p in params if delays[id(p)] > 0]
         self.past: list[deque[Tensor]] = [deque(maxlen=delays[id(p)]) for p in self.delayed]  # oldest first
         self.newest: list[Tensor] | None = None  # the newest version, while the parameters hold past ones
@@ -64,6 +65,11 @@ class StageVersions:
         self._write(self.newest)
         newest, self.newest = self.newest, None
         return newest
+
+    def used(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """The versions of these parameters in the last training pass."""
+        late = {p: past[0] for p, past in zip(self.delayed, self.past, strict=True) if past}
+        return [late.get(p, p.detach()) for p in params]
 
     def append(self, newest: list[Tensor]) -> None:
         """After an update: store the versions before it as past ones."""

@@ -98,7 +98,7 @@ class Measures(NamedTuple):
 
 
 RESERVED_NAMES = ("loss", "test_loss", "val_loss", "accuracy", "step", "steps", "excess_loss", "seed", "delay",
-                  "record", "seconds", "workers")  # fmt: skip
+                  "record", "seconds", "workers", "drift")  # fmt: skip
 
 
 def require_free_names(metrics: Iterable[object]) -> None:

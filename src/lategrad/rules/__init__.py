@@ -4,6 +4,7 @@ from lategrad.rules import baselines
 from lategrad.rules.anytime import Anytime
 from lategrad.rules.blocks import Block, Blocks
 from lategrad.rules.centered_clipping import CenteredClipping
+from lategrad.rules.online_to_nonconvex import OnlineToNonconvex
 from lategrad.rules.rule import (
     AnyRule,
     Rule,
@@ -25,7 +26,7 @@ from lategrad.rules.steady_muon import SteadyMuon
 from lategrad.rules.steady_short import SteadyShort
 from lategrad.rules.strongly_convex import StronglyConvexOGD
 
-__all__ = ["SGD", "AnyRule", "Anytime", "Block", "Blocks", "CenteredClipping", "Rule", "Scheduled",
+__all__ = ["SGD", "AnyRule", "Anytime", "Block", "Blocks", "CenteredClipping", "OnlineToNonconvex", "Rule", "Scheduled",
            "Steady", "SteadyAdam", "SteadyMuon", "SteadyShort", "StronglyConvexOGD", "TicketRule",
            "WeighingRule", "apply_update", "as_number", "baselines", "first_query", "first_state",
            "issue_ticket", "needs_ticket", "weigh_ticket"]  # fmt: skip

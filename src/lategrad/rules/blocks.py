@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from lategrad.support.runs import per_run
 from lategrad.support.validation import require
 
 KINDS = ("matrix", "embedding", "other")
@@ -243,15 +244,52 @@ def first_matches(
     return values
 
 
-def fill_in(rule: AnyRule, blocks: Blocks | None) -> AnyRule:
+def fill_in(rule: AnyRule, blocks: Blocks | None, field: str = "blocks") -> AnyRule:
     """The rule with its host's blocks, if it takes blocks and has none of its own; raises if a kind is undecided.
+
+    The ``field`` may also be "delay_blocks", which says that each block has its own delay.
 
     >>> fill_in("a rule without blocks", Blocks(()))
     'a rule without blocks'
     """
-    if blocks is None or getattr(rule, "blocks", blocks) is not None:
+    if blocks is None or getattr(rule, field, blocks) is not None:
         return rule
-    blocks.require_decided()
+    if field == "blocks":
+        blocks.require_decided()
     inside = getattr(rule, "with_blocks", None)  # of a rule that wraps another
-    filled: Any = inside(blocks) if inside else dataclasses.replace(rule, blocks=blocks)  # type: ignore[type-var]
+    filled: Any = inside(blocks, field) if inside else dataclasses.replace(rule, **{field: blocks})  # type: ignore[type-var]
     return filled  # type: ignore[no-any-return]
+
+
+def fill_in_delays(rule: AnyRule, blocks: Blocks) -> AnyRule:
+    """The rule with its host's blocks as those that have their own delays, if it can use them."""
+    rule = fill_in(rule, blocks, "delay_blocks")
+    own = getattr(rule, "delay_blocks", None) or blocks
+    same = [block.size for block in own.parts] == [block.size for block in blocks.parts]
+    require("delay_blocks", own, same, f"None, or tensors of the sizes of {blocks}: each of those has a delay")
+    return rule
+
+
+def start_delays(blocks: Blocks | None, x: Tensor) -> Tensor:
+    """Zeros in float64, for the state of a rule: ``(*runs, blocks)``, or ``(*runs, 1)`` without blocks."""
+    if blocks is None:
+        return per_run(x, 0)
+    require("delay_blocks", blocks, blocks.size == x.shape[-1], f"of the {x.shape[-1]} entries of the vector")
+    return per_run(x, 0).repeat_interleave(len(blocks.parts), -1)
+
+
+def per_entry(blocks: Blocks | None, values: Tensor, like: Tensor) -> Tensor:
+    """Values ``(*runs, blocks)`` with one for each entry of ``like``; those of ``(*runs, 1)`` stay as they are.
+
+    >>> per_entry(Blocks.of_tensors([torch.zeros(2), torch.zeros(1)]), torch.tensor([5.0, 7.0]), torch.zeros(3))
+    tensor([5., 5., 7.])
+    """
+    count = values.shape[-1]
+    if count == 1:
+        return values
+    parts = () if blocks is None else blocks.parts
+    require("delay", f"{count} numbers", count == len(parts), f"one, or one for each of {len(parts)} delay_blocks")
+    pieces = like.split([block.size for block in parts], dim=-1)  # which a vector that is sharded over ranks has, too
+    spread = [torch.zeros_like(piece, dtype=values.dtype) + value
+              for piece, value in zip(pieces, values.split(1, dim=-1), strict=True)]  # fmt: skip
+    return torch.cat(spread, dim=-1)

@@ -30,7 +30,8 @@ from lategrad.support.validation import Scalar
 State = TypeVar("State")
 
 Delay = Tensor | int
-"""The number of updates since the gradient's query was handed out: one for all runs, or one for each."""
+"""The number of updates since the gradient's query was handed out: one for all runs, one for each, or ``(*runs,
+blocks)``, one for each block of a rule that has ``delay_blocks``."""
 
 
 class _Server(Protocol[State]):

@@ -86,13 +86,13 @@ class Scheduled(Validated):
         return self.rule.domain
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("blocks", "ticket"):
+        if name not in ("blocks", "delay_blocks", "ticket"):
             raise AttributeError(name)
         member = getattr(self.__dict__["rule"], name)  # only where the rule has one
-        return member if name == "blocks" else lambda state: member(state.rule)
+        return member if name != "ticket" else lambda state: member(state.rule)
 
-    def with_blocks(self, blocks: Blocks) -> "Scheduled":
-        return dataclasses.replace(self, rule=fill_in(self.rule, blocks))
+    def with_blocks(self, blocks: Blocks, field: str) -> "Scheduled":
+        return dataclasses.replace(self, rule=fill_in(self.rule, blocks, field))
 
     def share(self, t: Tensor) -> Tensor:
         """:math:`s_t`."""

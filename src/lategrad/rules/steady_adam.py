@@ -1,7 +1,5 @@
 """SteadyAdam: Adam's normalised gradients, averaged, with a learning rate that depends on the delay."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,10 +8,11 @@ from torch import Tensor
 
 from lategrad.learners.learner import decayed
 from lategrad.rules._common import next_mean_delay, root_mean_square
+from lategrad.rules.blocks import Blocks, per_entry, start_delays
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, OnDomain, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 _THETA = 0.2  # weight of the iterate in the query; the rest is the average
 _BETA2, _EPS = 0.999, 1e-8
@@ -29,7 +28,7 @@ class SteadyAdamState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SteadyAdam:
+class SteadyAdam(OnDomain):
     r"""Adam without momentum, whose query is mostly the average of its iterates; delay reduces the learning rate.
 
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the running mean
@@ -52,6 +51,8 @@ class SteadyAdam:
         lr: as for Adam; the best value without delay is meant to work with delay.
         domain: K.
         weight_decay: decoupled, on the iterate: z is first multiplied by 1 - lr_t * weight_decay (never below 0).
+        delay_blocks: tensors with a delay each, as in a pipeline; filled in by the host. The learning rate is then each
+            tensor's own; rms is over all.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.SteadyAdam(lr=0.1)
@@ -72,19 +73,15 @@ class SteadyAdam:
     Reference: this rule is ours; measurements in docs/deep.md.
     """
 
-    lr: Scalar = 0.003
+    lr: NonNegative[Scalar] = 0.003
     domain: ConvexSet = WholeSpace()
-    weight_decay: Scalar = 0.0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("weight_decay", self.weight_decay, low=0)
+    weight_decay: NonNegative[Scalar] = 0.0
+    delay_blocks: Blocks | None = None
 
     def init(self, x0: Tensor) -> SteadyAdamState:
         z = first_query(self, x0)
-        zero = per_run(z, 0)
-        return SteadyAdamState(z=z, q=z.clone(), v=torch.zeros_like(z), mean_delay=zero, t=zero.clone())
+        mean_delay = start_delays(self.delay_blocks, z)
+        return SteadyAdamState(z=z, q=z.clone(), v=torch.zeros_like(z), mean_delay=mean_delay, t=per_run(z, 0))
 
     def query(self, state: SteadyAdamState) -> Tensor:
         return state.q
@@ -94,7 +91,7 @@ class SteadyAdam:
         mean_delay = next_mean_delay(state.mean_delay, delay, t)
         tau = torch.maximum(mean_delay, delay + 0 * t)
         damping = _FREE / (_FREE + tau) * (t / (_ROUNDS * (1 + tau))).clamp_min(1).sqrt()
-        lr = self.lr * (t - delay).clamp_min(1) / t * damping.clamp_max(1)
+        lr = per_entry(self.delay_blocks, self.lr * (t - delay).clamp_min(1) / t * damping.clamp_max(1), grad)
 
         v = torch.lerp(state.v, grad**2, 1 - _BETA2)
         a = grad / root_mean_square(v, t, _BETA2, _EPS)

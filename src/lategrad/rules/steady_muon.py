@@ -1,7 +1,5 @@
 """SteadyMuon: orthogonalised momentum, averaged, with a query that predicts the server's point one delay ahead."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,13 +8,13 @@ import torch
 from torch import Tensor
 
 from lategrad.learners.learner import decayed
-from lategrad.rules._common import next_mean_delay, root_mean_square
+from lategrad.rules._common import OutputsX, next_mean_delay, root_mean_square
 from lategrad.rules._orthogonalize import matrix_steps
-from lategrad.rules.blocks import Blocks
+from lategrad.rules.blocks import Blocks, per_entry, start_delays
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.support.validation import NonNegative, Scalar, require
 
 _THETA = 0.2  # weight of the iterate in the query; the rest is the average
 _MEMORY = 10.0  # gradients that the momentum averages without delay
@@ -35,7 +33,7 @@ class SteadyMuonState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SteadyMuon:
+class SteadyMuon(OutputsX):
     r"""Muon's orthogonalised momentum over about one round, and a query that looks one delay ahead.
 
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the running mean
@@ -67,6 +65,8 @@ class SteadyMuon:
         domain: K.
         weight_decay: decoupled, on the iterate: z is first multiplied by 1 - lr_t * weight_decay (never below 0).
         blocks: which entries are matrices; filled in by the host, which knows the tensors.
+        delay_blocks: tensors with a delay each, as in a pipeline; filled in by the host, which then tells
+            ``(*runs, blocks)`` delays. Everything above that has a :math:`\tau` is then each tensor's own.
 
     >>> import torch, lategrad as lg
     >>> blocks = lg.Blocks.of_module(torch.nn.Linear(3, 2))
@@ -87,15 +87,11 @@ class SteadyMuon:
     Reference: this rule is ours; measurements in docs/deep.md.
     """
 
-    lr: Scalar = 0.01
+    lr: NonNegative[Scalar] = 0.01
     domain: ConvexSet = WholeSpace()
-    weight_decay: Scalar = 0.0
+    weight_decay: NonNegative[Scalar] = 0.0
     blocks: Blocks | None = None
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("weight_decay", self.weight_decay, low=0)
+    delay_blocks: Blocks | None = None
 
     def init(self, x0: Tensor) -> SteadyMuonState:
         if self.blocks is None:
@@ -104,9 +100,9 @@ class SteadyMuon:
             fits = x0.shape[-1] == self.blocks.size
             require("x0", tuple(x0.shape), fits, f"of shape (*runs, {self.blocks.size}), as {self.blocks} says")
         z = first_query(self, x0)
-        zero, others = per_run(z, 0), torch.zeros_like(self._others(z))
+        others, mean_delay = torch.zeros_like(self._others(z)), start_delays(self.delay_blocks, z)
         return SteadyMuonState(
-            z=z, x=z.clone(), m=torch.zeros_like(z), q=z.clone(), v=others, mean_delay=zero, t=zero.clone()
+            z=z, x=z.clone(), m=torch.zeros_like(z), q=z.clone(), v=others, mean_delay=mean_delay, t=per_run(z, 0)
         )
 
     def query(self, state: SteadyMuonState) -> Tensor:
@@ -132,24 +128,24 @@ class SteadyMuon:
         d = adam if direction is None else self._join(direction, adam)
 
         lr = self.lr * (t - delay).clamp_min(1) / t / (1 + torch.maximum(mean_delay, delay + 0 * t)).sqrt()
+        lr = per_entry(self.delay_blocks, lr, grad)
         z = self.domain.project(decayed(state.z, lr, self.weight_decay) - as_dtype(lr, grad) * d)
         x = average_in(state.x, z, 2 / (t + 1))
 
         ahead = torch.minimum(mean_delay, t)
-        z_ahead = self.domain.project(z + as_dtype(ahead, z) * (z - state.z))
-        x_ahead = average_in(x, (z + z_ahead) / 2, 1 - (t / (t + ahead)) ** 2)
+        z_ahead = self.domain.project(z + self._spread(ahead, z) * (z - state.z))
+        x_ahead = average_in(x, (z + z_ahead) / 2, self._spread(1 - (t / (t + ahead)) ** 2, z))
         q = torch.lerp(x_ahead, z_ahead, _THETA)
         return SteadyMuonState(z=z, x=x, m=m, q=q, v=v, mean_delay=mean_delay, t=t)
 
-    def output(self, state: SteadyMuonState) -> Tensor:
-        r"""After T updates, :math:`x_{T+1}`."""
-        return state.x
-
     def _momenta(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> tuple[Tensor, Tensor]:
         mean_delay = next_mean_delay(state.mean_delay, delay, state.t + 1)
-        beta = as_dtype(1 - 1 / (_MEMORY + mean_delay), grad)
+        beta = self._spread(1 - 1 / (_MEMORY + mean_delay), grad)
         m = torch.lerp(grad, state.m, beta)
         return m, torch.lerp(grad, m, beta)
+
+    def _spread(self, values: Tensor, like: Tensor) -> Tensor:
+        return per_entry(self.delay_blocks, values.to(like.dtype), like)
 
     def _others(self, x: Tensor) -> Tensor:
         """The entries that are in no matrix, in one piece."""

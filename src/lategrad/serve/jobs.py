@@ -41,6 +41,7 @@ class OpenJob:
 
     version: int  # the number of updates behind its query
     ticket: Tensor
+    query: Tensor | None = None  # a copy, where drift is measured
     wanted: bool = True  # False once it is canceled: its result is discarded, and the worker gets a new job
 
 
@@ -99,11 +100,11 @@ class JobTable:
             raise ForeignMessageError(f"it is from member {number}, which has not joined")
         return self._members[number]
 
-    def issue(self, member: Member, version: int, ticket: Tensor) -> int:
+    def issue(self, member: Member, version: int, ticket: Tensor, query: Tensor | None = None) -> int:
         """Enter the next job of a member; returns its sequence number."""
         sequence = self.next_sequence[member.worker]
         self.next_sequence[member.worker] += 1
-        member.jobs[sequence] = OpenJob(version, ticket)
+        member.jobs[sequence] = OpenJob(version, ticket, query)
         return sequence
 
     def answer(self, member: Member) -> bool:

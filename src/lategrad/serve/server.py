@@ -100,6 +100,9 @@ class Server:
         self.records = Records(problem.to(device), settings.record_every or max(1, self.steps // 10))
         self.refusals: Counter[str] = Counter()
         self.traffic: Counter[str] = Counter(up=0, down=0)  # bytes of the vectors from workers, and to them
+        self._drift, self._spare = settings.drift, list[Tensor]()  # spare: memory for copies of queries
+        if settings.drift:
+            self.records.since = self._mean_drift
         self._keeps_state = keeps_state(problem, settings.compression)
         self.memories_lost: Counter[str] = Counter()  # starts of a worker without the state of the process before it
         self._started: set[int] = set()
@@ -188,7 +191,11 @@ class Server:
             query = self._room_for_query(out).copy_(self.rule.query(self.state))
         ticket = issue_ticket(self.rule, self.state).clone() if self._needs_ticket else self._no_ticket
         self.traffic["down"] += query.nbytes
-        return Job(member.worker, self.jobs.issue(member, self.version, ticket), self.version, query)
+        kept = None
+        if self._drift:
+            kept = self._spare.pop() if self._spare else torch.empty(self.dim, dtype=self.dtype, device=self.device)
+            kept.copy_(query)
+        return Job(member.worker, self.jobs.issue(member, self.version, ticket, kept), self.version, query)
 
     def _room_for_query(self, out: Tensor | None) -> Tensor:
         return self._no_ticket.new_empty(self.dim) if out is None else out
@@ -221,9 +228,13 @@ class Server:
             if 0 < info.local_steps < self._most_steps:
                 ticket = weigh_ticket(self.rule, ticket, ticket.new_tensor([info.local_steps / self._most_steps]))
             query = self._room_for_query(out) if self._writes_query else None
+            drift = math.nan
+            if job.query is not None:
+                drift = float(norm(job.query.sub_(self.rule.query(self.state))))
+                self._spare.append(job.query)
             self.whole = False  # the one place where the state changes
             self._update(grad if query is not None else grad.to(self.device), delay, ticket, query)
-            self.log.append(worker, sequence, delay, self.seconds, info)
+            self.log.append(worker, sequence, delay, self.seconds, info, drift)
             self.whole = True
             if query is None:
                 query = self.rule.query(self.state)
@@ -243,6 +254,10 @@ class Server:
             warnings.warn(f"worker {worker} starts fresh: the local state of the process before it is lost",
                           stacklevel=4)  # fmt: skip
         self._started.add(worker)
+
+    def _mean_drift(self, first: int, last: int) -> dict[str, float]:
+        distances = self.log.column("drift", self.version - first)[: last - first]
+        return {"drift": float(distances.mean()) if last > first else 0.0}
 
     def _record(self) -> None:
         if self.is_sound():

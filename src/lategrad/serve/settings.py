@@ -55,6 +55,7 @@ class Settings:
     max_norm_ratio: float | None = None
     stall: float | None = 3600.0
     record_every: int | None = None
+    drift: bool = False
     compile: bool | None = None
     out: str | Path | None = None
     checkpoint_every: int | None = None
@@ -76,7 +77,8 @@ class Settings:
         require("threads", self.threads, (self.threads or 1) <= _MAX_THREADS, f"<= {_MAX_THREADS}")
         self._require_count("max_delay", low=0, optional=True)
         self._require_count("seed", low=0)
-        for name, kind in (("address", str), ("monitor", str), ("log", str), ("compile", bool), ("progress", bool)):
+        kinds = {"address": str, "monitor": str, "log": str, "compile": bool, "progress": bool, "drift": bool}
+        for name, kind in kinds.items():
             value = getattr(self, name)
             require(name, value, value is None or isinstance(value, kind), f"of type {kind.__name__}, or None")
         require_choice("engine", self.engine, ENGINES)

@@ -1,7 +1,5 @@
 """``lg.train`` and ``lg.resume``: a server, its workers, and a supervisor that restarts workers."""
 
-from __future__ import annotations
-
 import sys
 import time
 import warnings
@@ -43,7 +41,7 @@ def train(
     threads: int | None = None, prefetch: int = 0, compression: str = "none", deadline: float = 300.0,
     max_refusals: int | None = 10, max_delay: int | None = None, schedule: str | Share | None = None,
     clip: float | None = None, max_norm_ratio: float | None = None, stall: float | None = 3600.0,
-    record_every: int | None = None, compile: bool | None = None, out: str | Path | None = None,
+    record_every: int | None = None, drift: bool = False, compile: bool | None = None, out: str | Path | None = None,
     checkpoint_every: int | None = None, keep: int = 2, monitor: str | None = None, patience: int | None = None,
     on_record: OnRecord | None = None, log: str | None = None, progress: bool | None = None,
     notes: dict[str, Any] | None = None,
@@ -96,6 +94,8 @@ def train(
         stall: seconds without an update (at least two deadlines) after which the run ends with an error and a
             checkpoint; in Python, None for never. Time spent waiting for the CPUs of a cluster does not count.
         record_every: updates between two records of loss and accuracy; by default ten records.
+        drift: measure the distance between the query of each gradient and the query at its arrival: the metric drift, a
+            mean since the last record. The server keeps a copy of the query of every job.
         compile: compile the rule's update; by default for long runs.
         out: folder for checkpoints, the log of updates and the trace; by default everything stays in memory.
         checkpoint_every: updates between two checkpoints; by default one per minute. One is always made at the start
@@ -144,7 +144,7 @@ def resume(
     prefetch: int = _UNCHANGED, deadline: float = _UNCHANGED, max_refusals: int | None = _UNCHANGED,
     max_delay: int | None = _UNCHANGED, schedule: str | Share | None = _UNCHANGED, clip: float | None = _UNCHANGED,
     max_norm_ratio: float | None = _UNCHANGED, stall: float | None = _UNCHANGED,
-    record_every: int | None = _UNCHANGED, compile: bool | None = _UNCHANGED,
+    record_every: int | None = _UNCHANGED, drift: bool = _UNCHANGED, compile: bool | None = _UNCHANGED,
     checkpoint_every: int | None = _UNCHANGED, keep: int = _UNCHANGED, monitor: str | None = _UNCHANGED,
     patience: int | None = _UNCHANGED, on_record: OnRecord | None = _UNCHANGED, log: str | None = _UNCHANGED,
     progress: bool | None = _UNCHANGED, notes: dict[str, Any] = _UNCHANGED,

@@ -1,7 +1,5 @@
 """Many updates in one call of C: each run in turn, so that its state stays in the cache from update to update."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import TYPE_CHECKING
 
@@ -18,10 +16,18 @@ if TYPE_CHECKING:
 
 # A run makes 16 updates at a time: the rows of data that these need are still in the cache for the other runs.
 _ADVANCE = """
+#include <cmath>
 #include <vector>
 struct Sizes { i64 runs, sequences, streams, sample, dim, bytes, operands, delay, chunks, saved, sums; };
-extern "C" void advance(const Sizes* n, i64* tables, const i64* data, char* queries, const i64* chunk_of,
-    const i64* samples, const i64* write, const i64* read, const i64* delays, i64 updates, i64 threads) {
+template <class real> static double distance(const void* at, const void* now, i64 n) {
+  const real *x = (const real*)at, *y = (const real*)now;
+  double sum = 0;
+  #pragma omp simd reduction(+:sum)
+  for (i64 i = 0; i < n; ++i) sum += (double)(x[i] - y[i]) * (x[i] - y[i]);
+  return std::sqrt(sum);
+}
+extern "C" void advance(const Sizes* n, i64* tables, const i64* data, char* queries, const i64* chunk_of, double* drift,
+  const i64* samples, const i64* write, const i64* read, const i64* now, const i64* delays, i64 updates, i64 threads) {
   const i64 width = n->runs / n->sequences, slot = width * n->bytes;
   for (i64 first = 0; first < updates; first += 16) {
     #pragma omp parallel for num_threads(threads) schedule(static)
@@ -34,6 +40,10 @@ extern "C" void advance(const Sizes* n, i64* tables, const i64* data, char* quer
       for (i64 t = first; t < updates && t < first + 16; ++t) {
         const i64 at = t * n->sequences + r / width, stream = t * n->streams + r * n->streams / n->runs;
         gradient(data, own + read[at] * slot, samples + stream * n->sample, grad.data());
+        if (drift) {
+          const auto length = n->bytes == n->dim * 8 ? distance<double> : distance<float>;
+          drift[r] += length(own + read[at] * slot, own + now[at] * slot, n->dim);
+        }
         scalars[n->delay] = (i64)(delays + at);
         vectors[n->operands - 1] = (i64)(own + write[at] * slot);
         run(scalars, vectors, 1, chunk_of, &n->dim, n->chunks, saved.data(), sums.data(), 1);
@@ -51,7 +61,7 @@ class RunLoops:
     :class:`~lategrad.execution.UnsupportedError` for tickets, stages, gates, workers with state, and GPUs.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: "Simulation") -> None:
         shape, history, state = simulation.shape, simulation.queries, simulation.state
         memory, source_of = history.memory, getattr(type(simulation.problem), "gradient_source", None)
         others = simulation.tickets, history.stage_of, simulation.gate, simulation.clip, simulation.workers
@@ -76,11 +86,12 @@ class RunLoops:
                  shape[-1], shape[-1] * memory.element_size(), len(operands), len(own), chunks, update.source.scalars,
                  update.source.sums * chunks]  # fmt: skip
         self._tensors = rule, state, data  # whose addresses are in use
+        self._drift = torch.empty(0) if simulation.drift is None else simulation.drift  # of address 0 without any
         self._arguments = [torch.tensor(sizes), tables, torch.tensor([value.data_ptr() for value in data]), memory,
-                           update.chunk_of]  # fmt: skip
+                           update.chunk_of, self._drift]  # fmt: skip
         self._advance = cpu_library(update.source.cpu + code + _ADVANCE, "-ffp-contract=fast").advance
 
-    def __call__(self, chunk: Chunk, updates: int) -> None:
-        arrays = [*self._arguments, chunk.samples, chunk.write, chunk.read, chunk.delays]
+    def __call__(self, chunk: "Chunk", updates: int) -> None:
+        arrays = [*self._arguments, chunk.samples, chunk.write, chunk.read, chunk.now, chunk.delays]
         numbers = [ctypes.c_longlong(updates), ctypes.c_longlong(torch.get_num_threads())]
         self._advance(*(ctypes.c_void_p(array.data_ptr()) for array in arrays), *numbers)

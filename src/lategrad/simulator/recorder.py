@@ -1,7 +1,5 @@
 """The records of a simulation: losses, metrics, and the trace with its axes."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ class Recorder:
     """Collects the records of a simulation; the trace can be made at any time."""
 
     def __init__(
-        self, simulation: Simulation, axes: list[Axis], single: tuple[bool, bool], config: dict[str, Any],
+        self, simulation: "Simulation", axes: list[Axis], single: tuple[bool, bool], config: dict[str, Any],
         save_to: str | Path | None,
     ) -> None:  # fmt: skip
         self.simulation, self.single, self.config, self.save_to = simulation, single, config, save_to
@@ -33,12 +31,17 @@ class Recorder:
         self.steps: list[int] = []
         self.values: dict[str, list[Tensor]] = {}
         self.begin = time.monotonic()
+        self._drift = torch.zeros(())  # the sum of distances at the last record
 
     def record(self, step: int) -> None:
         rule, state, problem = self.simulation.rule, self.simulation.state, self.simulation.problem
         output = rule.output(state)
         for name, value in measure(problem, output).by_name().items():
             self.values.setdefault(name, []).append(value.squeeze(-1).cpu())
+        if self.simulation.drift is not None:
+            before, self._drift = self._drift, self.simulation.drift.squeeze(-1).cpu().clone()
+            updates = step - self.steps[-1] if self.steps else 1
+            self.values.setdefault("drift", []).append((self._drift - before) / updates)
         self.output, self.query = output.cpu().clone(), rule.query(state).cpu().clone()
         self.steps.append(step)
         if self.save_to is not None:

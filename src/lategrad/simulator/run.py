@@ -1,7 +1,5 @@
 """The state of a simulation, and one update of it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,6 +35,7 @@ class Chunk(NamedTuple):
     samples: Tensor
     write: Tensor  # the slots that the next queries are stored in
     read: Tensor  # the slots that the delayed queries are fetched from
+    now: Tensor  # the slots of the present queries
     delays: Tensor
     jobs: Tensor
 
@@ -48,7 +47,7 @@ class Simulation:
         problem, rule: on the device of the simulation.
         arrivals: for every seed and every delay model.
         seeds: of the samples.
-        share_samples, compile, clip, max_norm_ratio: as for :func:`lategrad.simulate`.
+        share_samples, compile, clip, max_norm_ratio, drift: as for :func:`lategrad.simulate`.
         profiles: the stages of each delay model, for those by stage.
     """
 
@@ -56,7 +55,7 @@ class Simulation:
         self, problem: Problem, rule: AnyRule[Any], arrivals: list[list[Arrivals]], seeds: tuple[int, ...],
         share_samples: bool, compile: bool | Literal["rule"] | None,
         profiles: Sequence[StageDelays | None] | None = None, clip: float | None = None,
-        max_norm_ratio: float | None = None,
+        max_norm_ratio: float | None = None, drift: bool = False,
     ) -> None:  # fmt: skip
         self.problem, self.rule, self.arrivals, self.clip = problem, rule, arrivals, clip
         x0 = problem.start()
@@ -67,6 +66,7 @@ class Simulation:
         self.delays = torch.stack([torch.stack([a.delays.long() for a in row], dim=-1) for row in arrivals], dim=1)
 
         profiles = profiles or [None] * len(arrivals[0])
+        self.longest = _longest_delays(rule, profiles)
         plans, stage_of = _plans(arrivals, profiles), _stage_of(profiles, len(seeds), self.shape[-1])
         ticket = issue_ticket(rule, self.state)
         needed = History.bytes_needed(plans, query) + History.bytes_needed(plans, ticket)
@@ -87,6 +87,7 @@ class Simulation:
         self.row = torch.zeros(1, dtype=torch.int64, device=device)  # the row of the chunk that the next update uses
         self.gate = None if max_norm_ratio is None else NormGate(max_norm_ratio, tuple(self.shape[:-1]), device)
         self.refused = torch.zeros(*self.shape[:-1], 1, dtype=torch.int64, device=device)  # gradients, for their norm
+        self.drift = torch.zeros_like(self.refused, dtype=torch.float64) if drift else None  # sum of distances so far
         self.workers: Workers | None = None
         if is_stateful(problem):
             require("delays", "by stage", not by_stage, "of whole queries: the workers of this problem keep a state")
@@ -136,6 +137,8 @@ class Simulation:
         assert self.chunk is not None
         row, chunk = self.row, self.chunk
         slots = chunk.read.index_select(0, row)[0]
+        if self.drift is not None:
+            self.drift.add_(norm(self.queries.fetch(slots).view(self.shape) - self.rule.query(self.state)))
         ticket = None if self.tickets is None else self.tickets.fetch(slots).unflatten(0, self.shape[:2])
         if self.workers is None:
             query = self.queries.fetch(slots).view(self.shape)
@@ -170,10 +173,12 @@ class Simulation:
     def _load(self, first: int, last: int) -> None:
         count, device = last - first, self.row.device
         samples = torch.stack([self.problem.samples(s, first, count) for s in self.stream_seeds], dim=1)
-        delays = self.delays[first:last].reshape(count, *self.shape[:2], *[1] * (len(self.shape) - 2))
+        delays = torch.minimum(self.delays[first:last].unsqueeze(-1), self.longest)
+        delays = delays.reshape(count, *self.shape[:2], *[1] * (len(self.shape) - 3), -1)
         jobs = torch.empty(count, 0) if self.workers is None else self.workers.jobs[first:last]
         loaded = Chunk(samples.unflatten(1, self.streams), write=self.following[first:last],
-                       read=self.queries.read[first:last], delays=delays, jobs=jobs)  # fmt: skip
+                       read=self.queries.read[first:last], now=self.queries.write[first:last], delays=delays,
+                       jobs=jobs)  # fmt: skip
         if self.chunk is None:  # always of full size: compiled code is for one size
             self.chunk = Chunk(*(value.new_zeros(_CHUNK, *value.shape[1:], device=device) for value in loaded))
         for buffer, value in zip(self.chunk, loaded, strict=True):
@@ -218,6 +223,14 @@ def _plans(arrivals: list[list[Arrivals]], profiles: Sequence[StageDelays | None
             plans[key] = plan_slots(delays)
         ordered.append(plans[key])
     return ordered
+
+
+def _longest_delays(rule: AnyRule[Any], profiles: Sequence[StageDelays | None]) -> Tensor:
+    """``(delays, blocks)``: the longest delay of each block; one, without a limit, where a rule is told one delay."""
+    blocks, unlimited = getattr(rule, "delay_blocks", None), torch.iinfo(torch.int64).max
+    count = 1 if blocks is None else len(blocks.parts)
+    return torch.tensor([profile.delays if profile is not None and blocks is not None else [unlimited] * count
+                         for profile in profiles])  # fmt: skip
 
 
 def _stage_of(profiles: Sequence[StageDelays | None], seeds: int, dim: int) -> Tensor | None:

@@ -11,8 +11,6 @@ With ``clip`` and ``max_norm_ratio`` a gradient is clipped, or refused, as by a 
 in the sequence of delays but makes no update: the state, and the rule's own count, stay as they are.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 import warnings
@@ -33,7 +31,7 @@ from lategrad.gates import require_norm_options
 from lategrad.problems.problem import Problem, as_problem
 from lategrad.problems.worker_state import is_stateful
 from lategrad.registry import as_rule
-from lategrad.rules.blocks import fill_in
+from lategrad.rules.blocks import fill_in, fill_in_delays
 from lategrad.rules.rule import AnyRule
 from lategrad.simulator.recorder import Recorder, rule_axes
 from lategrad.simulator.run import Simulation
@@ -50,7 +48,7 @@ def simulate(
     seed: int | Sequence[int] = 0, record_every: int | None = None, device: torch.device | str = "cpu",
     share_samples: bool = True, compile: bool | Literal["rule"] | None = None, progress: bool | None = None,
     save_to: str | Path | None = None, axes: Sequence[str] | None = None, clip: float | None = None,
-    max_norm_ratio: float | None = None,
+    max_norm_ratio: float | None = None, drift: bool = False,
 ) -> Trace:  # fmt: skip
     """Run a rule under late gradients; all combinations of seeds, delays and the rule's own runs at once.
 
@@ -60,8 +58,9 @@ def simulate(
             ``"steady:lr=0.1|1|10"`` (see :func:`lategrad.registry.parse_rule`).
         delays: a delay model, an integer for a constant delay, a specification such as
             ``"lognormal:7,0.4"``, delays by stage, or a list of those, which adds an axis of runs. By stage
-            (:func:`~lategrad.delays.by_stage`) each block of the query is that of its own past version; the rule
-            and the trace get the longest delay, and a ticket that is not a vector belongs to the longest delay.
+            (:func:`~lategrad.delays.by_stage`) each block of the query is that of its own past version. A rule with
+            ``delay_blocks`` is told the delay of each block, other rules and the trace get the longest one, and a
+            ticket that is not a vector belongs to the longest one.
         steps: T, the number of updates.
         seed: of samples and delays; a list adds an axis of runs.
         record_every: updates between two records of loss and accuracy (they read all the data); by
@@ -80,6 +79,8 @@ def simulate(
         clip: clip gradients to this norm.
         max_norm_ratio: refuse gradients whose norm is more than this many times the median of the last hundred of
             their run, and the first twenty, from which the norms are learned; ``trace.config["refused"]`` counts them.
+        drift: measure the distance between the query of each gradient, refused ones too, and the query at its arrival:
+            the metric "drift", a mean since the last record; ``trace.certificate()`` has that of the run.
 
     Ctrl-C ends the run early and returns what was recorded (``trace.complete`` is then False).
 
@@ -106,9 +107,11 @@ def simulate(
     _warn_of_long_delays([_label(model) for model in models], arrivals, steps)
 
     rule = fill_in(rule, getattr(problem, "blocks", None))
+    for profile in filter(None, profiles):
+        rule = fill_in_delays(rule, profile.blocks)
     device = require_device("device", device)
     simulation = Simulation(problem.to(device), map_tensors(lambda leaf: leaf.to(device), rule), arrivals, seeds,
-                            share_samples, compile, profiles, clip, max_norm_ratio)  # fmt: skip
+                            share_samples, compile, profiles, clip, max_norm_ratio, drift)  # fmt: skip
     single = (isinstance(seed, int), not isinstance(delays, Sequence) or isinstance(delays, str))
     all_axes = [Axis("seed", seeds), Axis("delay", tuple(_label(m) for m in models)),
                 *rule_axes(rule, simulation.shape[2:-1], axes)]  # fmt: skip

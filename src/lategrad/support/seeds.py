@@ -28,6 +28,7 @@ class Stream(IntEnum):
     PAUSES = 0x7061757365  # artificial pauses of a real worker
     VALIDATION = 0x76616C6964  # which training rows are held out
     LAYERS = 0x6C6179657273  # random layers of a module, such as dropout
+    STEPS = 0x7374657073  # where on a step OnlineToNonconvex queries
 
 
 _GLOBAL_GENERATORS = threading.RLock()

@@ -34,8 +34,10 @@ class DelayReport(NamedTuple):
     weighted_mean: float  #: the mean delay with the weight of each gradient
     distinct: int  #: number of different delays
     drift: float | None
-    """Mean distance that the parameters moved during the delay of a gradient, in mean update lengths. It is the delay
-    itself where all updates go the same way, about its square root where they do not."""
+    """Mean distance that the parameters moved during the delay of a gradient."""
+    relative_drift: float | None
+    """The same in mean update lengths: the delay itself where all updates go the same way, about its square root where
+    they do not."""
     cosine: float | None
     """Mean cosine between one gradient and the next. Near 1, late directions are still good ones."""
 
@@ -132,7 +134,8 @@ class DelayRecorder:
             mean=sum(delay * count for delay, count in counts.items()) / total if total else math.nan,
             median=_quantile(delays, counts, 0.5 * total), p95=_quantile(delays, counts, 0.95 * total),
             weighted_mean=sum(delay * share for delay, share in weights.items()) / weight if weight else math.nan,
-            drift=None if not length or distance is None else distance / length, cosine=self._cosines.mean,
+            drift=distance, relative_drift=None if not length or distance is None else distance / length,
+            cosine=self._cosines.mean,
         )  # fmt: skip
 
     def histogram(self) -> str:

@@ -48,6 +48,7 @@ class Point:
     if the run without delay had reached it at its first record."""
     verdict: str
     """"free", "unclear", "recoverable", "permanent", "diverged" or "costs" (see :meth:`Tolerance.verdict`)."""
+    drift: float | None = None  #: V, the mean distance that the parameters move during the delay of a gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +102,13 @@ class Tolerance:
         values = self.values(optimizer, delay)
         gaps = self._worse(values, self.values(optimizer, 0))
         updates = int(np.mean([run.updates[-1] for run in self._of(optimizer, delay)]))
+        drift = [run.drift for run in self._of(optimizer, delay) if run.drift is not None] or [math.nan]
         updates_to_match, slowdown = self._over_time(optimizer, delay)
         return Point(optimizer=optimizer, delay=delay, value=float(values.mean()), spread=_deviation(values),
                      gap=float(gaps.mean()), gap_spread=_deviation(gaps),
                      gap_to_own=float(self._worse(values, self.values(OWN, 0)).mean()), updates=updates,
                      rounds=updates / (1 + delay), updates_to_match=updates_to_match, slowdown=slowdown,
-                     verdict=self.verdict(optimizer, delay))  # fmt: skip
+                     verdict=self.verdict(optimizer, delay), drift=finite_or_none(float(np.mean(drift))))  # fmt: skip
 
     def points(self) -> list[Point]:
         """All points, by optimizer and delay."""

@@ -44,6 +44,7 @@ class Run:
     values: tuple[float, ...]  # the values over time, the last of which is the result; NaN for one that is not finite
     seconds: float
     memory: int  # peak memory of the process, or its GPU, in bytes
+    drift: float | None = None  # mean distance between the parameters of a gradient and those at its update
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; null for values that are not finite."""
@@ -52,7 +53,8 @@ class Run:
     @staticmethod
     def from_json(saved: dict[str, Any]) -> "Run":
         values = tuple(math.nan if value is None else value for value in saved["values"])
-        return Run(Task(**saved["task"]), tuple(saved["updates"]), values, saved["seconds"], saved["memory"])
+        return Run(Task(**saved["task"]), tuple(saved["updates"]), values, saved["seconds"], saved["memory"],
+                   saved.get("drift"))  # fmt: skip
 
 
 def finite_or_none(value: Any) -> Any:
@@ -79,10 +81,11 @@ class Wrap:
     ``wrap.delay`` and ``wrap.seed`` identify the run. Delays by stage need the model: ``wrap(optimizer, model)``.
     """
 
-    def __init__(self, task: Task, build: Build | None = None, stages: int | None = None) -> None:
+    def __init__(self, task: Task, build: Build | None = None, stages: int | None = None,
+                 drift: bool = False) -> None:  # fmt: skip
         self.name, self.delay, self.seed = task.optimizer, task.delay, task.seed
         self.wrapped: Delayed | None = None
-        self._build, self._stages = build, stages
+        self._build, self._stages, self._drift = build, stages, drift
 
     def __call__(self, optimizer: Optimizer, model: nn.Module | None = None) -> "Delayed":
         """The optimizer, or the one that replaces it in this run, with delayed gradients."""
@@ -99,18 +102,19 @@ class Wrap:
             if model is None:
                 raise ValueError(f"profile 'stages:{self._stages}' needs the model: wrap(optimizer, model)")
             delays = by_stage(model, self._stages, delay=self.delay)
-        self.wrapped = Delayed(optimizer, delays)
+        self.wrapped = Delayed(optimizer, delays, drift=self._drift)
         return self.wrapped
 
 
-def run_training(train: Train, builders: Mapping[str, Build | None], stages: int | None, task: Task) -> Run:
+def run_training(train: Train, builders: Mapping[str, Build | None], stages: int | None, drift: bool,
+                 task: Task) -> Run:  # fmt: skip
     """Run a training function once, with all global random generators at the task's seed."""
     random.seed(task.seed)
     np.random.seed(task.seed)
     torch.manual_seed(task.seed)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    wrap, begin = Wrap(task, builders[task.optimizer], stages), time.perf_counter()
+    wrap, begin = Wrap(task, builders[task.optimizer], stages, drift), time.perf_counter()
     updates, values = list[int](), list[float]()
 
     def all_values() -> Iterator[Any]:
@@ -129,7 +133,8 @@ def run_training(train: Train, builders: Mapping[str, Build | None], stages: int
             raise TypeError(f"the training function must give numbers, got {value!r}") from None
         values.append(number if math.isfinite(number) else math.nan)
         updates.append(wrap.wrapped.updates)
-    return Run(task, tuple(updates), tuple(values), time.perf_counter() - begin, _peak_memory())
+    return Run(task, tuple(updates), tuple(values), time.perf_counter() - begin, _peak_memory(),
+               finite_or_none(wrap.wrapped and wrap.wrapped.drift))  # fmt: skip
 
 
 def _peak_memory() -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lategrad.tolerance_study.result import Point, Tolerance
 
 _COLUMNS = ("optimizer", "delay", "value", "gap to delay 0", "gap to own at 0", "updates", "rounds", "updates needed",
-            "verdict")  # fmt: skip
+            "verdict", "drift")  # fmt: skip
 MEANING = {
     "free": "the gap is within the accepted cost, a share of the value without delay",
     "unclear": "the gap is larger, but within two standard errors of the seeds: more seeds would tell",
@@ -29,11 +29,12 @@ MEANING = {
 def _cells(point: "Point") -> tuple[str, ...]:
     value, own = f"{point.value:.4g}{_plus_minus(point.spread)}", f"{point.gap_to_own:+.3g}"
     size = own, f"{point.updates:,}", f"{point.rounds:,.0f}"
+    drift = "" if point.drift is None else f"{point.drift:.3g}"
     if point.delay == 0:
-        return point.optimizer, "0", value, "", *size, "", ""
+        return point.optimizer, "0", value, "", *size, "", "", drift
     gap = f"{point.gap:+.3g}{_plus_minus(point.gap_spread)}"
     slowdown = "" if point.slowdown is None else f"{point.slowdown:.2f}x"
-    return point.optimizer, str(point.delay), value, gap, *size, slowdown, point.verdict
+    return point.optimizer, str(point.delay), value, gap, *size, slowdown, point.verdict, drift
 
 
 def _plus_minus(spread: float) -> str:
@@ -49,9 +50,15 @@ def conclusions(result: "Tolerance") -> list[str]:
     return lines
 
 
+def _rows(result: "Tolerance") -> list[tuple[str, ...]]:
+    """The head and the cells of a table; the drift only where it was measured."""
+    rows = [_cells(point) for point in result.points()]
+    return [row if any(cells[-1] for cells in rows) else row[:-1] for row in (_COLUMNS, *rows)]
+
+
 def table(result: "Tolerance") -> str:
-    rows = [_COLUMNS, *(_cells(point) for point in result.points())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    rows = _rows(result)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"| {' | '.join(map(str.ljust, row, widths))} |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join([*lines, "", *conclusions(result)])
@@ -107,8 +114,9 @@ def page(result: "Tolerance") -> str:
     drawing = io.StringIO()
     plot(result).savefig(drawing, format="svg")
     picture = drawing.getvalue()
-    head = "".join(f"<th>{escape(name)}</th>" for name in _COLUMNS)
-    rows = ["".join(f"<td>{escape(cell)}</td>" for cell in _cells(point)) for point in result.points()]
+    names, *cells = _rows(result)
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    rows = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in cells]
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     sentences = "".join(f"<li>{escape(line)}</li>" for line in conclusions(result))
     used = dict.fromkeys(point.verdict for point in result.points() if point.delay > 0)

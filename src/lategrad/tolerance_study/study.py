@@ -28,7 +28,8 @@ DELAYS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 def tolerance(train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimizers | None = None, seeds: int = 2, *,
               profile: str | None = None, better: str = "lower", cost: float = 0.05, workers: int | str = 1,
-              out: str | os.PathLike[str] | None = None, progress: bool | None = None) -> Tolerance:  # fmt: skip
+              out: str | os.PathLike[str] | None = None, progress: bool | None = None,
+              drift: bool = False) -> Tolerance:  # fmt: skip
     """Measure which delay a training tolerates: run it at every delay, and report the cost of each.
 
     Args:
@@ -49,6 +50,7 @@ def tolerance(train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimize
         out: folder for finished runs, so that an interrupted study continues; with other code of the training or of an
             optimizer it is refused.
         progress: show a progress bar; by default on a terminal.
+        drift: measure how far the parameters move during the delay of a gradient (``Delayed.drift``).
 
     >>> import torch, lategrad as lg
     >>> def train(wrap):
@@ -76,13 +78,14 @@ def tolerance(train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimize
     require("optimizers", optimizers, len(builders) == 1 + len(optimizers or {}), f"without the name {OWN!r}")
     tasks = [Task(name, delay, seed) for name in builders for delay in delays for seed in range(seeds)]
     code = {name: identify_code(build) for name, build in (optimizers or {}).items()}
-    about: dict[str, Any] = {"train": identify_code(train), "optimizers": code, "profile": profile, "better": better}
+    about: dict[str, Any] = {"train": identify_code(train), "optimizers": code, "profile": profile, "better": better,
+                             "drift": drift}  # fmt: skip
     store = None if out is None else _RunStore(Path(out), about)
     done = {} if store is None else {task: run for task in tasks if (run := store.load(task)) is not None}
     remaining = [task for task in tasks if task not in done]
     if done and progress is not False:
         print(f"{len(done)} of {len(tasks)} runs are kept from before, in {out}", file=sys.stderr)
-    job = partial(run_training, train, builders, stages)
+    job = partial(run_training, train, builders, stages, drift)
     show = sys.stderr.isatty() if progress is None else progress
     for run in track(_execute(job, remaining, workers), "runs", len(remaining), console=Console(stderr=True),
                      transient=True, disable=not show):  # fmt: skip
@@ -144,8 +147,8 @@ class _RunStore:
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self._folder = folder / "runs"
         description = folder / "study.json"
-        before = json.loads(description.read_text()) if description.exists() else about
-        for name in ("profile", "better"):
+        before = {"drift": False} | (json.loads(description.read_text()) if description.exists() else about)
+        for name in ("profile", "better", "drift"):
             if before[name] != about[name]:
                 raise ValueError(f"out must be another folder: the runs in {str(folder)!r} had {name} {before[name]}, "
                                  f"not {about[name]}")  # fmt: skip

@@ -133,6 +133,8 @@ def update_loops(
     ``template`` is a state on any device, ``sizes`` the entries of each tensor of a vector. ``ticket`` is an example,
     if calls bring a ticket; otherwise it is that of the present query. The next query is written if it has a dtype.
     """
+    if getattr(rule, "delay_blocks", None) is not None:
+        raise UnsupportedError(f"{type(rule).__name__} with a delay for each block")
     if getattr(rule, "blocks", None) is not None:
         from lategrad.execution.codegen.staged import StagedLoops  # it is made of loops itself
 

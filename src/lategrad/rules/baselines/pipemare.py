@@ -6,7 +6,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.rules._common import LastIterate, Moments, adam_direction, next_moments, start_moments
-from lategrad.rules.rule import Delay, as_dtype, as_number, first_query
+from lategrad.rules.blocks import Blocks, per_entry
+from lategrad.rules.rule import Delay, as_number, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import BelowOne, NonNegative, Positive, Scalar
@@ -36,6 +37,7 @@ class PipeMare(LastIterate):
         domain: K, the constraint set.
         annealing: K, in updates.
         beta1, beta2, eps, weight_decay: as in :class:`AdamW`.
+        delay_blocks: tensors with a delay each, as in a pipeline; filled in by the host.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.PipeMare(lr=0.1, annealing=1e9, weight_decay=0.0)
@@ -58,6 +60,7 @@ class PipeMare(LastIterate):
     beta2: BelowOne[float] = 0.999
     eps: Positive[float] = 1e-8
     weight_decay: NonNegative[float] = 0.01
+    delay_blocks: Blocks | None = None
 
     def init(self, x0: Tensor) -> PipeMareState:
         x = first_query(self, x0)
@@ -69,4 +72,5 @@ class PipeMare(LastIterate):
         lr = self.lr * (-power * as_number(delay).clamp_min(1).log()).exp()  # lr / max(1, tau)^p
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
         direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
-        return PipeMareState(x=self.domain.project(state.x - as_dtype(lr, grad) * direction), moments=moments, t=t)
+        move = per_entry(self.delay_blocks, lr.to(grad.dtype), grad) * direction
+        return PipeMareState(x=self.domain.project(state.x - move), moments=moments, t=t)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lategrad.rules._common import Moments, OutputsX, adam_direction, next_moments, start_moments
+from lategrad.rules.blocks import Blocks, per_entry, start_delays
 from lategrad.rules.rule import Delay, as_dtype, first_query
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
@@ -36,6 +37,7 @@ class WeightPrediction(OutputsX):
         lr: learning rate.
         domain: K, the constraint set.
         beta1, beta2, eps, weight_decay: as in :class:`AdamW`.
+        delay_blocks: tensors with a delay each, as in a pipeline; filled in by the host.
 
     >>> import torch, lategrad as lg
     >>> rule = lg.baselines.WeightPrediction(lr=0.1, weight_decay=0.0)
@@ -58,17 +60,20 @@ class WeightPrediction(OutputsX):
     beta2: BelowOne[float] = 0.999
     eps: Positive[float] = 1e-8
     weight_decay: NonNegative[float] = 0.01
+    delay_blocks: Blocks | None = None
 
     def init(self, x0: Tensor) -> WeightPredictionState:
         x = first_query(self, x0)
-        return WeightPredictionState(x=x, moments=start_moments(x), delay=per_run(x, 0), t=per_run(x, 0))
+        delay = start_delays(self.delay_blocks, x)
+        return WeightPredictionState(x=x, moments=start_moments(x), delay=delay, t=per_run(x, 0))
 
     def _direction(self, moments: Moments, t: Tensor) -> Tensor:
         return adam_direction(moments, t, self.beta1, self.beta2, self.eps)
 
     def query(self, state: WeightPredictionState) -> Tensor:
         direction = self._direction(state.moments, state.t.clamp_min(1))  # zero before any update
-        return self.domain.project(state.x - as_dtype(self.lr * state.delay, state.x) * direction)
+        ahead = per_entry(self.delay_blocks, (self.lr * state.delay).to(state.x.dtype), state.x)
+        return self.domain.project(state.x - ahead * direction)
 
     def update(self, state: WeightPredictionState, grad: Tensor, delay: Delay) -> WeightPredictionState:
         t = state.t + 1

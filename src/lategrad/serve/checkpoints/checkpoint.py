@@ -22,7 +22,7 @@ from torch import Tensor
 from lategrad.support.files import read_plain, replacing
 from lategrad.support.validation import require_form
 
-FORMAT = "lategrad-checkpoint-4"
+FORMAT = "lategrad-checkpoint-5"
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
            torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
 # Of a description: everything that a run needs to continue.

@@ -40,6 +40,7 @@ class Records:
         self.every = every
         self.steps: list[int] = []
         self.listener: Callable[[Tensor], None] | None = None  # called with the output after each record
+        self.since: Callable[[int, int], Mapping[str, float]] | None = None  # more values, of some updates
         self.problem = problem
         self._series: dict[str, list[float]] = {}
         self._fastest = math.inf  # seconds of an evaluation so far
@@ -109,6 +110,8 @@ class Records:
 
     def add(self, version: int, values: Mapping[str, float], output: Tensor | None = None) -> None:
         """Add a record; the listener is called with its output, if that is given."""
+        if self.since is not None:
+            values = {**values, **self.since(self.steps[-1] if self.steps else 0, version)}
         self.steps.append(version)
         for name, value in values.items():
             series = self._series.setdefault(name, [])

@@ -1,5 +1,6 @@
 """The log of a run: for every update its worker, the delay of its gradient, and when it was applied."""
 
+import math
 import os
 import warnings
 import zlib
@@ -15,8 +16,8 @@ from lategrad.serve.checkpoints.checkpoint import DamagedError
 from lategrad.serve.messages import STATELESS, JobInfo
 from lategrad.support.files import open_plain, read_plain
 
-_ROW = np.dtype([("time", "<f8"), ("sequence", "<i8"), ("parent_job", "<i8"), ("worker", "<i4"), ("delay", "<i4"),
-                 ("local_steps", "<i4")])  # fmt: skip
+_ROW = np.dtype([("time", "<f8"), ("drift", "<f8"), ("sequence", "<i8"), ("parent_job", "<i8"), ("worker", "<i4"),
+                 ("delay", "<i4"), ("local_steps", "<i4")])  # fmt: skip
 Rows = NDArray[Any]
 
 
@@ -37,10 +38,11 @@ class UpdateLog:
     def __len__(self) -> int:
         return self._count
 
-    def append(self, worker: int, sequence: int, delay: int, time: float, info: JobInfo = STATELESS) -> None:
+    def append(self, worker: int, sequence: int, delay: int, time: float, info: JobInfo = STATELESS,
+               drift: float = math.nan) -> None:  # fmt: skip
         if self._count == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[self._count] = (time, sequence, info.parent_job, worker, delay, info.local_steps)
+        self._rows[self._count] = (time, drift, sequence, info.parent_job, worker, delay, info.local_steps)
         self._count += 1
 
     def column(self, name: str, last: int | None = None) -> Tensor:
@@ -53,6 +55,7 @@ class UpdateLog:
         """The log of ``count`` updates whose rows were lost: of worker -1, without delay."""
         rows = np.zeros(count, _ROW)
         rows["worker"] = rows["sequence"] = -1
+        rows["drift"] = math.nan
         return cls(rows)
 
     def rows(self, first: int = 0) -> Rows:

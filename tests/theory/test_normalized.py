@@ -1,0 +1,384 @@
+"""Normalised momentum under delay: every step of docs/theory-deep.md on any input, the bounds on known functions."""
+
+import math
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lategrad as lg
+from lategrad import theory
+from lategrad.rules._orthogonalize import orthogonalise
+
+SEEDS, K = 16, 4
+SHAPE = (K, K)
+MEMORY = 10.0
+FORMS = [pytest.param(False, id="plain"), pytest.param(True, id="nesterov")]
+seeds = st.integers(0, 2**32 - 1)
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(seed, *shape):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+class Norm:
+    """A norm on matrices (..., r, c), its dual, the exact step, and L of a function whose entries are 1-smooth."""
+
+    def __init__(self, name, primal, dual, step, L):
+        self.name, self.primal, self.dual, self.step, self.L = name, primal, dual, step, L
+
+
+def singular(x):
+    return torch.linalg.svdvals(x)
+
+
+def polar(x):
+    u, _, v = torch.linalg.svd(x, full_matrices=False)
+    return -u @ v
+
+
+NORMS = [
+    Norm("euclidean", lambda x: x.flatten(-2).norm(dim=-1), lambda x: x.flatten(-2).norm(dim=-1),
+         lambda m: -m / m.flatten(-2).norm(dim=-1)[..., None, None].clamp_min(1e-300), 1),
+    Norm("sign", lambda x: x.abs().amax((-2, -1)), lambda x: x.abs().sum((-2, -1)), lambda m: -m.sign(), K * K),
+    Norm("spectral", lambda x: singular(x).amax(-1), lambda x: singular(x).sum(-1), polar, K),
+]  # fmt: skip
+EACH_NORM = pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.name)
+
+
+def cosines(x):
+    """Smooth and not convex: 1 - cos of every entry."""
+    return (1 - x.cos()).sum((-2, -1))
+
+
+# What the proof uses of the norms
+
+
+@EACH_NORM
+@given(seed=seeds)
+@settings(max_examples=30, deadline=None)
+def test_smoothness_duality_and_the_step_of_each_norm(norm, seed):
+    x, y = 2 * normal(seed, 2, *SHAPE)
+    assert norm.dual(x.sin() - y.sin()) <= norm.L * norm.primal(x - y) * (1 + 1e-9)
+    assert (x * y).sum().abs() <= norm.primal(x) * norm.dual(y) * (1 + 1e-9)
+    assert norm.primal(norm.step(x)) <= 1 + 1e-9
+    assert -(x * norm.step(x)).sum() == pytest.approx(norm.dual(x).item())
+
+
+@EACH_NORM
+@given(seed=seeds, rows=st.integers(1, 6), columns=st.integers(1, 6))
+@settings(max_examples=30, deadline=None)
+def test_rho_is_the_largest_ratio_of_the_norms(norm, seed, rows, columns):
+    rho = theory.dual_ratio(norm.name, (rows, columns))
+    x = normal(seed, rows, columns)
+    assert norm.dual(x) <= rho * x.norm() * (1 + 1e-9)
+    extreme = {"euclidean": x, "sign": x.sign(), "spectral": polar(x)}[norm.name]
+    assert norm.dual(extreme) == pytest.approx(rho * extreme.norm().item())
+
+
+def test_steps_of_muon_s_lengths_over_many_blocks_have_rho_a_fifth_of_the_root_of_the_size():
+    shapes = [(3, 5), (8, 2), (4, 4)]
+    rho = math.sqrt(sum((0.2 * max(s) ** 0.5 * theory.dual_ratio("spectral", s)) ** 2 for s in shapes))
+    assert rho == pytest.approx(0.2 * math.sqrt(sum(map(math.prod, shapes))))
+
+
+def test_a_norm_that_is_not_known_and_a_vector_without_rows_are_refused():
+    with pytest.raises(ValueError, match="norm must be .*euclidean.*'nuclear'"):
+        theory.dual_ratio("nuclear", (2, 2))
+    with pytest.raises(ValueError, match=r"shape must be \(rows, columns\) for the spectral norm, got \(7,\)"):
+        theory.dual_ratio("spectral", (7,))
+    with pytest.raises(ValueError, match="memory must be a finite number >= 1, got 0.5"):
+        theory.momentum_age(0.5)
+    with pytest.raises(ValueError, match="outstanding must be"):
+        bound(100, NORMS[0], outstanding=0)
+    with pytest.raises(ValueError, match="eps must be"):
+        theory.normalized_plan(0.0, L=1, Delta=1, sigma=1, rho=1, outstanding=1)
+
+
+# The orthogonaliser
+
+
+@given(seed=seeds, rows=st.integers(1, 40), columns=st.integers(1, 40), spread=st.floats(0, 12))
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_orthogonalised_step_has_the_stated_length_and_alignment(dtype, seed, rows, columns, spread):
+    x = normal(seed, rows, columns)
+    u, _, v = torch.linalg.svd(x, full_matrices=False)
+    values = 10 ** (-spread * torch.rand(min(rows, columns), generator=generator(seed), dtype=torch.float64))
+    x = ((u * values) @ v).to(dtype).double()
+    step = orthogonalise(x.to(dtype)).double()
+    assert singular(step).max() <= 1.16
+    assert (x * step).sum() >= theory.orthogonal_alignment(min(rows, columns)) * singular(x).sum()
+
+
+def test_alignment_falls_with_the_rank_so_that_no_constant_would_do():
+    """One large singular value, and a thousand of a thousandth: small ones are not brought to 1."""
+    values = torch.full((1000,), 1.2e-3, dtype=torch.float64)
+    values[0] = 1
+    aligned = (values.diag() * orthogonalise(values.diag())).sum() / values.sum()
+    assert theory.orthogonal_alignment(1000) <= aligned < 0.84
+
+
+# Steps 1 to 3: descent, on any momentum
+
+
+@EACH_NORM
+@given(seed=seeds, share=st.floats(0.1, 1), length=st.floats(1, 3), noise=st.floats(0, 5))
+@settings(max_examples=30, deadline=None)
+def test_descent_on_any_momenta(norm, seed, share, length, noise):
+    """Steps between the best one and a shorter one, made longer: A = share * length, B = length."""
+    N, x = 20, normal(seed, *SHAPE)
+    lrs = torch.rand(N, generator=generator(seed), dtype=torch.float64) + 0.01
+    start, grads, errors = cosines(x), [], []
+    for t in range(N):
+        m = x.sin() + noise * normal(seed + t, *SHAPE)
+        grads.append(norm.dual(x.sin()))
+        errors.append(norm.dual(x.sin() - m))
+        x = x + lrs[t] * length * share * norm.step(m)
+    decrease = (start - cosines(x)).item()
+    mean = ((lrs * torch.stack(grads)).sum() / lrs.sum()).item()
+    A, B = length * share, length
+    assert mean <= theory.normalized_descent(lrs, torch.stack(errors), decrease=decrease, L=norm.L, A=A, B=B) + 1e-9
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_descent_is_an_equality_for_a_quadratic_so_that_no_constant_could_be_smaller(wrong):
+    """A step of length B that only A of it is aligned with the momentum; a vanishing momentum may point anywhere."""
+    L, D, A, B = 3.0, 0.4, 0.6, 1.3
+    x = torch.tensor([2.0, 0.0], dtype=torch.float64)
+    u = torch.tensor([B, 0.0] if wrong else [-A, math.sqrt(B**2 - A**2)], dtype=torch.float64)
+    error = L * 2 if wrong else 0.0
+    decrease = L / 2 * (x.square().sum() - (x + D * u).square().sum()).item()
+    bound = theory.normalized_descent(
+        torch.tensor([D]).double(), torch.tensor([error]), decrease=decrease, L=L, A=A, B=B
+    )
+    assert bound == pytest.approx(L * 2)
+
+
+# Steps 4 and 5: the weights of the library's own momenta
+
+
+@cache
+def rows(N, nesterov):
+    """Weights of gradients i <= t in the momentum of update t, (N, N): those of the rules, with memory MEMORY."""
+    blocks = lg.Blocks.of_tensors([torch.zeros(1, N)], kinds=["matrix"])
+    unit, now = torch.eye(N, dtype=torch.float64), torch.tensor(0)
+    if nesterov:  # of SteadyMuon without delay
+        rule, found = lg.SteadyMuon(lr=0.01, blocks=blocks), []
+        state = rule.init(unit[0])
+        for g in unit:
+            found.append(rule.momentum(state, g, now))
+            state = rule.update(state, g, now)
+    else:
+        rule, found = lg.baselines.Muon(lr=0.01, momentum=1 - 1 / MEMORY, blocks=blocks), []
+        state = rule.init(unit[0])
+        for g in unit:
+            state = rule.update(state, g, now)
+            found.append(state.momentum)
+    weights = torch.stack(found)
+    return weights / weights.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("nesterov", FORMS)
+@pytest.mark.parametrize("N", [1, 3, 10, 40, 300])
+def test_noise_and_age_of_the_momentum(N, nesterov):
+    weights = rows(N, nesterov)
+    noise = weights.square().sum(1).sqrt()
+    ages = (torch.arange(N)[:, None] - torch.arange(N)).clamp_min(0)
+    age = (weights * ages).sum(1)
+    assert noise.mean() <= theory.momentum_noise(N, MEMORY, nesterov)
+    assert (age <= theory.momentum_age(MEMORY, nesterov) + 1e-9).all()
+    if N == 300:  # the start is forgotten, and both are reached
+        assert noise[-1].item() == pytest.approx(theory.momentum_noise(10**12, MEMORY, nesterov))
+        assert age[-1].item() == pytest.approx(theory.momentum_age(MEMORY, nesterov), rel=1e-6)
+    else:  # without the term of the start it would be broken
+        assert noise.mean() > theory.momentum_noise(10**12, MEMORY, nesterov)
+
+
+@st.composite
+def arrivals(draw, N=60):
+    """Delays of N updates by at most W workers, in any order: one worker returns, and is given the newest query."""
+    W = draw(st.integers(1, 12))
+    chosen = draw(st.lists(st.integers(0, W - 1), min_size=N, max_size=N))
+    queried, delays = [1] * W, []
+    for t, worker in enumerate(chosen, start=1):
+        delays.append(t - queried[worker])
+        queried[worker] = t + 1
+    return W, torch.tensor(delays)
+
+
+@pytest.mark.parametrize("nesterov", FORMS)
+@given(case=arrivals())
+@settings(max_examples=60, deadline=None)
+def test_delays_of_w_outstanding_gradients_sum_to_at_most_w_less_one_each(nesterov, case):
+    W, delays = case
+    N = len(delays)
+    assert theory.largest_in_flight(delays) <= W - 1
+    assert (delays.cumsum(0) <= (W - 1) * torch.arange(1, N + 1)).all()
+    weights = rows(N, nesterov)
+    columns = weights.sum(0)
+    assert (columns.diff() <= 1e-12).all()
+    assert (columns * delays).sum() <= (W - 1) * N * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("nesterov", FORMS)
+def test_drift_is_reached_by_steps_that_all_point_one_way(nesterov):
+    N, W = 400, 9
+    weights, delays = rows(N, nesterov), torch.arange(N).clamp_max(W - 1)
+    drift = (weights * (torch.arange(N)[:, None] - torch.arange(N) + delays)).sum().item() / N
+    bounded = theory.momentum_age(MEMORY, nesterov) + W - 1
+    assert 0.96 * bounded <= drift <= bounded
+
+
+# The bounds
+
+
+def bound(N, norm, outstanding, sigma=0.3, lr=None, nesterov=False, A=1.0, B=1.0):
+    """Theorem B from the start of `descend`; the best learning rate if none is given."""
+    known = {"L": norm.L, "Delta": float(K), "memory": MEMORY, "outstanding": outstanding, "nesterov": nesterov}
+    lr = theory.normalized_lr(N, **known, A=A, B=B) if lr is None else lr
+    rho = theory.dual_ratio(norm.name, SHAPE)
+    return theory.normalized_momentum(N, **known, sigma=sigma, rho=rho, lr=lr, A=A, B=B)
+
+
+def late(kind, W, N):
+    if kind == "constant":
+        return [min(t, W - 1) for t in range(N)]
+    picks = torch.randint(W, (N,), generator=generator(1)).tolist()
+    if kind == "one slow":
+        picks = [0 if t % 200 == 199 else 1 + pick % (W - 1) for t, pick in enumerate(picks)]
+    queried, delays = [0] * W, []
+    for t, worker in enumerate(picks):
+        delays.append(t - queried[worker])
+        queried[worker] = t + 1
+    return delays
+
+
+def descend(norm, N, delays, lr, sigma=0.3):
+    """The mean dual norm of the true gradient over N updates and SEEDS runs, from gradient I, where 1 - cos is K."""
+    noise = generator(0)
+    x = torch.eye(K, dtype=torch.float64).mul(math.pi / 2).expand(SEEDS, K, K)
+    m, points, total = torch.zeros_like(x), [x], 0.0
+    for t in range(N):
+        g = points[t - delays[t]].sin()
+        g = g + sigma / K * torch.randn(x.shape, generator=noise, dtype=torch.float64)
+        m = m + (g - m) / MEMORY
+        total += norm.dual(x.sin()).mean().item()
+        x = x + lr * norm.step(m)
+        points.append(x)
+    return total / N
+
+
+@EACH_NORM
+@pytest.mark.parametrize("kind", ["constant", "random", "one slow"])
+def test_theorem_b_holds_where_it_says_something(norm, kind):
+    N, W = 1000, 5
+    lr = theory.normalized_lr(N, L=norm.L, Delta=K, memory=MEMORY, outstanding=W)
+    start = norm.dual(torch.eye(K).double()).item()
+    delays = late(kind, W, N)
+    assert theory.largest_in_flight(torch.tensor(delays)) == W - 1
+    measured = descend(norm, N, delays, lr)
+    assert measured <= bound(N, norm, W) < start, "a rule that stays at the start is above the bound"
+    assert descend(norm, 10, delays, 0.0) == pytest.approx(start)
+
+
+def test_a_learning_rate_that_is_too_long_for_the_delay_breaks_the_bound_without_its_drift():
+    """Delay 100: the bound of no delay (W = 1) at that learning rate is false, the one of W = 101 is not."""
+    N, norm, lr = 1000, NORMS[0], 0.02
+    measured = descend(norm, N, late("constant", 101, N), lr, sigma=0.0)
+    assert bound(N, norm, 1, sigma=0.0, lr=lr) < measured <= bound(N, norm, 101, sigma=0.0, lr=lr)
+
+
+@pytest.mark.parametrize("W", [1, 8])
+def test_theorem_b_holds_for_the_library_s_muon(W):
+    """Matrices only, no weight decay: the theorem is about this rule, whose step is 0.2 sqrt(K) orthogonalised."""
+    N, norm, sigma, noise = 1000, NORMS[2], 0.3, generator(0)
+    A, B = theory.orthogonal_alignment(K), 1.16
+    D = theory.normalized_lr(N, L=norm.L, Delta=K, memory=MEMORY, outstanding=W, A=A, B=B, nesterov=True)
+    blocks = lg.Blocks.of_tensors([torch.zeros(SHAPE)])
+    rule = lg.baselines.Muon(D / (0.2 * K**0.5), momentum=1 - 1 / MEMORY, weight_decay=0.0, blocks=blocks)
+    state = rule.init(torch.eye(K).double().mul(math.pi / 2).flatten().expand(SEEDS, -1))
+    queries, total = [rule.query(state)], 0.0
+    for t in range(N):
+        total += norm.dual(queries[-1].view(-1, *SHAPE).sin()).mean().item()
+        g = queries[t - min(t, W - 1)].sin() + sigma / K * torch.randn(SEEDS, K * K, generator=noise).double()
+        state = rule.update(state, g, torch.tensor(min(t, W - 1)))
+        queries.append(rule.query(state))
+    assert total / N <= bound(N, norm, W, A=A, B=B, nesterov=True)
+
+
+@pytest.mark.parametrize(("tau", "lr"), [(0, 0.02), (20, 0.02), (40, 0.5)])
+def test_theorem_c_holds_for_steady_muon_on_matrices(tau, lr):
+    """At the iterate z, not at the output; the distances V are measured along the run."""
+    N, runs, norm, sigma, noise = 200, 4, NORMS[2], 0.3, generator(0)
+    rule = lg.SteadyMuon(lr, blocks=lg.Blocks.of_tensors([torch.zeros(SHAPE)]))
+    state = rule.init(torch.eye(K).double().mul(math.pi / 2).flatten().expand(runs, -1))
+    queries, used, norms, distances, s = [rule.query(state)], [], [], [], []
+    delays = [min(t, tau) for t in range(N)]
+    weights, mean = torch.zeros(N), 0.0
+    lrs = torch.zeros(N, dtype=torch.float64)
+    start = cosines(state.z.view(-1, *SHAPE)).mean()
+    for t, delay in enumerate(delays):
+        mean += (delay - mean) / min(t + 1, 32)  # the memory is 10 + the mean delay: docstring of SteadyMuon
+        beta = 1 - 1 / (10 + mean)
+        lrs[t] = lr * (t + 1 - delay) / (t + 1) / math.sqrt(1 + max(mean, delay))
+        used.append(queries[t - delay])
+        unit = torch.nn.functional.one_hot(torch.tensor(t), N)
+        weights = beta * weights + (1 - beta) * unit
+        w = beta * weights + (1 - beta) * unit
+        w = (w / w.sum()).double()
+        s.append(w.norm())
+        away = norm.primal((state.z - torch.stack(used)).view(-1, runs, *SHAPE))  # (t + 1, runs)
+        distances.append((w[: t + 1, None] * away).sum(0).mean())
+        norms.append(norm.dual(state.z.view(-1, *SHAPE).sin()).mean())
+        g = used[-1].sin() + sigma / K * torch.randn(runs, K * K, generator=noise).double()
+        state = rule.update(state, g, torch.tensor(delay))
+        queries.append(rule.query(state))
+    lrs, s, V, norms = 0.2 * K**0.5 * lrs, torch.stack(s), torch.stack(distances), torch.stack(norms)
+    errors = theory.dual_ratio("spectral", SHAPE) * sigma * s + norm.L * V
+    known = {"decrease": (start - cosines(state.z.view(-1, *SHAPE)).mean()).item(), "L": norm.L}
+    known |= {"A": theory.orthogonal_alignment(K), "B": 1.16}
+    measured = ((lrs * norms).sum() / lrs.sum()).item()
+    assert measured <= theory.normalized_descent(lrs, errors, **known)
+    if lr == 0.5:  # queries are far from where their gradients are used: without V it would be broken
+        assert measured > theory.normalized_descent(lrs, errors - norm.L * V, **known)
+
+
+# What it asks for
+
+
+@given(L=st.floats(0.1, 10), Delta=st.floats(0.1, 10), memory=st.floats(1, 100), W=st.integers(1, 50),
+       A=st.floats(0.3, 1), B=st.floats(1, 1.5), nesterov=st.booleans())  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_the_best_learning_rate_is_the_best(L, Delta, memory, W, A, B, nesterov):
+    known = {"L": L, "Delta": Delta, "memory": memory, "outstanding": W, "A": A, "B": B, "nesterov": nesterov}
+    best = theory.normalized_lr(500, **known)
+    at = [theory.normalized_momentum(500, **known, sigma=1.0, rho=2.0, lr=best * f) for f in (0.95, 1, 1.05)]
+    assert at[1] < min(at[0], at[2])
+
+
+@given(eps=st.floats(0.05, 2), L=st.floats(0.1, 10), Delta=st.floats(0.1, 10), sigma=st.floats(0, 3),
+       rho=st.floats(1, 5), W=st.integers(1, 100))  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_the_plan_reaches_its_accuracy(eps, L, Delta, sigma, rho, W):
+    known = {"L": L, "Delta": Delta, "sigma": sigma, "rho": rho, "outstanding": W}
+    plan = theory.normalized_plan(eps, **known)
+    if plan.N <= 10**6:
+        assert theory.normalized_momentum(plan.N, **known, lr=plan.lr, memory=plan.memory) <= eps
+
+
+def test_the_plan_has_the_rate_of_the_theorem():
+    """Noise costs 1/eps^4 and the outstanding gradients W/eps^2."""
+    quiet = [theory.normalized_plan(eps, L=1, Delta=1, sigma=0, rho=1, outstanding=10**4).N for eps in (1e-2, 1e-3)]
+    noisy = [theory.normalized_plan(eps, L=1, Delta=1, sigma=1, rho=1, outstanding=1).N for eps in (1e-2, 1e-3)]
+    assert quiet[1] / quiet[0] == pytest.approx(1e2, rel=1e-3)
+    assert noisy[1] / noisy[0] == pytest.approx(1e4, rel=1e-3)
+    workers = [theory.normalized_plan(1e-2, L=1, Delta=1, sigma=1, rho=1, outstanding=W).N for W in (1, 360_000)]
+    assert all(b < 2.1 * a for a, b in pairwise(workers)), "a round in the memory costs at most about a factor of 2"
