@@ -11,7 +11,7 @@ settings.register_profile(
     "lategrad",
     derandomize=True,
     deadline=None,
-    max_examples=int(os.environ.get("EXAMPLES", "40")),
+    max_examples=int(os.environ.get("EXAMPLES", "25")),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("lategrad")

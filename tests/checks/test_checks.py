@@ -36,7 +36,7 @@ COMPILED = ("anytime-sgd", "optimistic-anytime", "strongly-convex", "steady", "a
 
 @pytest.mark.parametrize("name", SETS)
 def test_sets(name):
-    check_set(SETS[name])
+    check_set(SETS[name], compile=name in ("ball-off-centre", "simplex", "product"))
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -160,6 +160,30 @@ class StartsElsewhere(Good):
 class ForgetsProjectionOfStart(Good):
     def init(self, x0):
         return State(x0.clone(), torch.zeros(*x0.shape[:-1], 1))
+
+
+@dataclass(frozen=True, eq=False)
+class ToldTheLongest(Good):
+    """Is told the delay of each block, and uses the longest one for all."""
+
+    delay_blocks: lg.Blocks | None = None
+
+    def update(self, state, grad, delay):
+        late = torch.atleast_1d(torch.as_tensor(delay, dtype=grad.dtype)).amax(-1, keepdim=True)
+        return State(self.domain.project(state.x - 0.1 / (1 + late) * grad), state.count + 1)
+
+
+class ToldTheSum(ToldTheLongest):
+    def update(self, state, grad, delay):
+        return super().update(state, grad, torch.atleast_1d(torch.as_tensor(delay)).sum(-1, keepdim=True))
+
+
+def test_a_rule_that_mixes_the_delays_of_its_blocks_is_caught():
+    check_rule(ToldTheLongest(), compile=False)  # a projection mixes blocks anyway
+    with pytest.raises(AssertionError, match="a block depends on the delay of another one"):
+        check_rule(ToldTheLongest(lg.WholeSpace()), compile=False)
+    with pytest.raises(AssertionError, match="equal delays of all blocks are not one delay"):
+        check_rule(ToldTheSum(), compile=False)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_every_number_and_word_of_the_class_is_an_option(name):
     built = entry.make(**{entry.parameter: 0.5})
     parts = [built, built.learner] if name.startswith(("anytime", "optimistic-anytime")) else [built]
     fields = {field.name for part in parts for field in dataclasses.fields(part)}
-    assert set(entry.options) == fields - {"domain", "learner", "blocks", "weights"}
+    assert set(entry.options) == fields - {"domain", "learner", "blocks", "delay_blocks", "weights"}
 
 
 def test_options_reach_the_rule_and_the_learner_inside_it():

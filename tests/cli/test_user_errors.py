@@ -69,7 +69,10 @@ def run_script(tmp_path, call, engine="processes"):
     return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=600, check=False)
 
 
-@pytest.mark.parametrize("call", ["main()", "for _ in range(2):\n    trace = main()"])
+LOOP = "for _ in range(2):\n    trace = main()"
+
+
+@pytest.mark.parametrize("call", ["main()", pytest.param(LOOP, marks=pytest.mark.slow)])
 def test_a_script_without_its_guard_is_told_so_before_any_process_starts(tmp_path, call):
     result = run_script(tmp_path, call)
     assert result.returncode == 1
@@ -79,7 +82,11 @@ def test_a_script_without_its_guard_is_told_so_before_any_process_starts(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("call", "engine"), [('if __name__ == "__main__":\n    main()', "processes"), ("main()", "threads")]
+    ("call", "engine"),
+    [
+        ('if __name__ == "__main__":\n    main()', "processes"),
+        pytest.param("main()", "threads", marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_with_its_guard_or_with_threads_runs(tmp_path, call, engine):
     result = run_script(tmp_path, call, engine)

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -93,23 +94,47 @@ def test_the_simulator_takes_each_block_from_its_own_version(taus, steps):
 def test_profiles_models_and_seeds_side_by_side_are_each_what_they_are_alone():
     problem = Quadratic(dim=6, noise=0.3)
     profiles = [lg.delays.by_stage(BLOCKS, {"a": 4, "b": 2, "c": 0}), 3, lg.delays.by_stage(BLOCKS, {"a": 1, "*": 6})]
-    rule = lg.SGD(lr=torch.tensor([[0.05], [0.2]], dtype=torch.float64))
-    together = lg.simulate(problem, rule, profiles, 40, seed=[0, 1], compile=False)
-    for i, seed in enumerate((0, 1)):
-        for k, profile in enumerate(profiles):
-            alone = lg.simulate(problem, rule, profile, 40, seed=seed, compile=False)
-            assert torch.equal(together.query[i, k], alone.query)
+    lr = torch.tensor([[0.05], [0.2]], dtype=torch.float64)
+    for rule in (lg.SGD(lr), lg.SteadyAdam(lr), lg.baselines.WeightPrediction(lr)):
+        together = lg.simulate(problem, rule, profiles, 40, seed=[0, 1], compile=False)
+        for i, seed in enumerate((0, 1)):
+            for k, profile in enumerate(profiles):
+                alone = lg.simulate(problem, rule, profile, 40, seed=seed, compile=False)
+                assert torch.equal(together.query[i, k], alone.query)
 
 
 def test_one_delay_for_all_blocks_is_the_constant_delay():
     problem = Quadratic(dim=6, noise=0.3)
     for rule in (lg.Anytime(lg.OGD(lr=0.5)), lg.baselines.AdaptiveRevision(lr=0.1), lg.baselines.DCASGD(lr=0.1),
-                 lg.baselines.Ringmaster(lr=0.1, threshold=4)):  # fmt: skip
+                 lg.baselines.Ringmaster(lr=0.1, threshold=4), lg.SteadyAdam(lr=0.1), lg.baselines.PipeMare(lr=0.1),
+                 lg.SteadyMuon(lr=0.1, blocks=BLOCKS)):  # fmt: skip
         by_stage, constant = (
             lg.simulate(problem, rule, delays, 50, compile=False)
             for delays in (lg.delays.by_stage(BLOCKS, {"*": 5}), 5)
         )
         assert torch.equal(by_stage.query, constant.query)
+
+
+@pytest.mark.parametrize("rule", [lg.SteadyAdam(lr=0.1), lg.SteadyMuon(lr=0.1, blocks=BLOCKS)])
+def test_a_rule_that_takes_a_delay_for_each_block_is_told_each(rule):
+    """The loop in plain words: a vector of versions by block, and the delays of all blocks."""
+    problem, taus, steps = Quadratic(dim=6, noise=0.3), (4, 2, 0), 25
+    trace = lg.simulate(problem, rule, lg.delays.by_stage(BLOCKS, dict(zip("abc", taus, strict=True))), steps)
+    told = replace(rule, delay_blocks=BLOCKS)
+    state, samples = told.init(problem.start()), problem.samples(0, 0, steps)
+    queries = [told.query(state)]
+    for t in range(steps):
+        late = torch.tensor(taus).clamp_max(t)
+        parts = [queries[t - tau].split([2, 3, 1])[b] for b, tau in enumerate(late.tolist())]
+        state = told.update(state, problem.gradient(torch.cat(parts), samples[t]), late)
+        queries.append(told.query(state))
+    torch.testing.assert_close(trace.query, queries[-1], rtol=0, atol=1e-12)
+
+
+def test_profiles_of_other_tensors_are_refused_where_a_rule_is_told_each_delay():
+    halves = lg.delays.by_stage(layers(3, 3), 2)
+    with pytest.raises(ValueError, match="delay_blocks must be None, or tensors of the sizes of Blocks"):
+        lg.simulate(Quadratic(dim=6), lg.SteadyAdam(), [lg.delays.by_stage(BLOCKS, {"*": 2}), halves], 5)
 
 
 def test_what_the_simulator_cannot_do_by_stage_it_refuses():

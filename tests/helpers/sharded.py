@@ -84,10 +84,11 @@ def optimizers(name, params, domain, **options):
 DROP_INS = ("AnytimeSGD", "AnytimeSGD-0.5", "OptimisticAnytime", "StronglyConvexSGD", "SteadyAdam", "SteadyMuon")
 
 
-def steps(optimizer, params, first, last):
+def steps(optimizer, params, first, last, delay=None):
     for t in range(first, last):
         set_gradients(params, t)
-        optimizer.step() if isinstance(optimizer, lg.optim.Delayed) else optimizer.step(delay=min(t, 3))
+        late = min(t, 3) if delay is None else [min(t, tau) for tau in delay]
+        optimizer.step() if isinstance(optimizer, lg.optim.Delayed) else optimizer.step(delay=late)
 
 
 def train(mesh, name, domain, count, options=None, delays=None, form="sharded"):
@@ -112,6 +113,21 @@ def train_measured(mesh, name, domain, count):
     optimizer = lg.optim.Delayed(optimizers(name, params, domain), 3, drift=True)
     steps(optimizer, params, 0, count)
     return optimizer.drift
+
+
+def train_with_delays(mesh, name, count, delay):
+    """The parameters after some steps with a delay for each of them."""
+    params = list(holder(mesh).parameters())
+    steps(optimizers(name, params, lg.WholeSpace()), params, 0, count, delay)
+    return whole(params)
+
+
+def delays_of_ranks(mesh, name):
+    """What ranks say that disagree about the delay of one parameter."""
+    params = list(holder(mesh).parameters())
+    optimizer = optimizers(name, params, lg.WholeSpace())
+    set_gradients(params, 0)
+    return message(lambda: optimizer.step(delay=[2, 1, 0, 0, 0, mesh.get_rank(), 0]))
 
 
 def train_all(mesh, names, domain, count):

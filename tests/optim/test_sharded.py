@@ -120,6 +120,17 @@ def test_late_gradients_give_the_same_numbers(ranks, name):
     assert distance(ranks.run(2, sharded.train, *args), sharded.train(None, *args)) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["SteadyMuon", "SteadyAdam", "weight-prediction"])
+def test_a_delay_for_each_parameter_gives_the_same_numbers(ranks, name):
+    args = name, 8, [5, 4, 3, 3, 1, 0, 0]
+    assert distance(ranks.run(2, sharded.train_with_delays, *args), sharded.train_with_delays(None, *args)) < 1e-5
+
+
+def test_ranks_must_agree_about_the_delay_of_each_parameter(ranks):
+    for said in ranks.run(2, sharded.delays_of_ranks, "SteadyMuon"):
+        assert "delay must be the same on every rank, got 'values from 0 to 1'" in said
+
+
 # ---- Checkpoints
 
 

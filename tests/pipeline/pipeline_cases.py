@@ -43,14 +43,19 @@ RULES = {
     "anytime": lg.Anytime(lg.OGD(lr=0.3)),
     "schedule-free": lg.Anytime(lg.OGD(lr=0.3, schedule="constant"), power=0, interpolation=0.9),
     "dc-asgd": lg.baselines.DCASGD(lr=0.3),  # has a ticket
+    "steady-muon": lg.SteadyMuon(lr=0.02),  # and the others use the delay of each stage
+    "pipemare": lg.baselines.PipeMare(lr=0.01),
+    "weight-prediction": lg.baselines.WeightPrediction(lr=0.01),
 }
 
 
 def make_optimizer(name, stage):
-    if name in RULES:
-        return lg.optim.FromRule(stage.parameters(), RULES[name])
     if name == "steady-muon":
         return lg.optim.SteadyMuon(stage, lr=0.02)
+    if name == "steady-adam":
+        return lg.optim.SteadyAdam(stage, lr=0.02)
+    if name in RULES:
+        return lg.optim.FromRule(stage.parameters(), RULES[name])
     return torch.optim.AdamW(stage.parameters(), lr=0.01)
 
 

@@ -297,9 +297,12 @@ def test_a_worker_a_hundred_times_slower_is_kept_and_its_late_work_used():
 
 
 @pytest.mark.filterwarnings("ignore:refused")
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("how", "reason"), [("nan", "not finite"), ("shape", "shape"), ("dtype", "dtype"),
-                                           ("raise", "OSError: the data is gone")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "reason", "engine"),
+    [("nan", "not finite", "processes"), ("shape", "shape", "processes"), ("dtype", "dtype", "processes"),
+     ("raise", "OSError: the data is gone", "processes"), ("nan", "not finite", "threads"),
+     ("raise", "OSError: the data is gone", "threads")],
+)  # fmt: skip
 def test_when_all_gradients_are_bad_the_run_ends_and_says_why(how, reason, engine):
     with (
         pytest.warns(UserWarning, match="worker 0 is dropped"),
@@ -309,8 +312,10 @@ def test_when_all_gradients_are_bad_the_run_ends_and_says_why(how, reason, engin
 
 
 @pytest.mark.parametrize(
-    "how", ["repeated", "short", "empty", "long", "garbage", "started again", "of no slot", "from the future"]
-)
+    "how",
+    ["repeated", "short", "long", "started again", "from the future",
+     *(pytest.param(how, marks=pytest.mark.slow) for how in ("empty", "garbage", "of no slot"))],
+)  # fmt: skip
 def test_a_worker_that_sends_what_no_worker_sends_is_restarted_and_no_other_is_disturbed(how, tmp_path):
     with pytest.warns(UserWarning, match=r"worker \d died after update \d+ \(.*\) and is restarted"):
         trace = train_until(

@@ -6,12 +6,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import lategrad as lg
 from lategrad import theory
-from lategrad.rules._orthogonalize import orthogonalise
 
 SEEDS, K = 16, 4
 SHAPE = (K, K)
@@ -100,30 +99,6 @@ def test_a_norm_that_is_not_known_and_a_vector_without_rows_are_refused():
         bound(100, NORMS[0], outstanding=0)
     with pytest.raises(ValueError, match="eps must be"):
         theory.normalized_plan(0.0, L=1, Delta=1, sigma=1, rho=1, outstanding=1)
-
-
-# The orthogonaliser
-
-
-@given(seed=seeds, rows=st.integers(1, 40), columns=st.integers(1, 40), spread=st.floats(0, 12))
-@settings(max_examples=60, deadline=None)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_orthogonalised_step_has_the_stated_length_and_alignment(dtype, seed, rows, columns, spread):
-    x = normal(seed, rows, columns)
-    u, _, v = torch.linalg.svd(x, full_matrices=False)
-    values = 10 ** (-spread * torch.rand(min(rows, columns), generator=generator(seed), dtype=torch.float64))
-    x = ((u * values) @ v).to(dtype).double()
-    step = orthogonalise(x.to(dtype)).double()
-    assert singular(step).max() <= 1.16
-    assert (x * step).sum() >= theory.orthogonal_alignment(min(rows, columns)) * singular(x).sum()
-
-
-def test_alignment_falls_with_the_rank_so_that_no_constant_would_do():
-    """One large singular value, and a thousand of a thousandth: small ones are not brought to 1."""
-    values = torch.full((1000,), 1.2e-3, dtype=torch.float64)
-    values[0] = 1
-    aligned = (values.diag() * orthogonalise(values.diag())).sum() / values.sum()
-    assert theory.orthogonal_alignment(1000) <= aligned < 0.84
 
 
 # Steps 1 to 3: descent, on any momentum
@@ -296,6 +271,24 @@ def test_a_learning_rate_that_is_too_long_for_the_delay_breaks_the_bound_without
     assert bound(N, norm, 1, sigma=0.0, lr=lr) < measured <= bound(N, norm, 101, sigma=0.0, lr=lr)
 
 
+def test_noise_that_hides_the_gradient_breaks_the_bound_without_it():
+    N, norm, lr = 300, NORMS[0], 0.01
+    measured = descend(norm, N, late("constant", 2, N), lr, sigma=100.0)
+    assert bound(N, norm, 2, sigma=0.0, lr=lr) < measured <= bound(N, norm, 2, sigma=100.0, lr=lr)
+
+
+@given(sigma=st.floats(0, 5), rho=st.floats(1, 9), lr=st.floats(0.01, 1), W=st.integers(1, 9), nesterov=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_theorem_b_is_descent_with_the_noise_of_step_7_and_the_drift_of_step_11(sigma, rho, lr, W, nesterov):
+    N, memory, L, A, B = 50, 7.5, 2.0, 0.7, 1.1
+    drift = lr * B * (theory.momentum_age(memory, nesterov) + W - 1)
+    error = rho * sigma * theory.momentum_noise(N, memory, nesterov) + L * drift
+    known = {"L": L, "A": A, "B": B}
+    composed = theory.normalized_descent(torch.full((N,), lr), torch.full((N,), error), decrease=3.0, **known)
+    known |= {"Delta": 3.0, "sigma": sigma, "rho": rho, "lr": lr, "memory": memory, "outstanding": W}
+    assert theory.normalized_momentum(N, **known, nesterov=nesterov) == pytest.approx(composed, rel=1e-5)
+
+
 @pytest.mark.parametrize("W", [1, 8])
 def test_theorem_b_holds_for_the_library_s_muon(W):
     """Matrices only, no weight decay: the theorem is about this rule, whose step is 0.2 sqrt(K) orthogonalised."""
@@ -356,6 +349,7 @@ def test_theorem_c_holds_for_steady_muon_on_matrices(tau, lr):
 
 @given(L=st.floats(0.1, 10), Delta=st.floats(0.1, 10), memory=st.floats(1, 100), W=st.integers(1, 50),
        A=st.floats(0.3, 1), B=st.floats(1, 1.5), nesterov=st.booleans())  # fmt: skip
+@example(L=1.0, Delta=1.0, memory=1.0, W=1, A=1.0, B=1.5, nesterov=False)  # the curvature alone
 @settings(max_examples=40, deadline=None)
 def test_the_best_learning_rate_is_the_best(L, Delta, memory, W, A, B, nesterov):
     known = {"L": L, "Delta": Delta, "memory": memory, "outstanding": W, "A": A, "B": B, "nesterov": nesterov}
@@ -366,6 +360,7 @@ def test_the_best_learning_rate_is_the_best(L, Delta, memory, W, A, B, nesterov)
 
 @given(eps=st.floats(0.05, 2), L=st.floats(0.1, 10), Delta=st.floats(0.1, 10), sigma=st.floats(0, 3),
        rho=st.floats(1, 5), W=st.integers(1, 100))  # fmt: skip
+@example(eps=2.0, L=0.1, Delta=0.1, sigma=3.0, rho=5.0, W=1)  # the start of a long memory
 @settings(max_examples=60, deadline=None)
 def test_the_plan_reaches_its_accuracy(eps, L, Delta, sigma, rho, W):
     known = {"L": L, "Delta": Delta, "sigma": sigma, "rho": rho, "outstanding": W}

@@ -137,16 +137,10 @@ class RuleOptimizer(OutputMode):
         for i in present:
             self._cache[i].require_agreement(delays[i])
         for i, steps in steps_of.items():
-            grads, of_params = all_grads[i], delays[i]
-            if self._cache[i].skips_some:
-                used = [p.numel() > 0 and p.requires_grad for p in self.param_groups[i]["params"]]
-                grads = list(itertools.compress(grads, used))
-                of_params = list(itertools.compress(of_params, used)) if isinstance(of_params, list) else of_params
-            begin, group_tickets = 0, (tickets[i] if tickets else None) or itertools.repeat(None)
-            for step, ticket in zip(steps, group_tickets, strict=False):
-                own = slice(begin, begin + len(step.tensors))
-                step(grads[own], of_params[own] if isinstance(of_params, list) else of_params, ticket)
-                begin = own.stop
+            grads, late = all_grads[i], delays[i]
+            group_tickets = (tickets[i] if tickets else None) or itertools.repeat(None)
+            for step, places, ticket in zip(steps, self._cache[i].places, group_tickets, strict=False):
+                step([grads[k] for k in places], [late[k] for k in places] if isinstance(late, list) else late, ticket)
         return loss
 
     def _delays_of_groups(self, delay: int | Tensor | Sequence[int]) -> list[Any]:
@@ -249,9 +243,8 @@ class RuleOptimizer(OutputMode):
         for members in [[one] for one in used] if group["per_parameter"] else [used]:
             params, kinds = [p for p, _ in members], [kind for _, kind in members]
             blocks = Blocks.of_tensors(params, kinds if group.get("kinds") else None)
-            filled = fill_in(rule, blocks)
-            each = group.get("block_delays") and len(params) > 1
-            vectors.append((fill_in_delays(filled, blocks) if each else filled, params))
+            filled = fill_in_delays(rule, blocks) if group.get("block_delays") and len(params) > 1 else rule
+            vectors.append((fill_in(filled, blocks), params))
         return vectors
 
     @torch.no_grad()
@@ -304,8 +297,9 @@ class RuleOptimizer(OutputMode):
             self.state.update(zip(members, step.state.vectors, strict=True))
             steps.append(step)
         group["scalars"] = [step.state.scalars for step in steps]
-        skips_some = sum(len(step.tensors) for step in steps) < len(params)
-        self._cache[i] = _CachedSteps(steps, lr, skips_some, options, forms, list(params), trained)
+        place = {id(p): k for k, p in enumerate(params)}
+        places = [[place[id(p)] for p in step.tensors] for step in steps]
+        self._cache[i] = _CachedSteps(steps, lr, places, options, forms, list(params), trained)
         return steps
 
     def _steps_with_current_lr(self, i: int) -> list[ParameterStep]:
@@ -325,7 +319,7 @@ class _CachedSteps:
 
     steps: list[ParameterStep]
     lr: Tensor  # the learning rate that the rules of the steps read
-    skips_some: bool  # whether some parameters are in no step: they have no entries, or are frozen
+    places: list[list[int]]  # the group's parameters that each step has; some have no entries, or are frozen
     options: list[object]
     forms: tuple[list[Any], ...]  # dtypes, shapes, strides and device of the parameters
     params: list[Tensor]

@@ -57,8 +57,8 @@ class SteadyMuon(OutputsX):
     iterate will be when the gradient returns, so the query is put there. That matters: with a delay of one round,
     momentum is stable for learning rates of about 1 over the curvature, however long the momentum; with the look-ahead,
     to first order, for :math:`\sqrt{3 W}` times as much with a momentum of W rounds. The average and s/t are those of
-    :class:`~lategrad.SteadyAdam`. Nothing of this is proved for deep models: it is measured (docs/deep.md, which
-    also says on what the constants were chosen).
+    :class:`~lategrad.SteadyAdam`. None of these reasons is a proof for deep models: they are measured (docs/deep.md,
+    which also says on what the constants were chosen).
 
     Args:
         lr: as for Muon with its steps scaled to Adam's; the best value without delay is meant to work with delay.
@@ -82,7 +82,7 @@ class SteadyMuon(OutputsX):
 
     Must know: the delay of every gradient, and which entries are matrices.
 
-    Guarantee: none; it is measured.
+    Guarantee: on matrices, a bound with a distance that is measured (docs/theory-deep.md); elsewhere none.
 
     Reference: this rule is ours; measurements in docs/deep.md.
     """

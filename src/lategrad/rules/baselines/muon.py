@@ -58,7 +58,7 @@ class Muon(AveragedIterate):
 
     Must know: which entries are matrices.
 
-    Guarantee: none under delay.
+    Guarantee: for matrices, without weight decay and constraints, under any delays (docs/theory-deep.md).
 
     Reference: K. Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024.
     """
