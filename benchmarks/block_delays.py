@@ -4,13 +4,15 @@ A network of eight layers on scikit-learn's digits, as a pipeline of 4 stages wi
 of 8 stages with delays from 7 down to 0. The learning rate is the one of the smallest training loss without delay, and
 stays. Training losses at the end, means over seeds; "tuned" is the best of all learning rates in hindsight.
 
-    python -m benchmarks.block_delays             # about 5 minutes on one core
+    python -m benchmarks.block_delays             # about 4 minutes on one core
     python -m benchmarks.block_delays --steps 500 --seeds 0 --rules steady-muon
+    python -m benchmarks.block_delays --speed     # processor time of an optimizer's step instead
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,7 @@ from lategrad.sets import ConvexSet
 
 LAYERS, WIDTH, BATCH = 8, 32, 16
 PIPELINES = {"4 stages, 64 to 0": (4, 64), "8 stages, 7 to 0": (8, 7)}
-LRS = torch.logspace(-3, -1, 5, dtype=torch.float64)
+LRS = torch.logspace(-4, -1, 7, dtype=torch.float64)
 RULES = {
     "steady-muon": lg.SteadyMuon,
     "steady-adam": lg.SteadyAdam,
@@ -88,13 +90,33 @@ def losses(problem: ModuleProblem, rule: Any, delays: Any, steps: int, seeds: li
     return torch.nan_to_num(trace.loss[-1], nan=torch.inf).mean(0)
 
 
+def step_milliseconds(make: Any, told: str, steps: int = 20) -> float:
+    """Processor time of a step on 60 matrices of 128 x 128."""
+    params = [nn.Parameter(torch.randn(128, 128)) for _ in range(60)]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    optimizer, delay = make(params), 3 if told == "one" else list(range(60))
+    for _ in range(3):
+        optimizer.step(delay=delay)
+    begin = time.process_time()
+    for _ in range(steps):
+        optimizer.step(delay=delay)
+    return 1e3 * (time.process_time() - begin) / steps
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
+    parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.speed:
+        for make in (lg.optim.SteadyMuon, lg.optim.SteadyAdam):
+            one, each = step_milliseconds(make, "one"), step_milliseconds(make, "each")
+            print(f"{make.__name__}: {one:.3g} ms with one delay, {each:.3g} ms with one for each tensor")
+        return
     problem = digits(0)
     profiles = [by_stage(problem, stages, delay=delay) for stages, delay in PIPELINES.values()]
     print("| rule | lr | no delay | pipeline | one delay | each its own | tuned: one | tuned: each |")

@@ -2,11 +2,11 @@
 
 A tanh network without biases on the digits: it is smooth, and all its parameters are matrices. L is not known; the one
 used is the largest ratio of a difference of true gradients to the distance of their points that the run meets, which is
-below L, so that the sums are smaller than what is proved. The last table asks whether SteadyMuon in a form that
-Theorem B covers is as good as SteadyMuon, on a network with biases.
+below L, so that the sums are smaller than what is proved. The parts mlp and cnn ask whether SteadyMuon in a form that
+Theorem B covers is as good as SteadyMuon, on networks with biases.
 
-    python -m benchmarks.momentum_terms              # about three minutes on one core
-    python -m benchmarks.momentum_terms --updates 500 --seeds 0
+    python -m benchmarks.momentum_terms terms mlp    # about three minutes on one core
+    python -m benchmarks.momentum_terms cnn --lrs 0.003 0.01 0.03 0.1 --seeds 0 1
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from reproduction.style import three_digits
 
 BATCH, EVERY, B = 16, 20, 1.16
 LENGTH = 6  # memories after which a gradient is forgotten to a quarter of a percent
-LRS = [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3]
 
 
 def network(kind: str) -> lg.problems.ModuleProblem:
@@ -178,9 +177,9 @@ FORMS = {
 }
 
 
-def forms(kind: str, delays: list[int], N: int, seeds: list[int]) -> list[list[str]]:
+def forms(kind: str, delays: list[int], N: int, seeds: list[int], lrs: list[float]) -> list[list[str]]:
     """Accuracy at each delay with the learning rate of the smallest loss at delay 0, and with the best one there."""
-    problem, rates = network(kind), torch.tensor(LRS).unsqueeze(-1)
+    problem, rates = network(kind), torch.tensor(lrs).unsqueeze(-1)
     rows = []
     for name, parts in FORMS.items():
         rule = Form(rates, **parts) if parts else lg.SteadyMuon(rates)
@@ -189,7 +188,7 @@ def forms(kind: str, delays: list[int], N: int, seeds: list[int]) -> list[list[s
         accuracy, frozen = trace.accuracy[-1].mean(0), int(loss[0].argmin())
         best = [accuracy[i, int(loss[i].argmin())].item() for i in range(len(delays))]
         cells = [f"{three_digits(accuracy[i, frozen].item())} / {three_digits(best[i])}" for i in range(len(delays))]
-        rows.append([name, f"{LRS[frozen]:g}", *cells])
+        rows.append([name, f"{lrs[frozen]:g}", *cells])
     return rows
 
 
@@ -199,41 +198,50 @@ def table(heads: list[str], rows: list[list[str]]) -> None:
     print(flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=2000)
-    parser.add_argument("--delays", type=int, nargs="+", default=[0, 16, 64])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    N, problem, rows, best = args.updates, network("smooth"), [], []
-    memory = 20
-    for tau in args.delays:
+def theorems(delays: list[int], N: int) -> None:
+    """Print the terms of Theorem C, and Theorem B's best learning rate."""
+    problem, rows, best, memory = network("smooth"), [], [], 20
+    shape = Geometry(problem.blocks)
+    for tau in delays:
         muon = lg.baselines.Muon(0.003, momentum=1 - 1 / memory, weight_decay=0.0, blocks=problem.blocks)
         steady = lg.SteadyMuon(0.01, blocks=problem.blocks)
         runs = {"Muon": observe(problem, muon, tau, N, 0), "SteadyMuon": observe(problem, steady, tau, N, 0)}
         rows += [terms(problem, name, tau, run) for name, run in runs.items()]
-        run, shape = runs["Muon"], Geometry(problem.blocks)
+        run = runs["Muon"]
         known = {"L": run.L, "Delta": run.start, "memory": memory, "outstanding": tau + 1, "nesterov": True}
         known |= {"A": shape.A, "B": B}
         lr = theory.normalized_lr(N, **known)
         bounds = [theory.normalized_momentum(N, **known, sigma=run.sigma, rho=shape.rho, lr=D) for D in (lr, 0.003)]
         there = observe(problem, dataclasses.replace(muon, lr=lr), tau, N, 0)
         numbers = [lr, bounds[0], there.norm.mean().item(), 0.003, bounds[1], run.norm.mean().item()]
-        best.append(
-            [str(tau), *(f"{v:.3g}" for v in numbers), three_digits(there.accuracy), three_digits(run.accuracy)]
-        )
-    first = Geometry(problem.blocks).dual(problem.gradient(problem.start(), torch.arange(problem.minibatches.rows)))
+        accuracies = [three_digits(one.accuracy) for one in (there, run)]
+        best.append([str(tau), *(f"{value:.3g}" for value in numbers), *accuracies])
+    first = shape.dual(problem.gradient(problem.start(), torch.arange(problem.minibatches.rows)))
     print(f"**The terms of Theorem C**, {N:,} updates, one seed; the norm at the start is {first.item():.3g}\n")
     table(["rule", "delay", "mean D", "L seen", "sigma", "V/D", "decrease", "noise", "drift", "curvature", "sum",
            "sum with the error measured", "true mean", "accuracy"], rows)  # fmt: skip
     print(f"**Theorem B's best learning rate** for Muon with Nesterov's form and memory {memory}, and the one used\n")
     table(["delay", "best lr", "bound", "true mean", "lr used", "bound", "true mean", "accuracy, best lr",
            "accuracy, lr used"], best)  # fmt: skip
-    for kind in ("mlp", "cnn"):
-        print(f"**SteadyMuon in forms that the theorems cover**, {kind}, {N:,} updates, seeds {args.seeds}: accuracy "
-              "at the learning rate of delay 0 / at the best one\n")  # fmt: skip
-        table(["form", "lr", *(f"delay {tau}" for tau in args.delays)], forms(kind, args.delays, N, args.seeds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=["terms", "mlp", "cnn"], default="terms", help="what to print")
+    parser.add_argument("--updates", type=int, default=2000)
+    parser.add_argument("--delays", type=int, nargs="+", default=[0, 16, 64])
+    parser.add_argument("--lrs", type=float, nargs="+", default=[0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for part in [args.parts] if isinstance(args.parts, str) else args.parts:
+        if part == "terms":
+            theorems(args.delays, args.updates)
+            continue
+        print(f"**SteadyMuon in forms that the theorems cover**, {part}, {args.updates:,} updates, seeds {args.seeds}: "
+              "accuracy at the learning rate of delay 0 / at the best one\n")  # fmt: skip
+        rows = forms(part, args.delays, args.updates, args.seeds, args.lrs)
+        table(["form", "lr", *(f"delay {tau}" for tau in args.delays)], rows)
 
 
 if __name__ == "__main__":

@@ -249,9 +249,8 @@ def wrong_options():
 def wrong_optimizer():
     model = layers()
     stages = cut(model, dist.get_world_size())
-    Pipeline(
-        stages, nn.functional.cross_entropy, lambda stage: torch.optim.SGD(stages[0].parameters()), timeout=PATIENCE
-    )
+    Pipeline(stages, nn.functional.cross_entropy, lambda stage: torch.optim.SGD(stages[0].parameters()),
+             timeout=PATIENCE)  # fmt: skip
 
 
 def delayed_optimizer():
