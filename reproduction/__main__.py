@@ -1,7 +1,5 @@
 """``python -m reproduction``: the paper's figures and theorems, and a report that judges each claim."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

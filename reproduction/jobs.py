@@ -6,8 +6,6 @@ updates are many short kernels, one after the other, which leave most of it idle
 fill it. Work that is compiled runs in processes there, too, as threads would compile one after the other.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

@@ -4,8 +4,6 @@ Their ``.rda`` files are looked for in the folder ``$LATEGRAD_DATA``, in the use
 package ``r-cran-mlbench`` puts them. They are pinned by checksum.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import warnings

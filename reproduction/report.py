@@ -4,8 +4,6 @@ The page (``report.html.j2``, ``report.css``) loads nothing: styles and figures 
 content security policy forbids the browser to fetch anything. It can be mailed, archived, printed, or read on a phone.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

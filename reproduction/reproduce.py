@@ -1,7 +1,5 @@
 """The main job: run the parts of the reproduction and write the report."""
 
-from __future__ import annotations
-
 import platform
 import sys
 import time

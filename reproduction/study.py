@@ -5,8 +5,6 @@ the panels of results become a section of the report. Learning rates are chosen 
 held-out losses are only reported.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -156,7 +154,7 @@ class Plan(Generic[S]):
     lr_stride: int = 1  # take every n-th learning rate of the grids: 1 for a factor of √10 between two, 2 for 10
     judged: bool = True  # whether the runs are long enough to be held against the targets
 
-    def limited(self, models: Sequence[str], rules: Sequence[str]) -> Plan[S]:
+    def limited(self, models: Sequence[str], rules: Sequence[str]) -> "Plan[S]":
         """The same with these models and rules alone; an empty sequence means all."""
         known = tuple(dict.fromkeys(getattr(setting, "model", "") for setting in self.settings))
         for model in models:
@@ -171,7 +169,7 @@ class Plan(Generic[S]):
             chosen = [dataclasses.replace(s, rules=tuple(rule for rule in s.rules if rule in rules)) for s in chosen]
         return dataclasses.replace(self, settings=tuple(chosen))
 
-    def tasks(self, space: Workspace) -> list[Task[S]]:
+    def tasks(self, space: Workspace) -> "list[Task[S]]":
         """Every rule in every setting, with the learning rates of this scale; a setting may have its own candidates."""
         return [
             Task(setting, dataclasses.replace(candidate, lrs=candidate.lrs[:: self.lr_stride]), self.seeds, space)

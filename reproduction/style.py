@@ -1,7 +1,5 @@
 """How the figures look: one colour for each rule, a panel for each regime, mean lines with bands over seeds."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Shakespeare's works as one text, verified by checksum: the data of the language models in the study."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

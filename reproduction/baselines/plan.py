@@ -1,7 +1,5 @@
 """What is run: kinds of delays, rules with their learning rates, data, and how much at each scale."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

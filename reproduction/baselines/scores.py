@@ -1,7 +1,5 @@
 """How a rule is tuned, what delays leave of its accuracy, and which rules are ahead of which."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

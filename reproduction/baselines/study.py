@@ -1,7 +1,5 @@
 """Running the comparison, its tables, its figures, and its section of the report."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The models that are trained through delay: an MLP, a small CNN and a character GPT."""
 
-from __future__ import annotations
-
 import math
 import threading
 from functools import lru_cache

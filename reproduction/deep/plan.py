@@ -1,7 +1,5 @@
 """What is run: models, delays, rules with their learning rates, and how much at each scale."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """Running it: all learning rates at the delays that are tuned at, the frozen one everywhere; every finished piece is
 kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Tables, figures and the report's section."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

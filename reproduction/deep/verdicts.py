@@ -1,7 +1,5 @@
 """The targets that deep models under delay are held against; all of them are our own claims."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Figure 1: accuracy against the delay, each rule's learning rate tuned at one delay and then frozen."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Figure 3: excess loss against epochs at a delay of 500, learning rates tuned without delay."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Neither the rules nor their learning rates know how long a run is: a shorter run
 every horizon the learning rate is chosen anew, by the training loss without delay there, and frozen.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """Figures 2 and 4: accuracy against the learning rate under one kind of delay."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

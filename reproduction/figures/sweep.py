@@ -5,8 +5,6 @@ nowhere else. Its theorem asks for delays up to about the root of the number of 
 that covers, and figures judge claims there alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,6 @@
 """Running it: learning rates are chosen with a seed of their own, for one worker and for all; finished pieces are
 kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Sequence

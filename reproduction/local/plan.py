@@ -1,7 +1,5 @@
 """What is run: models, workers and their speeds, outer rules with their learning rates, and how much at each scale."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ pauses set their speeds, and four workers can share two cores. On a machine with
 takes longer, too: the number of updates that each rule made in its time shows that.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """Synchronous training for real: worker processes that wait for each other in every round (DiLoCo itself)."""
 
-from __future__ import annotations
-
 import time
 from contextlib import closing
 from typing import Any, TypeVar

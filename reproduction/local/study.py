@@ -1,7 +1,5 @@
 """Tables, figures, verdicts and the report's section."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

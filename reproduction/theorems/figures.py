@@ -1,7 +1,5 @@
 """The figures of the theorems' section."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

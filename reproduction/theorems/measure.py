@@ -5,8 +5,6 @@ Algorithms 3 and 4 is the average of :math:`x_1, \dots, x_T`. The delays of one 
 its first T updates are a whole run with horizon T: one simulation for each rule has all horizons, delays and seeds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The theorems as a section of the report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial

@@ -1,7 +1,5 @@
 """What the measured points say: slopes, thresholds, factors; and whether the theorems' promises show in them."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterable, Sequence

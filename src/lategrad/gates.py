@@ -1,7 +1,5 @@
 """Gates: which gradients are applied. By their delay, for any training loop; by their norm, for the library's own."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lategrad.sets import norm
-from lategrad.support.validation import require, require_choice, require_number
+from lategrad.support.validation import require, require_choice, require_count, require_number
 
 _CHECK_EVERY = 20  # gradients of each worker, on average, between two checks of the shares
 _STARVED = 0.1  # of the fair share
@@ -51,8 +49,7 @@ class DelayGate:
     """
 
     def __init__(self, max_delay: int, policy: str = "drop", workers: Iterable[object] = ()) -> None:
-        is_int = isinstance(max_delay, int) and not isinstance(max_delay, bool)
-        require("max_delay", max_delay, is_int and max_delay >= 0, "an integer >= 0")
+        require_count("max_delay", max_delay)
         require_choice("policy", policy, POLICIES)
         self.max_delay, self.policy = max_delay, policy
         self.applied: Counter[object] = Counter(dict.fromkeys(workers, 0))  #: admitted gradients of each worker

@@ -4,8 +4,6 @@ A rule joins with one line in :data:`RULES`; its options are read off the fields
 shared with constraint sets, delays and problems, is described in :mod:`lategrad.support.options`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch.optim.optimizer import Optimizer

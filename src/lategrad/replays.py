@@ -1,7 +1,5 @@
 """Replay a recorded training run in the simulator, with its own rule or with another."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from types import NoneType
@@ -63,7 +61,7 @@ class RecordedSamples:
             return torch.cat([self._streams.draw(self._problem, worker, k, 1) for k in positions.tolist()])
         return self._streams.draw(self._problem, worker, low, high - low + 1)[positions - low]
 
-    def to(self, device: torch.device | str) -> RecordedSamples:
+    def to(self, device: torch.device | str) -> "RecordedSamples":
         return type(self)(self._problem.to(device), self._trace)
 
 

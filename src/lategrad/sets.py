@@ -6,12 +6,10 @@ Everything is branch-free, so that the same lines run batched, compiled and on a
 accumulated in float64, so that float32 entries of 1e30 do not overflow.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -373,7 +371,3 @@ class OnDomain(Validated):
     def __post_init__(self) -> None:
         object.__setattr__(self, "domain", as_set(self.domain))
         super().__post_init__()
-
-
-def resolve_domain(owner: Any) -> None:
-    object.__setattr__(owner, "domain", as_set(owner.domain))

@@ -5,8 +5,6 @@
 pass through :class:`~lategrad.optim.Delayed`: this module only adapts them to scikit-learn.
 """
 
-from __future__ import annotations
-
 from abc import ABCMeta, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, TypeVar
@@ -232,7 +230,7 @@ class LateClassifier(ClassifierMixin, _LateEstimator):  # type: ignore[misc]
     class_weight: dict[Any, float] | str | None = None
     _model = SoftmaxRegression
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> LateClassifier:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> "LateClassifier":
         """One pass over these rows in order, ``batch`` at a time, continuing previous calls.
 
         With delays the last gradients are in flight when it returns, and arrive in the next call. ``lr`` is fixed at
@@ -313,7 +311,7 @@ class LateRegressor(RegressorMixin, _LateEstimator):  # type: ignore[misc]
     _model = LeastSquares
     _checks_of_y: ClassVar[dict[str, Any]] = {"y_numeric": True}
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> LateRegressor:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "LateRegressor":
         """One pass over these rows; see :meth:`LateClassifier.partial_fit`."""
         return self._partial_fit(X, y, None, sample_weight)
 

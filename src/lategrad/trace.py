@@ -3,8 +3,6 @@
 A trace is one file (safetensors: tensors and JSON, nothing that executes on loading), written atomically.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import hashlib
@@ -147,7 +145,6 @@ class Trace:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the trace to one file; a reader sees the old file or the new one, never half of one."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach().contiguous().cpu() for name in _TENSORS
                    if (value := getattr(self, name)) is not None}  # fmt: skip
         tensors |= {_METRIC + name: value.contiguous().cpu() for name, value in self.metrics.items()}
@@ -158,7 +155,7 @@ class Trace:
         return path
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Trace:
+    def load(path: str | os.PathLike[str]) -> "Trace":
         """Read a trace; nothing in the file is executed."""
         if not Path(path).is_file():
             raise FileNotFoundError(f"no trace at {os.fspath(path)!r}")
@@ -194,7 +191,7 @@ class Trace:
         """Write :meth:`rows` to a CSV file."""
         return write_csv(path, self.rows(optimum))
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Loss and accuracy over updates, a line for each run, averaged over seeds with their range.
 
         Args:
@@ -203,7 +200,7 @@ class Trace:
         return plot_traces({str(self.config.get("title", "")): self}, path)
 
 
-def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None = None) -> Figure:
+def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None = None) -> "Figure":
     """Loss and accuracy of several traces over updates: a line for each run, over seeds their mean and range.
 
     More than ten runs get panels of the accuracy (or loss): for each delay, or with several traces for each of them,
@@ -247,7 +244,6 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
         ax.grid(alpha=0.3)
     if path is not None:
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             figure.savefig(part, dpi=150, format=path.suffix.removeprefix(".") or "png")
     return figure
@@ -295,7 +291,6 @@ def _best(curves: list[_Curve]) -> list[_Curve]:
 def write_csv(path: str | os.PathLike[str], rows: Iterable[dict[str, Any]]) -> Path:
     """Write dictionaries as a CSV file; missing keys are left empty."""
     path, rows = Path(path), list(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
     names = list(dict.fromkeys(key for row in rows for key in row))
     with replacing(path) as part, part.open("w", newline="") as file:
         writer = csv.DictWriter(file, names, lineterminator="\n")

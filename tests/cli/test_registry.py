@@ -73,7 +73,7 @@ def test_several_values_are_a_sweep_with_an_axis_for_each_option():
         ("strongly-convex", "needs strong_convexity: write strongly-convex:strong_convexity=VALUE"),
         ("sgd:lr=-1", "rule 'sgd': lr must be a finite number >= 0, got -1.0"),
         ("sgd:lr=1|-1|2", r"rule 'sgd': lr must be a finite number >= 0, got \[1, -1, 2\]"),
-        ("sgd:lr=1,average=mean", "rule 'sgd': average must be one of 'none', 'uniform', 'linear', got 'mean'"),
+        ("sgd:lr=1,average=mean", "average of rule 'sgd' must be one of none, uniform, linear, got 'mean'"),
         ("sgd:lr=1,domain=boll:1", "unknown constraint set 'boll'; did you mean 'ball'"),
         ("sgd:lr=1,domain=ball:-1", "constraint set 'ball': radius must be a finite number >= 0, got -1.0"),
     ],

@@ -320,7 +320,7 @@ def test_a_thousand_workers(distribution: ComputeTime) -> None:
         (lambda: LogNormalTime(-0.1), "spread must be"),
         (lambda: ParetoTime(1.0), "shape must be a finite number > 1"),
         (lambda: LinearDrift(-0.1), "rate must be"),
-        (lambda: SineDrift(1.0, 5.0), "amplitude must be < 1"),
+        (lambda: SineDrift(1.0, 5.0), r"amplitude must be a number in \[0, 1\)"),
         (lambda: SineDrift(0.5, 0.0), "period must be"),
         (lambda: Cluster(()), "workers must be at least one Worker"),
         (lambda: Cluster([3]), "each of workers must be a Worker, got 3"),

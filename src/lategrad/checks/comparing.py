@@ -1,7 +1,5 @@
 """Helpers of all checks: random vectors, comparisons with messages, and plain transcriptions."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any

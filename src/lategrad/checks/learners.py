@@ -1,7 +1,5 @@
 """Checks for online learners."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The checks that rules and learners share: purity, shapes, independent runs, saving, all backends."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checks for any ``torch.optim.Optimizer``: what users rely on, and lose without notice where it does not hold."""
 
-from __future__ import annotations
-
 import io
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """Checks for server rules."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Iterator

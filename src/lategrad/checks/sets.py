@@ -1,7 +1,5 @@
 """Checks for convex sets, by the theorem that characterises a projection."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Without delay, asynchronous training must equal synchronous training: the first update of two that differs."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from lategrad.support.validation import require, require_number
+from lategrad.support.validation import require_count, require_number
 
 Watch = Callable[[Any], Any]
 Training = Callable[[Watch], Any] | Callable[[], Iterable[Any]]
@@ -58,7 +56,7 @@ def check_synchronous(
     ...
     AssertionError: update 3 is the first that differs: tensor 0 by 0.16 (relative: 1), 2 of its 2 entries
     """
-    require("updates", updates, isinstance(updates, int) and updates >= 1, "an integer >= 1")
+    require_count("updates", updates, low=1)
     require_number("tolerance", tolerance, low=0)
     histories = _states(train_a, updates, seed), _states(train_b, updates, seed)
     for number, (a, b) in enumerate(zip(*histories, strict=False), start=1):
@@ -112,8 +110,7 @@ def _copy(state: Any) -> dict[str, Tensor]:
         return {"": torch.tensor(float(state), dtype=torch.float64)}
     if isinstance(state, Mapping | list | tuple):
         parts = state.items() if isinstance(state, Mapping) else enumerate(state)
-        return {f"{part}.{name}".rstrip("."): tensor
-                for part, value in parts for name, tensor in _copy(value).items()}  # fmt: skip
+        return {f"{part}.{name}".rstrip("."): tensor for part, value in parts for name, tensor in _copy(value).items()}
     raise TypeError(f"a training must yield modules, tensors, numbers, or lists or mappings of them, got {state!r}")
 
 

@@ -1,7 +1,5 @@
 """Objects from the options of a command: a problem, rules, a constraint set."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path

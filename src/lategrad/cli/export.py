@@ -1,7 +1,5 @@
 """``lategrad export``: the weights of a run as named tensors."""
 
-from __future__ import annotations
-
 import json
 from math import prod
 from pathlib import Path

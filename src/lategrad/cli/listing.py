@@ -1,7 +1,5 @@
 """``lategrad list``: all names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command line: one file of :mod:`lategrad.cli` for each command."""
 
-from __future__ import annotations
-
 import re
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """``lategrad replay``: another rule on the delays and samples of a recorded run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any

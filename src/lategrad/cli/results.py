@@ -1,7 +1,5 @@
 """The results of several rules: a table on the terminal, a CSV file, a figure, and a trace of each."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """``lategrad simulate``: rules under delays, all combinations at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``lategrad tolerance``: how much delay does a training script tolerate?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """``lategrad train`` and ``lategrad resume``, and the command that a run's folder keeps for them."""
 
-from __future__ import annotations
-
 import shlex
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The arguments of :func:`lategrad.train` as options of a command: names, types, defaults and help texts."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ At update t = 1..T the server receives the gradient of the past query :math:`x_{
 depends on its arguments only. A longer draw starts with the shorter one, unless a model says otherwise.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -15,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.support.validation import require
+from lategrad.support.validation import Validated, require, require_count
 
 
 class Arrivals(NamedTuple):
@@ -81,17 +79,12 @@ def cap(raw: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.minimum(raw, np.arange(len(raw))).astype(np.int64))
 
 
-def require_count(name: str, value: int, low: int = 0) -> None:
-    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    require(name, value, is_int and value >= low, f"an integer >= {low}")
-
-
 def check_draw(steps: int, seed: int) -> None:
     require_count("steps", steps, low=1)
     require_count("seed", seed)
 
 
-class Distribution(ABC):
+class Distribution(Validated, ABC):
     """A delay model whose values depend on their position only; uncapped, also a distribution of pauses."""
 
     needs_labels: ClassVar[bool] = False

@@ -7,23 +7,21 @@ in the order of the workers' positions in the cluster.
 Where workers take local steps (:class:`~lategrad.problems.LocalSteps`), a job is that number of successive gradients.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.delays.base import Arrivals, check_draw, require_count
+from lategrad.delays.base import Arrivals, check_draw
 from lategrad.support.seeds import Stream, generator
-from lategrad.support.validation import require, require_number
+from lategrad.support.validation import BelowOne, NonNegative, Positive, PositiveCount, Range, Validated, require
 
 __all__ = ["Barrier", "Cluster", "ComputeTime", "ConstantTime", "ExponentialTime", "LinearDrift", "LogNormalTime",
            "ParetoTime", "SineDrift", "Worker"]  # fmt: skip
@@ -61,70 +59,56 @@ class ExponentialTime:
 
 
 @dataclass(frozen=True, eq=False)
-class LogNormalTime:
+class LogNormalTime(Validated):
     r"""Log-normal times :math:`e^{s z - s^2/2}` with z standard normal and s = ``spread``."""
 
-    spread: float
-
-    def __post_init__(self) -> None:
-        require_number("spread", self.spread, low=0)
+    spread: NonNegative[float]
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
         return np.exp(self.spread * rng.standard_normal(size) - self.spread**2 / 2)
 
 
 @dataclass(frozen=True, eq=False)
-class ParetoTime:
+class ParetoTime(Validated):
     r"""Heavy-tailed times :math:`\frac{a-1}{a} U^{-1/a}`, a = ``shape`` > 1; their variance is infinite for a <= 2."""
 
-    shape: float
-
-    def __post_init__(self) -> None:
-        require_number("shape", self.shape, low=1, strict=True)
+    shape: Annotated[float, Range(1, ends="()")]
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[np.float64]:
         return (self.shape - 1) / self.shape * (1 - rng.random(size)) ** (-1 / self.shape)
 
 
 @dataclass(frozen=True, eq=False)
-class LinearDrift:
+class LinearDrift(Validated):
     """Computing takes 1 + rate · s times as long when it starts at virtual second s.
 
     >>> LinearDrift(0.5)(4.0)
     3.0
     """
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        require_number("rate", self.rate, low=0)
+    rate: NonNegative[float]
 
     def __call__(self, now: float) -> float:
         return 1 + self.rate * now
 
 
 @dataclass(frozen=True, eq=False)
-class SineDrift:
+class SineDrift(Validated):
     r"""Computing takes :math:`1 + \mathrm{amplitude} \cdot \sin(2\pi s / \mathrm{period})` times as long.
 
     >>> SineDrift(amplitude=0.5, period=24.0)(6.0)
     1.5
     """
 
-    amplitude: float
-    period: float
-
-    def __post_init__(self) -> None:
-        require_number("amplitude", self.amplitude, low=0)
-        require("amplitude", self.amplitude, self.amplitude < 1, "< 1")
-        require_number("period", self.period, low=0, strict=True)
+    amplitude: BelowOne[float]
+    period: Positive[float]
 
     def __call__(self, now: float) -> float:
         return 1 + self.amplitude * math.sin(2 * math.pi * (now % self.period) / self.period)
 
 
 @dataclass(frozen=True, eq=False)
-class Worker:
+class Worker(Validated):
     """One worker; all times are virtual seconds.
 
     Args:
@@ -138,22 +122,17 @@ class Worker:
         drift: factor on the computing times, a function of the virtual second at which computing starts.
     """
 
-    mean: float = 1.0
+    mean: Positive[float] = 1.0
     distribution: ComputeTime = ConstantTime()
-    start: float = 0.0
-    up: float = math.inf
-    down: float = 0.0
+    start: NonNegative[float] = 0.0
+    up: Annotated[float, Range(0, math.inf, "(]")] = math.inf
+    down: Annotated[float, Range(0, math.inf, "[]")] = 0.0
     drift: Callable[[float], float] | None = None
 
     def __post_init__(self) -> None:
-        require_number("mean", self.mean, low=0, strict=True)
+        super().__post_init__()
         is_valid = isinstance(self.distribution, ComputeTime)
         require("distribution", self.distribution, is_valid, "a distribution of times, such as ExponentialTime()")
-        require_number("start", self.start, low=0)
-        if self.up != math.inf:
-            require_number("up", self.up, low=0, strict=True)
-        if self.down != math.inf:
-            require_number("down", self.down, low=0)
         is_function = self.drift is None or callable(self.drift)
         require("drift", self.drift, is_function, "a function of the time such as LinearDrift(0.1), or None")
 
@@ -196,7 +175,7 @@ def _fetches(worker: Worker, seed: int, position: int, gradients: int) -> Iterat
 
 
 @dataclass(frozen=True, eq=False)
-class Cluster:
+class Cluster(Validated):
     r"""Workers around one server; a delay model whose arrivals carry their time and worker.
 
     A worker's successive updates t' < t have :math:`\tau_t = t - 1 - t'` (unless it was preempted in between), so the
@@ -227,20 +206,18 @@ class Cluster:
     """
 
     workers: Sequence[Worker]
-    local_steps: int | None = None
+    local_steps: PositiveCount | None = None
     adapt: bool = False
     needs_labels: ClassVar[bool] = False
     largest: ClassVar[None] = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require("workers", self.workers, len(self.workers) > 0, "at least one Worker")
         for worker in self.workers:
             require("each of workers", worker, isinstance(worker, Worker), "a Worker")
-        if self.local_steps is not None:
-            require_count("local_steps", self.local_steps, low=1)
-        require("adapt", self.adapt, isinstance(self.adapt, bool), "True or False")
 
-    def with_local_steps(self, steps: int) -> Cluster:
+    def with_local_steps(self, steps: int) -> "Cluster":
         """The same with jobs of ``steps`` gradients, which must agree with its own number, if it has one."""
         require("local_steps", self.local_steps, self.local_steps in (None, steps), f"the problem's {steps}, or None")
         return replace(self, local_steps=steps)
@@ -314,7 +291,7 @@ class Barrier:
             is_permanent = worker.start == 0 and worker.up == math.inf
             require("each of workers", worker, is_permanent, "present from second 0 and never preempted")
 
-    def with_local_steps(self, steps: int) -> Barrier:
+    def with_local_steps(self, steps: int) -> "Barrier":
         return replace(self, local_steps=Cluster(self.workers, self.local_steps).with_local_steps(steps).local_steps)
 
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:

@@ -1,27 +1,17 @@
 """Delay models made of a function, of a record, or of other models: in turn, by class, or in a queue."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lategrad.delays.base import (
-    Arrivals,
-    DelayModel,
-    Distribution,
-    as_delay_model,
-    check_draw,
-    require_count,
-    require_integers,
-)
+from lategrad.delays.base import Arrivals, DelayModel, Distribution, as_delay_model, check_draw, require_integers
 from lategrad.support.seeds import Stream, generator
-from lategrad.support.validation import require, require_choice
+from lategrad.support.validation import Validated, require, require_count
 
 _NEVER = 2**62  # a delay, in ticks
 
@@ -193,7 +183,7 @@ class Regimes:
 
 
 @dataclass(frozen=True, eq=False)
-class ByClass:
+class ByClass(Validated):
     r"""Delays that depend on the samples: some classes are late, such as those that a slow site collects.
 
     Every class has a delay at every update, drawn from its own model with its own random numbers; the delay of an
@@ -213,14 +203,14 @@ class ByClass:
     """
 
     by_class: Mapping[int, DelayModel | int | str] | Sequence[DelayModel | int | str]
-    reduce: str = "max"
+    reduce: Literal["max", "mean"] = "max"
     needs_labels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require("by_class", self.by_class, len(self.by_class) > 0, "a delay model for at least one class")
         for k in self._models():
             require_count("each class of by_class", k)
-        require_choice("reduce", self.reduce, ("max", "mean"))
 
     @property
     def largest(self) -> int | None:

@@ -1,8 +1,5 @@
 """Distributions of delays: constant, periodic or random values."""
 
-from __future__ import annotations
-
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lategrad.delays.base import Distribution, require_count
+from lategrad.delays.base import Distribution
 from lategrad.support.seeds import Stream, generator
-from lategrad.support.validation import require, require_number
+from lategrad.support.validation import Count, Finite, NonNegative, Positive, require, require_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,10 +20,7 @@ class Constant(Distribution):
     tensor([0, 1, 2, 2, 2])
     """
 
-    delay: int
-
-    def __post_init__(self) -> None:
-        require_count("delay", self.delay)
+    delay: Count
 
     @property
     def largest(self) -> int:
@@ -44,12 +38,11 @@ class Uniform(Distribution):
     tensor([2, 3])
     """
 
-    low: int
-    high: int
+    low: Count
+    high: Count
 
     def __post_init__(self) -> None:
-        require_count("low", self.low)
-        require_count("high", self.high)
+        super().__post_init__()
         require("low", self.low, self.low <= self.high, f"<= high = {self.high!r}")
 
     @property
@@ -70,10 +63,7 @@ class Geometric(Distribution):
     tensor([0, 0, 0, 0])
     """
 
-    mean: float
-
-    def __post_init__(self) -> None:
-        require_number("mean", self.mean, low=0)
+    mean: NonNegative[float]
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
         return generator(seed, Stream.DELAYS).geometric(1 / (1 + self.mean), steps) - 1
@@ -90,13 +80,8 @@ class LogNormal(Distribution):
     tensor([0, 1, 2, 2, 2])
     """
 
-    mu: float
-    sigma: float
-
-    def __post_init__(self) -> None:
-        is_number = isinstance(self.mu, int | float) and not isinstance(self.mu, bool)
-        require("mu", self.mu, is_number and math.isfinite(self.mu), "a finite number")
-        require_number("sigma", self.sigma, low=0)
+    mu: Finite[float]
+    sigma: NonNegative[float]
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
         z = generator(seed, Stream.DELAYS).standard_normal(steps)
@@ -115,12 +100,8 @@ class Pareto(Distribution):
     tensor(3)
     """
 
-    shape: float
-    scale: float
-
-    def __post_init__(self) -> None:
-        require_number("shape", self.shape, low=0, strict=True)
-        require_number("scale", self.scale, low=0, strict=True)
+    shape: Positive[float]
+    scale: Positive[float]
 
     def raw(self, steps: int, seed: int) -> NDArray[Any]:
         u = 1 - generator(seed, Stream.DELAYS).random(steps)  # in (0, 1]

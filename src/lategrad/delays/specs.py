@@ -1,7 +1,5 @@
 """Delay models written as short texts, such as ``lognormal:7,0.4``, for command lines and tables."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

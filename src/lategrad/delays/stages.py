@@ -1,7 +1,5 @@
 """Delays by stage: in a pipeline each stage of a model has its own delay."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lategrad.delays.base import require_count
 from lategrad.rules.blocks import Blocks, first_matches
-from lategrad.support.validation import require
+from lategrad.support.validation import require, require_count
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,5 @@
 """The delays of a run in a few numbers."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -9,8 +9,6 @@
 - ``loops``: generated C loops (:mod:`lategrad.execution.codegen`), where a call must cost microseconds.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, partial

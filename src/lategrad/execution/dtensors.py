@@ -1,7 +1,5 @@
 """Parameters that are sharded over ranks: DTensors, as ``fully_shard`` makes them, with a state of DTensors."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Rules return fresh states. A host keeps one state, and its step overwrites it: o
 would cost far more than the arithmetic. ``step.backend`` says what runs it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 

@@ -12,8 +12,6 @@ Tensors that are sharded over ranks (:mod:`lategrad.execution.dtensors`) have th
 its part. The update runs eagerly, on a :class:`~lategrad.support.sharded_vector.ShardedVector`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import accumulate

@@ -7,8 +7,6 @@
 A ``LightningModule`` that returns one of :mod:`lategrad.optim` from ``configure_optimizers`` needs nothing else.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from lategrad.integrations.modes import show_output, show_query, showing_output

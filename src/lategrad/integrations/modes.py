@@ -1,7 +1,5 @@
 """Optimizers with a query and an output, found under the wrappers that trainers put around them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

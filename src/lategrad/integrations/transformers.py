@@ -8,8 +8,6 @@ The Trainer calls ``optimizer.train()`` before a training step and ``optimizer.e
 but not before it saves.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from lategrad.integrations.modes import show_output

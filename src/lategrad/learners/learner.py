@@ -5,8 +5,6 @@ In round t = 1, 2, ... a learner plays :math:`w_t \in K`, receives the weighted 
 is also given a hint, a guess of the next round's loss, before it moves.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch

@@ -1,7 +1,5 @@
 """Checks of what users pass to an optimizer by mistake."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rules for deep models as optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,8 +72,7 @@ class SteadyMuon(RuleOptimizer):
             ``named_parameters()``; in a group, for that group. Print :meth:`parameter_table` to see the result. A
             parameter of which nothing tells is refused. The last layer is a matrix here, as in all our measurements;
             most users of Muon make it "other".
-        maximize: ascend instead of descend.
-        compile: compile the step (takes a second, once), or run it operation by operation; None decides by size.
+        maximize, compile: as for :class:`SteadyAdam`.
 
     >>> import torch, lategrad as lg
     >>> model = torch.nn.Linear(3, 2)

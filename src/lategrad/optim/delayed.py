@@ -1,7 +1,5 @@
 """Late gradients in any PyTorch loop: a wrapper that delays the gradients of an optimizer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -14,7 +12,6 @@ from torch.linalg import vector_norm
 from torch.optim.optimizer import Optimizer
 
 from lategrad.delays import DelayModel, Recorded, as_delay_model
-from lategrad.delays.base import require_count
 from lategrad.delays.stages import StageDelays
 from lategrad.execution.dtensors import is_dtensor, like_dtensor, local_part_of
 from lategrad.optim.arguments import require_object
@@ -23,7 +20,7 @@ from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
 from lategrad.optim.stage_versions import StageVersions
 from lategrad.rules.rule import needs_ticket
 from lategrad.support.runs import map_tensors
-from lategrad.support.validation import require
+from lategrad.support.validation import require, require_count
 
 _FIRST_DRAW = 1024
 _SPARSE = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)  # the optimizers that take sparse gradients

@@ -1,7 +1,5 @@
 """Any server rule as a ``torch.optim.Optimizer``."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -25,11 +23,7 @@ class FromRule(RuleOptimizer):
     Args:
         params: as for any optimizer; a group may have a ``rule`` of its own, ``lr`` and ``weight_decay``.
         rule: one run of any rule (no hyper-parameter with a dimension of runs), or a text such as ``"steady:lr=1"``.
-        maximize: ascend instead of descend.
-        per_parameter: each parameter is a vector of its own, with its own projection and its own norms,
-            instead of the whole group.
-        compile: compile the step (takes seconds, once), or run it operation by operation. None compiles groups of
-            about 190,000 entries and more.
+        maximize, per_parameter, compile: as for :class:`AnytimeSGD`.
 
     >>> import torch, lategrad as lg
     >>> x = torch.nn.Parameter(torch.zeros(2))

@@ -5,8 +5,6 @@ switches for the length of a block. ``optimizer.eval()`` and ``optimizer.train()
 with modes.
 """
 
-from __future__ import annotations
-
 import warnings
 import weakref
 from abc import abstractmethod
@@ -65,7 +63,7 @@ class _Reminder:
     A copy of the model gets a hook that returns the inputs as they are; a file of it is read without this library.
     """
 
-    def __init__(self, optimizer: OutputMode, model: torch.nn.Module) -> None:
+    def __init__(self, optimizer: "OutputMode", model: torch.nn.Module) -> None:
         self._optimizer = weakref.ref(optimizer)
         self.remove = model.register_forward_pre_hook(self).remove
 

@@ -1,7 +1,5 @@
 """The paper's algorithms under the names and arguments that a PyTorch user expects."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What all optimizers made from a server rule have in common."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence

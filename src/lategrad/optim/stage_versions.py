@@ -1,7 +1,5 @@
 """Delays by stage: each parameter of a model at the past version that its delay determines."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import Any

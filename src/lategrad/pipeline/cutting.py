@@ -1,7 +1,5 @@
 """What a pipeline is made of: a model cut into stages, and the batches of a problem."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 

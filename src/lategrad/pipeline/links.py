@@ -1,7 +1,5 @@
 """The links of a stage to its neighbours: activations forward, gradients back, and news of failures."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import deque
@@ -49,7 +47,7 @@ class TensorSpec(NamedTuple):
     differentiable: bool  # whether a gradient comes back for it
 
     @classmethod
-    def of(cls, tensor: Tensor) -> TensorSpec:
+    def of(cls, tensor: Tensor) -> "TensorSpec":
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
     def __str__(self) -> str:

@@ -1,7 +1,5 @@
 """The trace of a pipeline, gathered from its stages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

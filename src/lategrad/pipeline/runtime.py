@@ -1,7 +1,5 @@
 """An asynchronous pipeline: each rank runs one stage and never waits for the pipeline to empty."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections import deque
@@ -16,7 +14,6 @@ from torch.func import functional_call
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from lategrad.delays.base import require_count
 from lategrad.delays.stages import by_stage
 from lategrad.optim.delayed import Delayed
 from lategrad.optim.output_mode import output_of
@@ -27,7 +24,7 @@ from lategrad.pipeline.record import StageRecord, trace_of
 from lategrad.pipeline.stash import WeightStash
 from lategrad.rules.blocks import Block, Blocks
 from lategrad.rules.rule import needs_ticket
-from lategrad.support.validation import require, require_number
+from lategrad.support.validation import require, require_count, require_number
 from lategrad.trace import Trace
 
 

@@ -1,7 +1,5 @@
 """Weight stashing: the versions of a stage's parameters that microbatches in flight were computed with."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

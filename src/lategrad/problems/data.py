@@ -4,8 +4,6 @@ Fashion-MNIST is searched for in the folder ``$LATEGRAD_DATA``, in the user's ca
 ``dataset-fashion-mnist``, and on OpenML. Its four files are pinned by checksum: all ways give the same bytes or raise.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib
@@ -356,7 +354,6 @@ def _store_openml_copy() -> Path:
             raise ValueError(f"OpenML's data set {_OPENML_ID} does not have the SHA-256 of {name}: run `make data` "
                              "instead")  # fmt: skip
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in zip(names, contents, strict=True):
         with replacing(folder / name) as part:  # whole or not at all, also when two processes fetch at once
             part.write_bytes(content)

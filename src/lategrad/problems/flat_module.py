@@ -1,7 +1,5 @@
 """A module as a function of one flat vector of parameters: its outputs, and the gradients of a loss."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -114,7 +112,7 @@ class FlatModule:
         plain = [p for p in module.parameters() if type(p) is nn.Parameter]
         return copy.deepcopy(module, {id(p): nn.Parameter(p.data, p.requires_grad) for p in plain})
 
-    def to(self, device: torch.device | str) -> FlatModule:
+    def to(self, device: torch.device | str) -> "FlatModule":
         return FlatModule(self.sharing(self.module).to(device))
 
 

@@ -1,7 +1,5 @@
 """Language models: text files as characters, and a module that predicts the next one."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from lategrad.problems.data import Dataset
 from lategrad.problems.minibatches import Minibatches
 from lategrad.problems.module import ModuleProblem
-from lategrad.support.validation import require, require_number
+from lategrad.support.validation import Range, require, require_count
 
 PathLike = str | os.PathLike[str]
 
@@ -32,10 +30,9 @@ class Text(NamedTuple):
     """All characters of the text, sorted."""
 
     @staticmethod
-    def of_strings(name: str, strings: Sequence[str], held_out: float = 0.1) -> Text:
+    def of_strings(name: str, strings: Sequence[str], held_out: float = 0.1) -> "Text":
         """A text of several strings; the last tenth (by default) of *every* one is held out."""
-        require_number("held_out", held_out, low=0, strict=True)
-        require("held_out", held_out, held_out < 1, "a number in (0, 1)")
+        Range(0, 1, "()")("held_out", held_out)
         vocabulary = "".join(sorted(set().union(*strings)))
         codes = np.frombuffer(vocabulary.encode("utf-32-le"), np.uint32)
         train, rest = [], []
@@ -102,7 +99,7 @@ class Windows:
     def fingerprint(self) -> bytes:
         return hashlib.sha256(self.tokens.cpu().numpy().tobytes()).hexdigest().encode()
 
-    def to(self, device: torch.device | str) -> Windows:
+    def to(self, device: torch.device | str) -> "Windows":
         return Windows(self.tokens.to(device), self.context)
 
 
@@ -142,7 +139,7 @@ class LanguageProblem(ModuleProblem):
         sampling: str = "iid", micro_batch: int | None = None,
     ) -> None:  # fmt: skip
         for name, value in (("context", context), ("evaluate", evaluate)):
-            require(name, value, isinstance(value, int) and value >= 1, "an integer >= 1")
+            require_count(name, value, low=1)
         for part in ("train", "held_out"):
             length = len(getattr(text, part))
             require(f"the number of characters in {part} of {text.name!r}", length, length > context,

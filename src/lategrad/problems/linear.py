@@ -10,8 +10,6 @@ with weights :math:`s_i` of the rows, 1 unless they are given, so that a gradien
 products around the residuals :math:`\ell'`.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Local steps: a worker takes several steps of its own optimizer and sends their sum (as in DiLoCo)."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -17,7 +15,7 @@ from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, Rule, as_dtype, needs_ticket
 from lategrad.support.runs import map_tensors, owned, spread, tensors
-from lategrad.support.validation import require, require_number
+from lategrad.support.validation import require, require_count, require_number, require_switch
 
 _FORWARDED = ("accuracy", "blocks", "fingerprint", "load_best", "loss", "measure", "module_at", "name", "on_device",
               "smoothness", "strong_convexity", "tensor_shapes", "test_loss")  # fmt: skip
@@ -72,9 +70,8 @@ class LocalSteps:
     ) -> None:  # fmt: skip
         self.problem = as_problem(problem)
         require("problem", problem, not is_stateful(self.problem), "a plain problem: this one has local steps already")
-        is_count = isinstance(local_steps, int) and not isinstance(local_steps, bool)
-        require("local_steps", local_steps, is_count and local_steps >= 1, "an integer >= 1")
-        require("scaled", scaled, isinstance(scaled, bool), "True or False")
+        require_count("local_steps", local_steps, low=1)
+        require_switch("scaled", scaled)
         if seconds is not None:
             require_number("seconds", seconds, low=0, strict=True)
         self.local_steps, self.scaled, self.seconds = local_steps, scaled, seconds
@@ -136,7 +133,7 @@ class LocalSteps:
         """The pseudo-gradient of a new worker after H steps."""
         return self.run_job(x, sample, self.init_worker_state(x)).grad
 
-    def to(self, device: torch.device | str) -> LocalSteps:
+    def to(self, device: torch.device | str) -> "LocalSteps":
         inner = map_tensors(lambda leaf: leaf.to(device), self.inner)
         return LocalSteps(self.problem.to(device), self.local_steps, inner, self.scaled, self.seconds)
 

@@ -1,7 +1,5 @@
 """Which rows each gradient uses: i.i.d. minibatches (the paper's model) or shuffled epochs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,7 +8,7 @@ from torch import Tensor
 
 from lategrad.support.seeds import Stream
 from lategrad.support.seeds import torch_generator as seeded
-from lategrad.support.validation import require, require_choice
+from lategrad.support.validation import require, require_choice, require_count
 
 _BLOCK = 256  # samples drawn from one generator: a stream can be entered anywhere at the cost of one block
 
@@ -49,7 +47,7 @@ class Minibatches:
     sampling: str = "iid"
 
     def __post_init__(self) -> None:
-        require("batch", self.batch, isinstance(self.batch, int) and self.batch >= 1, "an integer >= 1")
+        require_count("batch", self.batch, low=1)
         require_choice("sampling", self.sampling, ("iid", "epochs"))
 
     def draw(self, seed: int, first: int, count: int) -> Tensor:

@@ -1,7 +1,5 @@
 """Any ``torch.nn.Module`` with a loss and a data set, as a function of one flat parameter vector."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import os
@@ -375,7 +373,7 @@ class ModuleProblem:
 
     # ---- Elsewhere
 
-    def to(self, device: torch.device | str) -> ModuleProblem:
+    def to(self, device: torch.device | str) -> "ModuleProblem":
         moved = copy.copy(self)
         moved.module = FlatModule.sharing(self.module).to(device)
         moved.training, moved.evaluated = self.training.to(device), self.evaluated.to(device)

@@ -12,8 +12,6 @@ at :math:`-\nabla f(x)`. Where that is infinite, strong convexity gives the boun
           = \frac{\|\nabla f(x)\|^2}{2H} - \frac{H}{2} \mathrm{dist}\Big(x - \frac{\nabla f(x)}{H}, K\Big)^2 .
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -104,7 +102,6 @@ def minimum(
         raise RuntimeError(f"the minimum is only known up to {best.gap:.2g}, not {tolerance:.2g}: raise tolerance, "
                            "or add l2")  # fmt: skip
     if cache:
-        path.parent.mkdir(parents=True, exist_ok=True)
         numbers = {name: torch.tensor(getattr(best, name), dtype=torch.float64) for name in ("value", "gap")}
         with replacing(path) as part:
             save_file({"x": best.x, **numbers}, part)

@@ -6,8 +6,6 @@ function: the k-th sample of a stream is the same on any device and in any order
 process and a replay agree on them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable

@@ -1,14 +1,12 @@
 """A noisy quadratic whose optimum, smoothness, strong convexity and noise are all known."""
 
-from __future__ import annotations
-
 import copy
 
 import torch
 from torch import Tensor
 
 from lategrad.problems import minibatches
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.support.validation import Scalar, require, require_count, require_number
 
 
 class Quadratic:
@@ -36,7 +34,7 @@ class Quadratic:
         self, dim: int = 10, smoothness: float = 1.0, strong_convexity: float = 0.1, noise: Scalar = 1.0,
         optimum: Tensor | None = None, dtype: torch.dtype = torch.float64,
     ) -> None:  # fmt: skip
-        require("dim", dim, isinstance(dim, int) and dim >= 1, "an integer >= 1")
+        require_count("dim", dim, low=1)
         require_number("smoothness", smoothness, low=0, strict=True)
         require_number("strong_convexity", strong_convexity, low=0)
         require("strong_convexity", strong_convexity, strong_convexity <= smoothness, f"<= smoothness = {smoothness}")
@@ -78,7 +76,7 @@ class Quadratic:
     def accuracy(self, x: Tensor) -> None:
         return None
 
-    def to(self, device: torch.device | str) -> Quadratic:
+    def to(self, device: torch.device | str) -> "Quadratic":
         moved = copy.copy(self)
         vars(moved).update({name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
         return moved

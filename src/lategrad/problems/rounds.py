@@ -1,7 +1,5 @@
 """Synchronous rounds: all workers start at one query, and their pseudo-gradients are averaged (as in DiLoCo)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -10,7 +8,7 @@ from torch import Tensor
 from lategrad.problems.local_steps import LocalSteps
 from lategrad.problems.worker_state import Count, JobResult
 from lategrad.support.runs import map_tensors
-from lategrad.support.validation import require
+from lategrad.support.validation import require, require_count
 
 
 class Synchronous:
@@ -38,8 +36,7 @@ class Synchronous:
 
     def __init__(self, problem: LocalSteps, workers: int) -> None:
         require("problem", problem, isinstance(problem, LocalSteps), "a problem with local steps, LocalSteps(...)")
-        is_count = isinstance(workers, int) and not isinstance(workers, bool)
-        require("workers", workers, is_count and workers >= 1, "an integer >= 1")
+        require_count("workers", workers, low=1)
         self.problem, self.workers = problem, workers
         self._sample_dims = problem.samples(0, 0, 1).dim() - 1
 
@@ -76,7 +73,7 @@ class Synchronous:
         """The mean pseudo-gradient of a round of new workers."""
         return self.run_job(x, sample, self.init_worker_state(x)).grad
 
-    def to(self, device: torch.device | str) -> Synchronous:
+    def to(self, device: torch.device | str) -> "Synchronous":
         return Synchronous(self.problem.to(device), self.workers)
 
     def __repr__(self) -> str:

@@ -4,8 +4,6 @@ A source gives the inputs and targets of row numbers. The numbers are drawn else
 run on any source except a stream can be replayed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os
@@ -51,7 +49,7 @@ class Source(Protocol):
     def fingerprint(self) -> bytes:
         """Differs between sources."""
 
-    def to(self, device: torch.device | str) -> Source:
+    def to(self, device: torch.device | str) -> "Source":
         """The same with what is in memory, and the rows, on a device."""
 
 
@@ -77,7 +75,7 @@ class Tensors:
     def fingerprint(self) -> bytes:
         return _checksum(self.x, self.y)
 
-    def to(self, device: torch.device | str) -> Tensors:
+    def to(self, device: torch.device | str) -> "Tensors":
         return Tensors(map_inputs(lambda values: values.to(device), self.x), self.y.to(device))
 
 
@@ -96,7 +94,7 @@ class Subset:
     def fingerprint(self) -> bytes:
         return self.source.fingerprint() + _checksum(self.numbers, self.numbers)
 
-    def to(self, device: torch.device | str) -> Subset:
+    def to(self, device: torch.device | str) -> "Subset":
         return Subset(self.source.to(device), self.numbers.to(device))
 
 
@@ -128,7 +126,7 @@ class Items:
     def fingerprint(self) -> bytes:
         return str(len(self)).encode() + _checksum_of_some(self)
 
-    def to(self, device: torch.device | str) -> Items:
+    def to(self, device: torch.device | str) -> "Items":
         return Items(self.dataset, self.columns, device)
 
 
@@ -172,7 +170,7 @@ class NpyRows:
     def fingerprint(self) -> bytes:
         return str([path.stat().st_size for path in self.paths]).encode() + _checksum_of_some(self)
 
-    def to(self, device: torch.device | str) -> NpyRows:
+    def to(self, device: torch.device | str) -> "NpyRows":
         return NpyRows(*self.paths, device=device)
 
     def __repr__(self) -> str:
@@ -243,7 +241,7 @@ class Batches:
         inputs, targets = zip(*batches, strict=True)
         return Tensors(_join(torch.cat, inputs), torch.cat(targets))
 
-    def to(self, device: torch.device | str) -> Batches:
+    def to(self, device: torch.device | str) -> "Batches":
         return Batches(self.factory, self.columns, device)
 
 

@@ -1,7 +1,5 @@
 """Rows of a sparse matrix that become dense when they are taken, a minibatch at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -34,7 +32,7 @@ class SparseRows:
     """Whether a column of ones follows the stored ones; it is counted in the width."""
 
     @staticmethod
-    def of_tensor(matrix: Tensor, *, bias: bool = False) -> SparseRows:
+    def of_tensor(matrix: Tensor, *, bias: bool = False) -> "SparseRows":
         """The rows of a sparse tensor in torch's coordinate format, with a column of ones for a bias."""
         matrix = matrix.coalesce()  # sorted by rows
         row, columns = matrix.indices()
@@ -42,7 +40,7 @@ class SparseRows:
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         return SparseRows(starts, columns.contiguous(), matrix.values(), matrix.shape[1] + bias, bias)
 
-    def to(self, device: torch.device | str) -> SparseRows:
+    def to(self, device: torch.device | str) -> "SparseRows":
         starts, columns, values = (part.to(device) for part in (self.starts, self.columns, self.values))
         return SparseRows(starts, columns, values, self.width, self.bias)
 

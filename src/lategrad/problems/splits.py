@@ -1,7 +1,5 @@
 """Training, validation and test splits of a module's data."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +35,7 @@ class Splits:
         """The data that records are evaluated on: the validation split if there is one, else the test split."""
         return self.validation or self.test
 
-    def to(self, device: torch.device | str) -> Splits:
+    def to(self, device: torch.device | str) -> "Splits":
         sources = {name: source.to(device) for name in ("train", "loss_rows", "validation", "test")
                    if (source := getattr(self, name)) is not None}  # fmt: skip
         return dataclasses.replace(self, **sources)

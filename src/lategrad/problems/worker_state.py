@@ -4,8 +4,6 @@ The state, such as the moments of a local optimizer, never travels: the host of 
 the worker. Hosts serve plain problems too with :func:`init_worker_state` for each worker and :func:`run_job` for a job.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor

@@ -1,9 +1,7 @@
 """What several rules share: query and output, Adam's moving averages, and the running mean of the delays."""
 
-from __future__ import annotations
-
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +27,7 @@ class OutputsX(OnDomain):
     """A rule whose output is ``state.x``, its iterate or its average."""
 
     def output(self, state: _HasIterate) -> Tensor:
+        r"""After T updates, :math:`x_{T+1}`."""
         return state.x
 
 
@@ -53,21 +52,14 @@ class IterateOnly(LastIterate):
         return IterateState(x=first_query(self, x0))
 
 
-class _HasMean(_HasIterate, Protocol):
-    @property
-    def mean(self) -> Tensor: ...
-
-
-class AveragedIterate(OnDomain):
+class AveragedIterate(LastIterate):
     """A rule that takes gradients at its iterate, ``state.x``, and outputs it or the average of its queries."""
 
     average: str
 
-    def query(self, state: _HasMean) -> Tensor:
-        return state.x
-
-    def output(self, state: _HasMean) -> Tensor:
-        return state.x if self.average == "none" else state.mean
+    def output(self, state: Any) -> Tensor:
+        output: Tensor = state.x if self.average == "none" else state.mean
+        return output
 
 
 class Moments(NamedTuple):

@@ -1,7 +1,5 @@
 """The orthogonal factor of a matrix: the direction of Muon."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Matrices that are sharded over ranks: each goes to one rank, its owner, which computes with the whole of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Algorithms 1 and 2 of the paper: any online learner, queried at the average of its plays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

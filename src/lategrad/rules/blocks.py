@@ -1,7 +1,5 @@
 """Where each tensor of a model lies in the flat parameter vector, its shape and its kind."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -104,7 +102,7 @@ class Blocks:
     parts: tuple[Block, ...]
 
     @classmethod
-    def of_module(cls, module: nn.Module, kinds: Mapping[str | nn.Module, str] | None = None) -> Blocks:
+    def of_module(cls, module: nn.Module, kinds: Mapping[str | nn.Module, str] | None = None) -> "Blocks":
         """The trainable parameters of a module, in its order.
 
         Modules of torch say what their tensors are: embeddings (also where another layer shares their weight), linear,
@@ -137,7 +135,7 @@ class Blocks:
                          for (name, p), said, label in zip(trained, told, labels, strict=True)))  # fmt: skip
 
     @classmethod
-    def of_tensors(cls, tensors: Iterable[Tensor], kinds: Kinds = None, names: Sequence[str] | None = None) -> Blocks:
+    def of_tensors(cls, tensors: Iterable[Tensor], kinds: Kinds = None, names: Sequence[str] | None = None) -> "Blocks":
         """Tensors without their modules: matrices where the shape leaves little doubt, unless ``kinds`` tells.
 
         These are tensors of two dimensions, and of four and more (convolutions), with at least two rows and columns. A
@@ -161,7 +159,7 @@ class Blocks:
         """The kind of each tensor, as ``kinds`` takes them."""
         return [block.label for block in self.parts]
 
-    def require_decided(self) -> Blocks:
+    def require_decided(self) -> "Blocks":
         """Itself; raises a ``ValueError`` if the kind of some tensor is not known."""
         open_ = [block for block in self.parts if block.kind == UNDECIDED and block.size]
         if open_:

@@ -1,7 +1,5 @@
 """Centered clipping: SGD along a momentum that no single gradient can move far, against faulty or hostile workers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,18 +1,16 @@
 """The online-to-nonconvex conversion: an online learner chooses every step of a walk through a non-convex function."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, norm, resolve_domain
+from lategrad.sets import ConvexSet, OnDomain, WholeSpace, norm
 from lategrad.support.runs import per_run
 from lategrad.support.seeds import Stream, derived_seed
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.support.validation import Count, Integers, NonNegative, Positive, Scalar
 
 _MODULUS, _FACTOR = 2.0**31 - 1, 48271.0  # Lehmer's generator: products are below 2**47, exact in float64
 
@@ -26,7 +24,7 @@ class OnlineToNonconvexState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class OnlineToNonconvex:
+class OnlineToNonconvex(OnDomain):
     r"""Steps chosen by online gradient descent on a ball, restarted every few updates; queries at random on each step.
 
     Before update n, with the sum S of the gradients received since the last restart and :math:`s_n` uniform on (0, 1),
@@ -64,19 +62,11 @@ class OnlineToNonconvex:
     online-to-non-convex conversion, 2023; with late gradients, docs/theory-online.md.
     """
 
-    lr: Scalar
-    radius: Scalar
-    period: int = 32
+    lr: NonNegative[Scalar]
+    radius: Positive[Scalar]
+    period: Annotated[int, Integers(2)] = 32
     domain: ConvexSet = WholeSpace()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("radius", self.radius, low=0, strict=True)
-        for name, low in {"period": 2, "seed": 0}.items():
-            value = getattr(self, name)
-            require(name, value, type(value) is int and value >= low, f"an integer >= {low}")
+    seed: Count = 0
 
     def init(self, x0: Tensor) -> OnlineToNonconvexState:
         x = first_query(self, x0)

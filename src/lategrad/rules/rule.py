@@ -18,8 +18,6 @@ Vectors have shape ``(*runs, d)``, scalars ``(*runs, 1)``. Rules are pure: the h
 memory (:mod:`lategrad.execution`). Nothing in a rule may branch on the value of a tensor.
 """
 
-from __future__ import annotations
-
 from typing import Literal, Protocol, TypeGuard, TypeVar, cast
 
 import torch

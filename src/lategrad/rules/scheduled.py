@@ -1,7 +1,5 @@
 """A learning-rate schedule over server updates, for any rule that has an lr."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable
@@ -93,7 +91,7 @@ class Scheduled(Validated):
         member = getattr(self.__dict__["rule"], name)  # only where the rule has one
         return member if name != "ticket" else lambda state: member(state.rule)
 
-    def with_blocks(self, blocks: Blocks, field: str) -> Scheduled:
+    def with_blocks(self, blocks: Blocks, field: str) -> "Scheduled":
         return dataclasses.replace(self, rule=fill_in(self.rule, blocks, field))
 
     def share(self, t: Tensor) -> Tensor:

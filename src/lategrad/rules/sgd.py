@@ -1,7 +1,5 @@
 """SGD with a constant learning rate, the paper's comparison."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

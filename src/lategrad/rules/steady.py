@@ -1,7 +1,5 @@
 """Steady: anytime averaging for delays that are long from the first update on."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,8 +8,9 @@ import torch
 from torch import Tensor
 
 from lategrad.learners.learner import decayed, safe_ratio, squared_norm
+from lategrad.rules._common import OutputsX
 from lategrad.rules.rule import Delay, average_in, first_query
-from lategrad.sets import ConvexSet, OnDomain, WholeSpace
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run, wide_zeros
 from lategrad.support.validation import NonNegative, Scalar
 
@@ -31,7 +30,7 @@ class SteadyState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Steady(OnDomain):
+class Steady(OutputsX):
     r"""Anytime averaging with gradients weighted by the time of their query, and a query close to the iterate at first.
 
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the diameter D of K,
@@ -123,7 +122,3 @@ class Steady(OnDomain):
             move = rate.to(grad.dtype) * grad
         w = self.domain.project(decayed(state.w, rate, self.weight_decay) - move.to(state.w.dtype))
         return SteadyState(w=w, x=average_in(state.x, w, 2 / (t + 2)), squares=squares, t=t)
-
-    def output(self, state: SteadyState) -> Tensor:
-        r"""After T updates, :math:`x_{T+1}`."""
-        return state.x

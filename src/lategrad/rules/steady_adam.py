@@ -1,7 +1,5 @@
 """SteadyAdam: Adam's normalised gradients, averaged, with a learning rate that depends on the delay."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,9 +10,9 @@ from lategrad.learners.learner import decayed
 from lategrad.rules._common import next_mean_delay, root_mean_square
 from lategrad.rules.blocks import Blocks, per_entry, start_delays
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, OnDomain, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require_number
+from lategrad.support.validation import NonNegative, Scalar
 
 _THETA = 0.2  # weight of the iterate in the query; the rest is the average
 _BETA2, _EPS = 0.999, 1e-8
@@ -30,7 +28,7 @@ class SteadyAdamState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SteadyAdam:
+class SteadyAdam(OnDomain):
     r"""Adam without momentum, whose query is mostly the average of its iterates; delay reduces the learning rate.
 
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the running mean
@@ -75,15 +73,10 @@ class SteadyAdam:
     Reference: this rule is ours; measurements in docs/deep.md.
     """
 
-    lr: Scalar = 0.003
+    lr: NonNegative[Scalar] = 0.003
     domain: ConvexSet = WholeSpace()
-    weight_decay: Scalar = 0.0
+    weight_decay: NonNegative[Scalar] = 0.0
     delay_blocks: Blocks | None = None
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SteadyAdamState:
         z = first_query(self, x0)

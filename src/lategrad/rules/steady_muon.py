@@ -1,7 +1,5 @@
 """SteadyMuon: orthogonalised momentum, averaged, with a query that predicts the server's point one delay ahead."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,13 +8,13 @@ import torch
 from torch import Tensor
 
 from lategrad.learners.learner import decayed
-from lategrad.rules._common import next_mean_delay, root_mean_square
+from lategrad.rules._common import OutputsX, next_mean_delay, root_mean_square
 from lategrad.rules._orthogonalize import matrix_steps
 from lategrad.rules.blocks import Blocks, per_entry, start_delays
 from lategrad.rules.rule import Delay, as_dtype, average_in, first_query
-from lategrad.sets import ConvexSet, WholeSpace, resolve_domain
+from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
-from lategrad.support.validation import Scalar, require, require_number
+from lategrad.support.validation import NonNegative, Scalar, require
 
 _THETA = 0.2  # weight of the iterate in the query; the rest is the average
 _MEMORY = 10.0  # gradients that the momentum averages without delay
@@ -35,7 +33,7 @@ class SteadyMuonState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SteadyMuon:
+class SteadyMuon(OutputsX):
     r"""Muon's orthogonalised momentum over about one round, and a query that looks one delay ahead.
 
     Update t receives a gradient g of the query of time :math:`s = t - \tau_t \ge 1`. With the running mean
@@ -89,16 +87,11 @@ class SteadyMuon:
     Reference: this rule is ours; measurements in docs/deep.md.
     """
 
-    lr: Scalar = 0.01
+    lr: NonNegative[Scalar] = 0.01
     domain: ConvexSet = WholeSpace()
-    weight_decay: Scalar = 0.0
+    weight_decay: NonNegative[Scalar] = 0.0
     blocks: Blocks | None = None
     delay_blocks: Blocks | None = None
-
-    def __post_init__(self) -> None:
-        resolve_domain(self)
-        require_number("lr", self.lr, low=0)
-        require_number("weight_decay", self.weight_decay, low=0)
 
     def init(self, x0: Tensor) -> SteadyMuonState:
         if self.blocks is None:
@@ -144,10 +137,6 @@ class SteadyMuon:
         x_ahead = average_in(x, (z + z_ahead) / 2, self._spread(1 - (t / (t + ahead)) ** 2, z))
         q = torch.lerp(x_ahead, z_ahead, _THETA)
         return SteadyMuonState(z=z, x=x, m=m, q=q, v=v, mean_delay=mean_delay, t=t)
-
-    def output(self, state: SteadyMuonState) -> Tensor:
-        r"""After T updates, :math:`x_{T+1}`."""
-        return state.x
 
     def _momenta(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> tuple[Tensor, Tensor]:
         mean_delay = next_mean_delay(state.mean_delay, delay, state.t + 1)

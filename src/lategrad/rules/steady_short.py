@@ -1,7 +1,5 @@
 """SteadyShort: Steady for runs that are short relative to the delay."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Algorithms 3 and 4 of the paper: optimistic OGD for strongly convex objectives."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

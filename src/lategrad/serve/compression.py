@@ -14,8 +14,6 @@ int8      one byte per entry, in blocks of 256 with a scale each: the largest en
 Reference: F. Seide, H. Fu, J. Droppo, G. Li and D. Yu, 1-bit stochastic gradient descent, 2014.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

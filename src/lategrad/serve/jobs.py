@@ -5,8 +5,6 @@ own. A job is entered when it is handed out and leaves the table when it is answ
 A message that answers no job of its sender is an error of the sender, which is not trusted with another job.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a server sends to a worker, and what comes back."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

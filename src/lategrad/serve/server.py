@@ -12,8 +12,6 @@ delay exceeds ``max_delay``. Finite gradients can still produce a state that is 
 before it is saved, and when a gradient is refused; if ``poisoned`` is set then, the engine goes back to a checkpoint.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

@@ -1,7 +1,5 @@
 """The validated options of a run, as they are saved with its checkpoints."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings

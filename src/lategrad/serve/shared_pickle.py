@@ -3,8 +3,6 @@
 Each tensor on its own would take a file descriptor in every worker, and a fork server passes no more than 256.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import weakref

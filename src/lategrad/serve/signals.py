@@ -1,7 +1,5 @@
 """Controls a run from outside: a file in its folder sets the number of workers, and signals stop or save it."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -67,7 +65,7 @@ STOP_REASONS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", sign
 
 
 @contextlib.contextmanager
-def handle_signals(run: Training) -> Iterator[None]:
+def handle_signals(run: "Training") -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP stop the run in an orderly way, a later second one at once; SIGUSR1 saves it."""
     if threading.current_thread() is not threading.main_thread():
         yield

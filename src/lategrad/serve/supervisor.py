@@ -1,7 +1,5 @@
 """Decides when workers are started, released, killed or restarted, and when a run is given up; for every engine."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

@@ -1,7 +1,5 @@
 """``lg.train`` and ``lg.resume``: a server, its workers, and a supervisor that restarts workers."""
 
-from __future__ import annotations
-
 import sys
 import time
 import warnings

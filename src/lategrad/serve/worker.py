@@ -4,8 +4,6 @@ A worker's state, of its local optimizer and the remainder of its last compresse
 with it: every answer names the job that left the state which the answer was computed from.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

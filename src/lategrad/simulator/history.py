@@ -6,8 +6,6 @@ every query that will be read a slot, and the slot to another query after the la
 largest number of queries waiting at once, of the order of the *mean* delay, not the largest one.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

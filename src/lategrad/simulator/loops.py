@@ -1,7 +1,5 @@
 """Many updates in one call of C: each run in turn, so that its state stays in the cache from update to update."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import TYPE_CHECKING
 
@@ -63,7 +61,7 @@ class RunLoops:
     :class:`~lategrad.execution.UnsupportedError` for tickets, stages, gates, workers with state, and GPUs.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: "Simulation") -> None:
         shape, history, state = simulation.shape, simulation.queries, simulation.state
         memory, source_of = history.memory, getattr(type(simulation.problem), "gradient_source", None)
         others = simulation.tickets, history.stage_of, simulation.gate, simulation.clip, simulation.workers
@@ -93,7 +91,7 @@ class RunLoops:
                            update.chunk_of, self._drift]  # fmt: skip
         self._advance = cpu_library(update.source.cpu + code + _ADVANCE, "-ffp-contract=fast").advance
 
-    def __call__(self, chunk: Chunk, updates: int) -> None:
+    def __call__(self, chunk: "Chunk", updates: int) -> None:
         arrays = [*self._arguments, chunk.samples, chunk.write, chunk.read, chunk.now, chunk.delays]
         numbers = [ctypes.c_longlong(updates), ctypes.c_longlong(torch.get_num_threads())]
         self._advance(*(ctypes.c_void_p(array.data_ptr()) for array in arrays), *numbers)

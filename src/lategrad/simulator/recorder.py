@@ -1,7 +1,5 @@
 """The records of a simulation: losses, metrics, and the trace with its axes."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ class Recorder:
     """Collects the records of a simulation; the trace can be made at any time."""
 
     def __init__(
-        self, simulation: Simulation, axes: list[Axis], single: tuple[bool, bool], config: dict[str, Any],
+        self, simulation: "Simulation", axes: list[Axis], single: tuple[bool, bool], config: dict[str, Any],
         save_to: str | Path | None,
     ) -> None:  # fmt: skip
         self.simulation, self.single, self.config, self.save_to = simulation, single, config, save_to

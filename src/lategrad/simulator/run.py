@@ -1,7 +1,5 @@
 """The state of a simulation, and one update of it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress

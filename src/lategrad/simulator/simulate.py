@@ -11,8 +11,6 @@ With ``clip`` and ``max_norm_ratio`` a gradient is clipped, or refused, as by a 
 in the sequence of delays but makes no update: the state, and the rule's own count, stay as they are.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 import warnings

@@ -5,8 +5,6 @@ updates in a row often have queries that were all handed out before the first of
 jobs are run at once. No worker has two jobs in a wave: the second starts from the state that the first leaves.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right, insort
 from collections.abc import Iterator
 from typing import Any

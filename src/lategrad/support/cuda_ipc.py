@@ -4,8 +4,6 @@ The calls are those of the CUDA driver, because torch counts the references of o
 never frees what a killed process did not return.
 """
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from functools import cache

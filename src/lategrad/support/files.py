@@ -1,7 +1,5 @@
 """Atomic replacement of files, and opening of those that are plain files."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator
@@ -14,8 +12,9 @@ from typing import IO, Any
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file next to ``path`` that replaces it at the end, synced to disk, unless an exception is raised.
 
-    A reader sees the old file or the new one, never half of one.
+    A reader sees the old file or the new one, never half of one. The folder is made if there is none.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part

@@ -15,8 +15,6 @@ values by name. They are converted by the argument's annotation, or else by its 
 a sweep, in which each value is a run. The texts of sets and delays, which a run's folder keeps, never load code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

@@ -4,8 +4,6 @@ Rules, learners and sets are frozen dataclasses; states are named tuples, or oth
 All are trees whose leaves are tensors, which the functions here walk in one fixed order.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar

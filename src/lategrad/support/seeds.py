@@ -4,8 +4,6 @@ A key is a seed, a :class:`Stream` and the numbers that distinguish two draws of
 one seed share no random numbers. The values are part of every recorded result: they must never change.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

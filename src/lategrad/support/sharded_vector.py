@@ -6,8 +6,6 @@ them; reductions are summed over the ranks and give a plain tensor, the same on 
 :class:`NotShardedError`: a rule that does not fit fails, and never computes a norm of one rank's entries.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -57,13 +55,13 @@ class Shards:
 
         return sum(below(stop) - below(start) for start, stop in segments)
 
-    def vector(self, local: Tensor) -> ShardedVector:
+    def vector(self, local: Tensor) -> "ShardedVector":
         """The vector of which this rank's entries are ``local``."""
         if local.shape != (self._counts[self.rank][-1],):
             raise ValueError(f"this rank has {self._counts[self.rank][-1]} entries, got {tuple(local.shape)}")
         return ShardedVector(local, self, ((0, self.size),))
 
-    def scatter(self, whole: Tensor) -> ShardedVector:
+    def scatter(self, whole: Tensor) -> "ShardedVector":
         """The shards of a vector that every rank has as a whole."""
         return self.vector(torch.cat([whole[:0], *(whole[start:stop] for start, stop in self.intervals[self.rank])]))
 
@@ -88,9 +86,9 @@ class ShardedVector(WrapperTensor):
 
     @staticmethod
     def __new__(
-        cls: type[ShardedVector], local: Tensor, shards: Shards, segments: tuple[Interval, ...],
+        cls: "type[ShardedVector]", local: Tensor, shards: Shards, segments: tuple[Interval, ...],
         shape: Sequence[int] | None = None,
-    ) -> ShardedVector:  # fmt: skip
+    ) -> "ShardedVector":  # fmt: skip
         size = sum(stop - start for start, stop in segments)
         vector: ShardedVector = cls.allocate((size,) if shape is None else shape, local)
         vector.local, vector.shards, vector.segments = local, shards, segments
@@ -99,7 +97,7 @@ class ShardedVector(WrapperTensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"ShardedVector({tuple(self.shape)}, here {self.local!r})"
 
-    def like(self, local: Tensor, shape: Sequence[int] | None = None) -> ShardedVector:
+    def like(self, local: Tensor, shape: Sequence[int] | None = None) -> "ShardedVector":
         """Other values of the same entries."""
         if local.shape != self.local.shape:
             raise NotShardedError(f"an operation on entries gave {tuple(local.shape)} of {tuple(self.local.shape)}")

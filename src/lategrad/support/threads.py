@@ -1,7 +1,5 @@
 """How many threads of torch a block uses, and how many are worth using."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

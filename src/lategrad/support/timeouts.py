@@ -1,7 +1,5 @@
 """Run a call in a thread and give up after a timeout."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

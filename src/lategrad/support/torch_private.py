@@ -10,8 +10,6 @@
 - ``_engine_run_backward`` is what ``torch.autograd.grad`` calls after some 40 µs of checking its arguments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.util import find_spec

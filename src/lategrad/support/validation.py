@@ -51,7 +51,7 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
 
 
 class Range:
-    """Finite numbers, or tensors of them, between two ends: a check, which an annotation may contain.
+    """Numbers, or tensors of them, between two ends: a check, which an annotation may contain.
 
     >>> Range(0, 1)("momentum", 1.0)
     Traceback (most recent call last):
@@ -63,7 +63,9 @@ class Range:
         self.low, self.high, self.ends = low, high, ends
 
     def __repr__(self) -> str:
-        if self.high == math.inf:
+        if self.low == -math.inf:
+            return "a finite number"
+        if self.high == math.inf and self.ends[1] == ")":
             return f"a finite number {'>=' if self.ends[0] == '[' else '>'} {self.low:g}"
         return f"a number in {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
 
@@ -74,10 +76,9 @@ class Range:
             require(name, tuple(value.shape), per_run, "of shape (*runs, 1), one value for each run: use unsqueeze(-1)")
         else:
             require(name, value, isinstance(value, int | float) and not isinstance(value, bool), repr(self))
-        finite = torch.isfinite(value) if isinstance(value, Tensor) else math.isfinite(value)
         above = value >= self.low if self.ends[0] == "[" else value > self.low
         below = value <= self.high if self.ends[1] == "]" else value < self.high
-        require(name, value, finite & above & below, repr(self))
+        require(name, value, above & below, repr(self))
 
 
 class Integers(Range):
@@ -97,7 +98,9 @@ Positive = Annotated[Value, Range(0, ends="()")]
 AtLeastOne = Annotated[Value, Range(1)]
 BelowOne = Annotated[Value, Range(0, 1)]
 UpToOne = Annotated[Value, Range(0, 1, "[]")]
+Finite = Annotated[Value, Range(-math.inf, ends="()")]
 Count = Annotated[int, Integers(0)]
+PositiveCount = Annotated[int, Integers(1)]
 
 
 class Validated:

@@ -1,7 +1,5 @@
 """Algorithms 1 and 2: Theorems 1 and 2."""
 
-from __future__ import annotations
-
 import math
 
 from lategrad.theory.delays import DelayStatistics

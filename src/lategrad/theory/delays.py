@@ -1,7 +1,5 @@
 """Statistics of delays that appear in the theorems."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

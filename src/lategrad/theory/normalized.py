@@ -6,8 +6,6 @@ norm and :math:`\|v\|_* \le \rho \|v\|_2`. A step is :math:`x_{t+1} = x_t + D_t 
 the order in which they arrive. All constants are explicit.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ G bounds the gradient's norm, :math:`\sigma^2` the noise's variance, W the gradi
 (:func:`~lategrad.theory.largest_in_flight`); K is the rule's ``period``, D its ``radius``. All constants are explicit.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Regret bounds of the learners, explicit, on any losses. D bounds the distance from the start to any point of K."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

@@ -4,8 +4,6 @@ On a set K of diameter D, with update t receiving a gradient :math:`g_t` of the 
 :math:`s_t = t - \tau_t`, and :math:`S_t = \sum_{i \le t} i^2 \|g_i\|^2`. All constants are explicit.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

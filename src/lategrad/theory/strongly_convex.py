@@ -1,7 +1,5 @@
 """Algorithms 3 and 4: Theorems 3 and 4, and the lemmas they rest on."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from lategrad.theory.delays import DelayStatistics

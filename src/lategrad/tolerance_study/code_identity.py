@@ -1,7 +1,5 @@
 """A checksum of a function and of the code it uses, so that stored runs of other code are not taken for its own."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import re

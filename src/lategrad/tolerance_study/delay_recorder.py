@@ -1,7 +1,5 @@
 """A record of the delays of gradients, for any training loop."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter, defaultdict, deque

@@ -1,7 +1,5 @@
 """The result of a study: the final value at each delay, its cost, and whether more updates would recover it."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -162,7 +160,7 @@ class Tolerance:
         """All points as a Markdown table, and for each optimizer the delay that it tolerates."""
         return show.table(self)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """The value against the delay, and over updates if values over time are known; saved if a path is given."""
         return show.plot(self, path)
 
@@ -181,7 +179,7 @@ class Tolerance:
         return _write(path, json.dumps({"format": _FORMAT, **asdict(self), "runs": runs, "points": points}, indent=1))
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Tolerance:
+    def load(path: str | os.PathLike[str]) -> "Tolerance":
         """Read what :meth:`to_json` wrote."""
         saved = json.loads(Path(path).read_text())
         valid = isinstance(saved, dict) and saved.get("format") == _FORMAT
@@ -192,7 +190,6 @@ class Tolerance:
 
 def _write(path: str | os.PathLike[str], text: str) -> Path:
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_text(text)
     return path

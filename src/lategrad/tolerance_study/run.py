@@ -1,7 +1,5 @@
 """One run of the user's training function at one delay."""
 
-from __future__ import annotations
-
 import math
 import random
 import sys
@@ -53,7 +51,7 @@ class Run:
         return {**asdict(self), "values": [finite_or_none(value) for value in self.values]}
 
     @staticmethod
-    def from_json(saved: dict[str, Any]) -> Run:
+    def from_json(saved: dict[str, Any]) -> "Run":
         values = tuple(math.nan if value is None else value for value in saved["values"])
         return Run(Task(**saved["task"]), tuple(saved["updates"]), values, saved["seconds"], saved["memory"],
                    saved.get("drift"))  # fmt: skip
@@ -89,7 +87,7 @@ class Wrap:
         self.wrapped: Delayed | None = None
         self._build, self._stages, self._drift = build, stages, drift
 
-    def __call__(self, optimizer: Optimizer, model: nn.Module | None = None) -> Delayed:
+    def __call__(self, optimizer: Optimizer, model: nn.Module | None = None) -> "Delayed":
         """The optimizer, or the one that replaces it in this run, with delayed gradients."""
         from lategrad.optim import Delayed  # here: it imports torch's compiler, which takes a second
 

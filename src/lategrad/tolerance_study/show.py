@@ -1,7 +1,5 @@
 """The result of a study as a table, a picture and a web page."""
 
-from __future__ import annotations
-
 import io
 import math
 import os
@@ -28,7 +26,7 @@ MEANING = {
 }
 
 
-def _cells(point: Point) -> tuple[str, ...]:
+def _cells(point: "Point") -> tuple[str, ...]:
     value, own = f"{point.value:.4g}{_plus_minus(point.spread)}", f"{point.gap_to_own:+.3g}"
     size = own, f"{point.updates:,}", f"{point.rounds:,.0f}"
     drift = "" if point.drift is None else f"{point.drift:.3g}"
@@ -43,7 +41,7 @@ def _plus_minus(spread: float) -> str:
     return "" if math.isnan(spread) else f" ± {spread:.2g}"
 
 
-def conclusions(result: Tolerance) -> list[str]:
+def conclusions(result: "Tolerance") -> list[str]:
     lines = []
     for name in result.optimizers:
         largest, longest = result.largest(optimizer=name), result.delays[-1]
@@ -52,13 +50,13 @@ def conclusions(result: Tolerance) -> list[str]:
     return lines
 
 
-def _rows(result: Tolerance) -> list[tuple[str, ...]]:
+def _rows(result: "Tolerance") -> list[tuple[str, ...]]:
     """The head and the cells of a table; the drift only where it was measured."""
     rows = [_cells(point) for point in result.points()]
     return [row if any(cells[-1] for cells in rows) else row[:-1] for row in (_COLUMNS, *rows)]
 
 
-def table(result: Tolerance) -> str:
+def table(result: "Tolerance") -> str:
     rows = _rows(result)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"| {' | '.join(map(str.ljust, row, widths))} |" for row in rows]
@@ -66,7 +64,7 @@ def table(result: Tolerance) -> str:
     return "\n".join([*lines, "", *conclusions(result)])
 
 
-def plot(result: Tolerance, path: str | os.PathLike[str] | None = None) -> Figure:
+def plot(result: "Tolerance", path: str | os.PathLike[str] | None = None) -> "Figure":
     from matplotlib.figure import Figure
 
     over_time = len(result.curve(result.optimizers[0], 0)[1]) > 2
@@ -103,7 +101,7 @@ def plot(result: Tolerance, path: str | os.PathLike[str] | None = None) -> Figur
     return figure
 
 
-def _range_without_delay(result: Tolerance) -> tuple[float, float]:
+def _range_without_delay(result: "Tolerance") -> tuple[float, float]:
     """The range of the runs without delay, 10% larger on the better side and 100% on the worse."""
     curves = [result.curve(name, 0)[1] for name in result.optimizers]
     finite = np.concatenate([curve[np.isfinite(curve)] for curve in curves])
@@ -112,7 +110,7 @@ def _range_without_delay(result: Tolerance) -> tuple[float, float]:
     return (low - 0.1 * margin, high + margin) if result.better == "lower" else (low - margin, high + 0.1 * margin)
 
 
-def page(result: Tolerance) -> str:
+def page(result: "Tolerance") -> str:
     drawing = io.StringIO()
     plot(result).savefig(drawing, format="svg")
     picture = drawing.getvalue()

@@ -1,7 +1,5 @@
 """The runs of a study: planned, executed in order or in parallel, and stored."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -19,9 +17,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from lategrad.delays.base import require_count
 from lategrad.support.files import replacing
-from lategrad.support.validation import require, require_choice, require_number
+from lategrad.support.validation import require, require_choice, require_count, require_number
 from lategrad.tolerance_study.code_identity import identify_code
 from lategrad.tolerance_study.result import BETTER, Tolerance
 from lategrad.tolerance_study.run import OWN, Build, Optimizers, Run, Task, Train, parse_profile, run_training
@@ -149,7 +146,6 @@ class _RunStore:
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self._folder = folder / "runs"
-        self._folder.mkdir(parents=True, exist_ok=True)
         description = folder / "study.json"
         before = {"drift": False} | (json.loads(description.read_text()) if description.exists() else about)
         for name in ("profile", "better", "drift"):

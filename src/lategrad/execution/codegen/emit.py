@@ -11,8 +11,6 @@ Elementwise values are computed again in every loop that needs them: arithmetic 
 is compiled for the CPU (OpenMP) and for NVIDIA GPUs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

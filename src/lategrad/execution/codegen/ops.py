@@ -1,7 +1,5 @@
 """The C expression of each supported torch operation, and the C functions that all loops share."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

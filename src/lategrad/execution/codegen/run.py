@@ -1,7 +1,5 @@
 """Compile generated loops, and call them on the memory of a rule's state."""
 
-from __future__ import annotations
-
 import copy
 import ctypes
 from collections.abc import Callable, Sequence
@@ -50,12 +48,11 @@ class Loops:
             raise UnsupportedError("a single number")
         if (missing := missing_compiler("hip" if torch.version.hip else device.type, "loops")) is not None:
             raise UnsupportedError(missing)
-        examples = [i if isinstance(i, Tensor) else torch.empty(1, dtype=i, device=device).expand(size)
-                    for i in inputs]  # fmt: skip
+        examples = [i if isinstance(i, Tensor) else torch.empty(1, dtype=i, device=device).expand(size) for i in inputs]
         self.source = emit(function, examples, size, targets, [*(example.dtype for example in examples), *beyond])
         self._bind(sizes, device)
 
-    def resized(self, sizes: Sequence[int]) -> Loops:
+    def resized(self, sizes: Sequence[int]) -> "Loops":
         """The same loops over vectors of other sizes; only for loops that take no sums."""
         other = copy.copy(self)
         other._bind(sizes, self._device)

@@ -7,8 +7,6 @@ loops of ``momentum``, the matrix products, and the loops of ``advance``; then t
 tensors; and last it writes the scalars, which all of them have read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence

@@ -22,10 +22,8 @@ from lategrad.rules.baselines.muon import Muon
 from lategrad.rules.baselines.nadam import NAdam
 from lategrad.rules.baselines.pipemare import PipeMare
 from lategrad.rules.baselines.rennala import Rennala
-from lategrad.rules.baselines.ringmaster import Ringmaster
-from lategrad.rules.baselines.ringmaster_muon import RingmasterMuon
-from lategrad.rules.baselines.schedule_free import ScheduleFree
-from lategrad.rules.baselines.schedule_free_adamw import ScheduleFreeAdamW
+from lategrad.rules.baselines.ringmaster import Ringmaster, RingmasterMuon
+from lategrad.rules.baselines.schedule_free import ScheduleFree, ScheduleFreeAdamW
 from lategrad.rules.baselines.sgd_momentum import SGDMomentum
 from lategrad.rules.baselines.staleness_aware import StalenessAware
 from lategrad.rules.baselines.unixgrad import UniXGrad

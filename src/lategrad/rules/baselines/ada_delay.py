@@ -1,7 +1,5 @@
 """AdaDelay (Sra, Yu, Li & Smola 2016): learning rates that shrink with the time and with the delay."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """AdamW (Loshchilov & Hutter 2019), in the form of ``torch.optim.AdamW``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """AdaptiveRevision (McMahan & Streeter 2014): AdaGrad that revises its past steps once late gradients are known."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

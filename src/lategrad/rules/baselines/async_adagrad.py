@@ -1,7 +1,5 @@
 """Asynchronous AdaGrad: late gradients treated as if they were on time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Clipped asynchronous SGD (Erickson & Johansson 2026): a constant learning rate on gradients of bounded norm."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

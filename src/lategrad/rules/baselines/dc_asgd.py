@@ -1,7 +1,5 @@
 """DC-ASGD (Zheng et al. 2017): late gradients corrected by an estimate of how they would have changed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Delay-adaptive asynchronous SGD (Mishchenko et al. 2022, Koloskova et al. 2022)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

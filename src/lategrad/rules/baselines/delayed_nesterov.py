@@ -1,7 +1,5 @@
 """Delayed Nesterov (Liu et al. 2024): the outer momentum is updated once in N arrivals, with their mean."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

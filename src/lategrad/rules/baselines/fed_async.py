@@ -1,7 +1,5 @@
 """FedAsync (Xie, Koyejo & Gupta 2019): the server's model mixed with each worker's, the later the less."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

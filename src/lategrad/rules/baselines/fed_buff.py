@@ -1,7 +1,5 @@
 """FedBuff (Nguyen et al. 2022): a buffer of K arrivals, then one step with their mean."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Gap-Aware (Barkai, Hakimi & Schuster 2020): gradients shrunk by how far the weights have moved since."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

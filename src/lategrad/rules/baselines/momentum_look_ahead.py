@@ -1,7 +1,5 @@
 """Momentum look-ahead (Ajanthan et al. 2025): late pseudo-gradients extrapolated along the outer momentum."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

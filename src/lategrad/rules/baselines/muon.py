@@ -1,7 +1,5 @@
 """Muon (Jordan et al. 2024): updates along the orthogonal factor of the momentum of every matrix."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """NAdam with much momentum (Ajanthan et al. 2025): Nesterov's look-ahead as the correction of a delay."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

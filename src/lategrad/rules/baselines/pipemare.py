@@ -1,7 +1,5 @@
 """PipeMare's learning rates (Yang et al. 2021): divided by the delay at first, whole at last."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

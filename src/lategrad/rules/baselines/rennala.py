@@ -1,7 +1,5 @@
 """Rennala SGD (Tyurin & Richtárik 2023): minibatches collected from the workers that are ready first."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

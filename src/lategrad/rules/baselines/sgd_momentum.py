@@ -1,7 +1,5 @@
 """SGD with momentum (Polyak 1964), or Nesterov's, in the form of ``torch.optim.SGD``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

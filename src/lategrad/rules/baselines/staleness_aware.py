@@ -1,7 +1,5 @@
 """Staleness-aware SGD (Zhang, Gupta, Lian & Liu 2016): the learning rate divided by the delay."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

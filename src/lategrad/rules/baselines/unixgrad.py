@@ -1,7 +1,5 @@
 """UniXGrad (Kavis, Levy, Bach & Cevher 2019): the undelayed relative of Algorithm 2, with two gradients a round."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

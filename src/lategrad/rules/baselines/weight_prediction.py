@@ -1,7 +1,5 @@
 """Weight prediction (SpecTrain, XPipe): gradients where the weights are expected to be when they arrive."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

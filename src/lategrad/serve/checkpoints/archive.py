@@ -1,7 +1,5 @@
 """Keeps the newest checkpoints of a run and its log of updates in a folder, which one process may use at a time."""
 
-from __future__ import annotations
-
 import dataclasses
 import fcntl
 import os

@@ -5,8 +5,6 @@ complete or not there, and damage is noticed. Among the tensors, ``output`` is t
 ``state.N`` is the rule's state, and ``record.V`` the output after V updates if it was not yet evaluated.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

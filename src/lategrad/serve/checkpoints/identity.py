@@ -1,7 +1,5 @@
 """Identifies a problem, so that a run is resumed and replayed with the same one."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from typing import Any

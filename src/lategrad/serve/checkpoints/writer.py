@@ -1,7 +1,5 @@
 """Writes checkpoints in a thread, while the server continues with its updates."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from concurrent.futures import Future, wait

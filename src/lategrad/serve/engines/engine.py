@@ -1,7 +1,5 @@
 """The engine protocol: run the server and its workers, carry what they exchange, and report which have ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 

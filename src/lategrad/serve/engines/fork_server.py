@@ -5,8 +5,6 @@ ends because the process that started it was killed, it removes the socket that 
 otherwise is that process's to do.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

@@ -1,7 +1,5 @@
 """An engine whose server is in this process, with workers on this machine at the other end of a transport."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -9,8 +9,6 @@ The server waits for no process without a time limit. A worker waits for the ser
 that are silent for long, and a worker ends with its server.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import ctypes

@@ -6,8 +6,6 @@ It waits for the end of its standard input, which only the driver holds open. Th
 FOLDER in their environment or a file of it open, and removes FOLDER. It imports nothing of lategrad, to start at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

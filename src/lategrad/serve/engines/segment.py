@@ -4,8 +4,6 @@ A segment has no name (it is a memory file, reached through its descriptor, or m
 handle), so that nothing is left behind however a process ends.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct
@@ -43,7 +41,7 @@ class Header(NamedTuple):
         return HEADER.pack(*self)
 
     @classmethod
-    def unpack(cls, message: bytes) -> Header:
+    def unpack(cls, message: bytes) -> "Header":
         return cls._make(HEADER.unpack_from(message))
 
     @property
@@ -80,7 +78,7 @@ class Segment:
         """What is written is there for the other process at once."""
 
     @classmethod
-    def create(cls, compression: Compression, slots: int = 1) -> Segment:
+    def create(cls, compression: Compression, slots: int = 1) -> "Segment":
         descriptor = os.memfd_create("lategrad-segment")
         address = SegmentAddress(os.getpid(), descriptor, slots, compression)
         os.ftruncate(descriptor, _sizes(compression, slots)[1])
@@ -89,12 +87,12 @@ class Segment:
         return segment
 
     @classmethod
-    def attach(cls, address: SegmentAddress) -> Segment:
+    def attach(cls, address: SegmentAddress) -> "Segment":
         """Open the segment of another process of this user; ``OSError`` if the system does not allow it."""
         return cls._open(os.open(f"/proc/{address.pid}/fd/{address.descriptor}", os.O_RDWR), address)
 
     @classmethod
-    def _open(cls, descriptor: int, address: SegmentAddress) -> Segment:
+    def _open(cls, descriptor: int, address: SegmentAddress) -> "Segment":
         try:
             return cls(address._replace(pid=os.getpid(), descriptor=descriptor))
         finally:
@@ -116,12 +114,12 @@ class GpuSegment:
         self.queries, self.grads = _vectors(memory, compression, slots)
 
     @classmethod
-    def create(cls, compression: Compression, slots: int, device: torch.device) -> GpuSegment:
+    def create(cls, compression: Compression, slots: int, device: torch.device) -> "GpuSegment":
         memory, handle = cuda_ipc.allocate(_sizes(compression, slots)[1], device)
         return cls(memory, handle, compression, slots)
 
     @classmethod
-    def open(cls, handle: bytes, device: torch.device, compression: Compression, slots: int) -> GpuSegment:
+    def open(cls, handle: bytes, device: torch.device, compression: Compression, slots: int) -> "GpuSegment":
         try:
             memory = cuda_ipc.open_handle(handle, _sizes(compression, slots)[1], device)
         except OSError as error:

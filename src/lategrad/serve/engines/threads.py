@@ -1,7 +1,5 @@
 """Workers as threads of this process: for notebooks and tests, and for problems that cannot be pickled."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How a server in this process reaches its workers: it receives events from them and sends them jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """Shows a run while it trains: on the terminal, in files, in TensorBoard and in Weights & Biases."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -169,7 +167,7 @@ def logs_of(text: str | None) -> list[str]:
 class Monitors(AbstractContextManager["Monitors"]):
     """All monitors of a run, closed together."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: "Settings") -> None:
         folder, log, progress = settings.folder, settings.log, settings.progress
         self._all: list[Monitor] = [] if folder is None else [LogFiles(folder)]
         for name in logs_of(log):

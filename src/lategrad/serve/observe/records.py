@@ -1,7 +1,5 @@
 """Records loss, accuracy and metrics of a rule's output during a run."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The numbers that monitors show of a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple

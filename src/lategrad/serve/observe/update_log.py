@@ -1,7 +1,5 @@
 """The log of a run: for every update its worker, the delay of its gradient, and when it was applied."""
 
-from __future__ import annotations
-
 import math
 import os
 import warnings
@@ -53,7 +51,7 @@ class UpdateLog:
         return torch.from_numpy(self._rows[name][first : self._count].copy())
 
     @classmethod
-    def unknown(cls, count: int) -> UpdateLog:
+    def unknown(cls, count: int) -> "UpdateLog":
         """The log of ``count`` updates whose rows were lost: of worker -1, without delay."""
         rows = np.zeros(count, _ROW)
         rows["worker"] = rows["sequence"] = -1

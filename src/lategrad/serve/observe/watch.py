@@ -1,7 +1,5 @@
 """Handles every record of a run: calls the user's callback, saves the best output, stops early."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings
@@ -30,7 +28,7 @@ BEST_FILE = "best.safetensors"  # in the run's folder: the tensor `output` with 
 class Watch:
     """Looks at every record as it is taken; ``stop`` ends the run, with a reason."""
 
-    def __init__(self, records: Records, stop: Callable[[str], None], settings: Settings) -> None:
+    def __init__(self, records: Records, stop: Callable[[str], None], settings: "Settings") -> None:
         self._records, self._stop, monitor = records, stop, settings.monitor
         self._on_record, self._patience, self._folder = settings.on_record, settings.patience, settings.folder
         self._name = None if monitor is None else monitor.lstrip("+-")

@@ -7,8 +7,6 @@ Ray retries nothing: a call that fails may have been carried out. A worker that 
 A server that was restarted from a checkpoint discards all gradients for an earlier one, even if their numbers fit.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -4,8 +4,6 @@ A Ray of a run's own listens on the loopback address only, and leaves nothing be
 either: it would listen on all addresses of the machine and keep its folder.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import logging

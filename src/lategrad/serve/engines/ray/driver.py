@@ -9,8 +9,6 @@ process of Ray that is stopped or cut off, go through :func:`~lategrad.support.t
 short arguments are only queued.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -6,8 +6,6 @@ also from another machine's copy. Where worker and server are on one machine, bo
 they share, and the call carries the header alone: nothing is stored and freed for an update.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
