@@ -55,8 +55,8 @@ def test_the_constants_of_both_orthogonalisers():
     assert 680 < (polynomial / y).max() <= 690
 
 
-SMALLEST = [(16, 1, 1.0, 0.857), (32, 1, 1.0, 0.846), (600, 24, 1.95e-3, 0.829), (2000, 1, 7.03e-4, 0.684),
-            (10_000, 1, 3.99e-4, 0.393), (100_000, 1, 1.4e-4, 0.146)]  # fmt: skip
+SMALLEST = [(16, 1, 1.0, 0.857), (32, 1, 1.0, 0.845), (600, 24, 1.95e-3, 0.829), (2000, 1, 7.03e-4, 0.683),
+            (10_000, 1, 3.99e-4, 0.392), (100_000, 1, 1.4e-4, 0.143)]  # fmt: skip
 """k singular values, of which the first few are 1 and the others are small: the smallest alignments that were found."""
 
 
@@ -66,8 +66,8 @@ def test_alignment_falls_with_the_rank_and_nearly_as_fast_as_its_bound(k, ones, 
     become = [rational_function(value / size) for value in (1.0, small)]
     aligned = (ones * become[0] + (k - ones) * small * become[1]) / (ones + (k - ones) * small)
     bound = theory.orthogonal_alignment(k)
-    assert bound <= aligned <= found
-    assert aligned < 1.35 * bound
+    assert aligned == pytest.approx(found, abs=1e-3)
+    assert bound <= aligned < 1.35 * bound
 
 
 def test_alignment_of_a_matrix_is_that_of_its_singular_values():
