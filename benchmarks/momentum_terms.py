@@ -1,9 +1,10 @@
 """What Theorems B and C of docs/theory-deep.md say about runs of the library's own rules, beside the truth.
 
-A tanh network without biases on the digits: it is smooth, and all its parameters are matrices. L is not known; the one
-used is the largest ratio of a difference of true gradients to the distance of their points that the run meets, which is
-below L, so that the sums are smaller than what is proved. The parts mlp and cnn ask whether SteadyMuon in a form that
-Theorem B covers is as good as SteadyMuon, on networks with biases.
+A tanh network without biases on the digits: all its parameters are matrices, and it is smooth on every ball, with an L
+that grows with the ball and is not known. The one used is the largest ratio of a difference of true gradients to the
+distance of their points that the run meets, which is below L, so that the sums are smaller than what is proved. The
+parts mlp and cnn ask whether SteadyMuon in a form whose steps fit the theorems is as good as SteadyMuon, on networks
+with biases and ReLU, which no theorem covers.
 
     python -m benchmarks.momentum_terms terms mlp    # about three minutes on one core
     python -m benchmarks.momentum_terms cnn --lrs 0.003 0.01 0.03 0.1 --seeds 0 1
@@ -143,14 +144,14 @@ def terms(problem: lg.problems.ModuleProblem, name: str, tau: int, run: Run) -> 
 
 @dataclass(frozen=True, eq=False)
 class Form(lg.SteadyMuon):
-    """SteadyMuon with one or more of its parts in the form that Theorem B needs."""
+    """SteadyMuon with one or more of its parts in a form that the theorems need, or that bounds V in advance."""
 
     sign: bool = True
     """Outside matrices the sign of n instead of Adam's direction: this alone is what Theorem C needs."""
     at_iterate: bool = False
-    """The query is the iterate, and all updates at one delay have one learning rate: no factor s/t."""
+    """The query is the iterate, so that V is bounded in advance, and there is no factor s/t."""
     averaged: bool = True
-    """The output is the average; else the iterate, which is what Theorem B bounds."""
+    """The output is the average; else the iterate, which is what the theorems bound."""
 
     def update(self, state: SteadyMuonState, grad: Tensor, delay: Tensor) -> SteadyMuonState:
         """SteadyMuon's, but for what was changed."""
@@ -173,7 +174,7 @@ FORMS = {
     "SteadyMuon": {},
     "sign outside matrices (Theorem C)": {"sign": True},
     "and gradients of the iterate, one lr; average": {"sign": True, "at_iterate": True},
-    "the same; iterate (Theorem B)": {"sign": True, "at_iterate": True, "averaged": False},
+    "the same; iterate (Theorem C, V bounded in advance)": {"sign": True, "at_iterate": True, "averaged": False},
 }
 
 
@@ -238,7 +239,7 @@ def main() -> None:
         if part == "terms":
             theorems(args.delays, args.updates)
             continue
-        print(f"**SteadyMuon in forms that the theorems cover**, {part}, {args.updates:,} updates, seeds {args.seeds}: "
+        print(f"**SteadyMuon in forms whose steps fit**, {part}, {args.updates:,} updates, seeds {args.seeds}: "
               "accuracy at the learning rate of delay 0 / at the best one\n")  # fmt: skip
         rows = forms(part, args.delays, args.updates, args.seeds, args.lrs)
         table(["form", "lr", *(f"delay {tau}" for tau in args.delays)], rows)

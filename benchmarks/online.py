@@ -3,7 +3,8 @@
 The learning rate, and for OnlineToNonconvex also the radius and the period, are those of the smallest training loss at
 delay 0 with seed 0, or at each delay; the table has training loss and test accuracy, means of seeds 1 to 3. A second
 table holds Theorem A against runs of OnlineToNonconvex that were tuned at their delay, with the largest gradient and
-the largest noise that were met as G and sigma.
+the largest noise that were met as G and sigma. That is no certificate: gradients may be larger where the run was not,
+and one draw of the places on the steps stands for an expectation.
 
     python -m benchmarks.online
 """

@@ -56,7 +56,7 @@ class OnlineToNonconvex(OnDomain):
 
     Guarantee: Theorem A of docs/theory-online.md: non-smooth, non-convex f on the whole space;
     :math:`(\delta, \epsilon)`-Goldstein stationarity after :math:`O((\sigma^2 + (1 + W) G^2)/(\delta \epsilon^3))`
-    updates with W gradients in flight, whatever the delays. Measured, others train better (docs/results/online.md).
+    updates with W gradients in flight, if every query's gradient is used. Others train better (docs/results/online.md).
 
     References: A. Cutkosky, H. Mehta and F. Orabona, Optimal stochastic non-smooth non-convex optimization through
     online-to-non-convex conversion, 2023; with late gradients, docs/theory-online.md.

@@ -57,8 +57,7 @@ class SteadyMuon(OutputsX):
     iterate will be when the gradient returns, so the query is put there. That matters: with a delay of one round,
     momentum is stable for learning rates of about 1 over the curvature, however long the momentum; with the look-ahead,
     to first order, for :math:`\sqrt{3 W}` times as much with a momentum of W rounds. The average and s/t are those of
-    :class:`~lategrad.SteadyAdam`. None of these reasons is a proof for deep models: they are measured (docs/deep.md,
-    which also says on what the constants were chosen).
+    :class:`~lategrad.SteadyAdam`. None of these reasons is a proof for deep models: they are measured.
 
     Args:
         lr: as for Muon with its steps scaled to Adam's; the best value without delay is meant to work with delay.
@@ -82,9 +81,10 @@ class SteadyMuon(OutputsX):
 
     Must know: the delay of every gradient, and which entries are matrices.
 
-    Guarantee: on matrices, a bound with a distance that is measured (docs/theory-deep.md); elsewhere none.
+    Guarantee: if all parameters are matrices, f is smooth, weight decay is 0, there is no constraint and delays are
+    independent of the samples, a bound at z, not at its output, with a measured distance (docs/theory-deep.md).
 
-    Reference: this rule is ours; measurements in docs/deep.md.
+    Reference: this rule is ours; measurements, and on what the constants were chosen, in docs/deep.md.
     """
 
     lr: NonNegative[Scalar] = 0.01

@@ -75,7 +75,7 @@ def normalized_momentum(
 ) -> float:  # fmt: skip
     r"""Theorem B: a bound on the mean of :math:`E \|\nabla f(x_t)\|_*` over N updates, for gradients of the iterates.
 
-    For any delays with at most W gradients ``outstanding``, the one that arrives included, and nothing dropped:
+    At most W gradients are ``outstanding``, the arriving one included; delays independent of the samples; none dropped:
 
     .. math:: \frac{\Delta}{A D N} + \Big(1 + \frac BA\Big) \big(\rho \sigma\, \text{momentum\_noise} + L D B\,
         (\text{momentum\_age} + W - 1)\big) + \frac{L D B^2}{2 A}

@@ -37,9 +37,8 @@ class Muon(AveragedIterate):
     :class:`AdamW`. Without blocks the vector is one piece without matrices, and the rule is AdamW.
 
     Source: equal to ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`` and ``torch.optim.AdamW``, whose defaults
-    these are, but for orth: torch's takes five steps with fixed coefficients in bfloat16, ours comes nearer to the
-    orthogonal factor. Muon's author scales by :math:`\sqrt{\max(1, r/c)}` instead. Ours: the projection and the
-    averages.
+    these are, but for orth: torch's takes five fixed steps in bfloat16, ours comes nearer to the orthogonal factor.
+    Muon's author scales by :math:`\sqrt{\max(1, r/c)}` instead. Ours: the projection and the averages.
 
     Args:
         lr: learning rate.
@@ -58,7 +57,8 @@ class Muon(AveragedIterate):
 
     Must know: which entries are matrices.
 
-    Guarantee: for matrices, without weight decay and constraints, under any delays (docs/theory-deep.md).
+    Guarantee: if all parameters are matrices, f is smooth, weight decay is 0 and there is no constraint, for the
+    average over its iterates, under any delays that are independent of the samples (docs/theory-deep.md).
 
     Reference: K. Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024.
     """
