@@ -180,6 +180,8 @@ class ToldTheSum(ToldTheLongest):
 
 def test_a_rule_that_mixes_the_delays_of_its_blocks_is_caught():
     check_rule(ToldTheLongest(), compile=False)  # a projection mixes blocks anyway
+    thirds = lg.Blocks.of_tensors([torch.zeros(2)] * 3)
+    check_rule(lg.SteadyAdam(delay_blocks=thirds), compile=False)
     with pytest.raises(AssertionError, match="a block depends on the delay of another one"):
         check_rule(ToldTheLongest(lg.WholeSpace()), compile=False)
     with pytest.raises(AssertionError, match="equal delays of all blocks are not one delay"):

@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -119,12 +120,33 @@ def test_a_rule_that_knows_one_delay_is_told_the_longest():
     assert torch.equal(flat(params), flat(longest))
 
 
-@pytest.mark.parametrize("delay", [[1, 2, 3], [1, 2, 3, -1], [1, 2, 3, 0.5]])
+@pytest.mark.parametrize("delay", [[1, 2, 3], [1, 2, 3, -1], [1, 2, 3, 0.5], [True] * 4, -3, 0.5, np.ones(4)])
 def test_wrong_delays_are_refused(delay):
     params = parameters(SHAPES)
     set_grads(params, 0)
-    with pytest.raises(ValueError, match="an integer, or 4 integers >= 0, one for each parameter, got"):
+    with pytest.raises(ValueError, match="an integer >= 0, or 4 of them, one for each parameter, got"):
         SteadyAdam(params).step(delay=delay)
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, list, tuple, lambda delay: [np.int64(one) for one in delay]])
+def test_delays_may_be_any_integers(make):
+    params, others = parameters(SHAPES), parameters(SHAPES)
+    run(SteadyAdam(params), params, range(4))
+    run(SteadyAdam(others), others, range(4), lambda t: make(delays_of(t)))
+    assert torch.equal(flat(params), flat(others))
+
+
+@pytest.mark.parametrize("delay", [torch.tensor([3]), torch.tensor(3), np.int64(3)])
+def test_one_delay_may_be_any_integer(delay):
+    params, others = parameters(SHAPES), parameters(SHAPES)
+    run(SteadyAdam(params), params, range(4), lambda t: 3)
+    run(SteadyAdam(others), others, range(4), lambda t: delay)
+    assert torch.equal(flat(params), flat(others))
+
+
+def test_block_delays_of_a_group_is_a_switch():
+    with pytest.raises(ValueError, match="Invalid block_delays value: yes"):
+        SteadyAdam([{"params": parameters(SHAPES), "block_delays": "yes"}])
 
 
 def test_a_rule_is_told_as_many_delays_as_it_has_blocks():

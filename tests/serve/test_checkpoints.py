@@ -394,7 +394,7 @@ def test_a_checkpoint_of_another_version_of_the_library_says_so(tmp_path):
     path.write_text(json.dumps({"checksum": checksum, "checkpoint": text}))
     with (
         pytest.warns(UserWarning, match="of another version of lategrad"),
-        pytest.raises(DamagedError, match="its format is 'lategrad-checkpoint-1'"),
+        pytest.raises(DamagedError, match="is of another version of lategrad: its format is 'lategrad-checkpoint-1'"),
     ):
         server.load()
 

@@ -81,8 +81,9 @@ def test_a_run_that_was_measured_in_part_has_no_mean_of_the_whole(tmp_path):
 
 
 def test_drift_must_be_a_switch():
-    with pytest.raises(ValueError, match="drift must be of type bool"):
-        Settings(steps=1, drift=0.5)
+    for value in (0.5, None):
+        with pytest.raises(ValueError, match="drift must be True or False"):
+            Settings(steps=1, drift=value)
 
 
 def test_on_the_command_line(capsys, tmp_path):

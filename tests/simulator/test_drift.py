@@ -6,6 +6,7 @@ import torch
 import lategrad as lg
 from lategrad import delays as d
 from lategrad.cli import main as cli
+from lategrad.cli.results import Contender, table
 from lategrad.problems import LocalSteps, ModuleProblem, Quadratic, SoftmaxRegression, load
 from lategrad.registry import RULES, build_rule
 from lategrad.trace import Trace
@@ -120,6 +121,27 @@ def test_the_certificate_counts_the_gradients_in_flight(tmp_path):
 def test_a_run_that_diverges_has_no_finite_drift():
     trace = lg.simulate(Quadratic(dim=3), lg.SGD(lr=50.0), 2, 1000, drift=True)
     assert not trace.certificate().drift.isfinite()
+
+
+@pytest.mark.parametrize("value", [None, "no", 1])
+def test_it_is_on_or_off(value):
+    with pytest.raises(ValueError, match="drift must be True or False"):
+        lg.simulate(PROBLEM, lg.SGD(lr=0.1), 0, 5, drift=value)
+    with pytest.raises(ValueError, match="drift must be True or False"):
+        lg.optim.Delayed(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1), 2, drift=value)
+    with pytest.raises(ValueError, match="drift must be True or False"):
+        lg.tolerance(print, drift=value)
+
+
+@pytest.mark.filterwarnings("ignore:interrupted")
+def test_a_simulation_that_is_interrupted_at_once_has_a_table():
+    class Interrupted(Quadratic):
+        def samples(self, seed, first, count):
+            raise KeyboardInterrupt
+
+    trace = lg.simulate(Interrupted(), lg.SGD(lr=0.1), [3], 100, seed=[0], drift=True)
+    assert trace.delays.numel() == 0
+    table([Contender("sgd", trace, {})])
 
 
 def test_a_metric_of_that_name_is_refused():

@@ -1,5 +1,6 @@
 """Annotations that say what is valid: each of them refuses what is outside, and names the field and its value."""
 
+import importlib
 import inspect
 import math
 from dataclasses import dataclass, fields, replace
@@ -56,6 +57,7 @@ class Example(Validated):
         ("momentum", torch.tensor([[0.5], [1.0]]), "a number in [0, 1)"),
         ("share", 1.001, "a number in [0, 1]"),
         ("shift", -math.inf, "a finite number"),
+        ("scale", torch.tensor(1.0), "a finite number > 0"),
         ("pause", -1.0, "a number in [0, inf]"),
         ("pause", math.nan, "a number in [0, inf]"),
         ("updates", 1.0, "an integer >= 0"),
@@ -92,6 +94,45 @@ def test_every_rule_and_learner_checks_its_numbers_and_its_set(name):
             continue
         with pytest.raises(ValueError, match=f"^{field.name} must be"):
             replace(part, **{field.name: bad})
+
+
+USERS_RULES = """
+from __future__ import annotations
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+import lategrad as lg
+from lategrad.support.validation import Positive
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+@dataclass(frozen=True, eq=False)
+class Mine(lg.SGD):
+    lr: float = 0.5
+    scale: Positive[float] = 1.0
+    hook: Callable[[int], int] | None = None
+    is_on: bool = field(init=False)
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "is_on", True)
+
+class Plain(lg.SGD):
+    cache: Callable
+"""
+
+
+def test_rules_of_users_may_have_annotations_of_any_kind(tmp_path, monkeypatch):
+    (tmp_path / "users_rules.py").write_text(USERS_RULES)
+    monkeypatch.syspath_prepend(tmp_path)
+    users_rules = importlib.import_module("users_rules")
+    assert users_rules.Mine(hook=abs).is_on
+    assert users_rules.Plain(0.1).lr == 0.1
+    with pytest.raises(ValueError, match="^lr must be a finite number >= 0"):  # declared again, without its check
+        users_rules.Mine(lr=-1.0)
+    with pytest.raises(ValueError, match="^scale must be a finite number > 0"):
+        users_rules.Mine(scale=0.0)
+    with pytest.raises(ValueError, match="^weight_decay must be"):
+        users_rules.Plain(0.1, weight_decay=-1.0)
 
 
 def test_a_signature_says_what_is_valid():

@@ -91,7 +91,7 @@ def _check_sweeps(rule: AnyRule[Any], dim: int, seed: int) -> None:
 def _check_block_delays(rule: AnyRule[Any], dim: int, seed: int) -> None:
     """Whether each block does what it does under a rule that is told its delay for all."""
     halves = Blocks(tuple(Block(str(size), (size,), "other") for size in (dim // 2, dim - dim // 2)))
-    blocks: Blocks = getattr(rule, "blocks", None) or halves
+    blocks: Blocks = getattr(rule, "delay_blocks", None) or getattr(rule, "blocks", None) or halves
     x0, grads = gradients(1, (2, dim), seed + 1)[0], gradients(5, (2, dim), seed)
 
     def run(rule: AnyRule[Any], delays: list[int]) -> Tensor:

@@ -70,7 +70,7 @@ def table(contenders: list[Contender]) -> Table:
         result.add_column(column, justify="left" if column in ("rule", "delay") else "right")
     for contender in contenders:
         trace = contender.trace
-        drift = trace.certificate().drift if "drift" in trace.metrics else None
+        drift = trace.certificate().drift if "drift" in trace.metrics and len(trace.delays) else None
         sweep = trace.axes[len(_PLACE) :]
         places = list(product(*(range(len(axis.values)) for axis in sweep)))
         for i, delay in enumerate(trace.axis("delay").values):

@@ -9,7 +9,7 @@ from rich.console import Console
 from lategrad.cli import options
 from lategrad.cli.build import problem_from, rules_from, set_from, single_values, with_local_steps
 from lategrad.cli.results import Contender, file_name, require_new, table, write_results
-from lategrad.cli.train_options import GRADIENT_OPTIONS, with_options
+from lategrad.cli.train_options import NORM_OPTIONS, with_options
 from lategrad.delays import as_delay_model
 from lategrad.simulator import simulate as run_simulation
 
@@ -20,7 +20,7 @@ _OUT_HELP = "Folder for results.csv, a figure and a trace for each rule."
 _DELAY_HELP = "Delays such as constant:500 or lognormal:7,0.4; several may follow."
 
 
-@with_options(GRADIENT_OPTIONS)
+@with_options(NORM_OPTIONS)
 def simulate(
     problem: options.ProblemName = "digits", model: options.ModelName = "softmax",
     preprocess: options.Preprocessing = None, batch: options.Batch = 64, sampling: options.Sampling = "iid",
@@ -31,7 +31,7 @@ def simulate(
     local_steps: options.LocalStepCount = None, inner: options.Inner = None, scaled: options.Scaled = False,
     steps: options.Steps = 2000, seeds: options.Seeds = 1, record_every: options.RecordEvery = None,
     device: options.Device = "cpu", out: Annotated[Path | None, typer.Option(help=_OUT_HELP)] = None,
-    overwrite: options.Overwrite = False, **gradients: Any,
+    overwrite: options.Overwrite = False, drift: options.Drift = False, **long_gradients: Any,
 ) -> None:  # fmt: skip
     """Simulate rules under delays, all combinations at once.
 
@@ -57,7 +57,7 @@ def simulate(
     for label, one in built.items():
         trace = run_simulation(the_problem, one, delay, steps, seed=list(range(seeds)), record_every=record_every,
                                device=device, save_to=None if out is None else out / f"{file_name(label)}.safetensors",
-                               **gradients)  # fmt: skip
+                               drift=drift, **long_gradients)  # fmt: skip
         contenders.append(Contender(label, trace, single_values(rules[label])))
         if not trace.complete:
             break

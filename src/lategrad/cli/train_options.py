@@ -52,8 +52,8 @@ def _options(*, only_changes: bool) -> Options:
 
 TRAIN_OPTIONS = _options(only_changes=False)
 RESUME_OPTIONS = _options(only_changes=True)
-GRADIENT_OPTIONS = {name: TRAIN_OPTIONS[name] for name in ("clip", "max_norm_ratio", "drift")}
-"""What a simulation does with gradients, as a real server does."""
+NORM_OPTIONS = {name: TRAIN_OPTIONS[name] for name in ("clip", "max_norm_ratio")}
+"""What a simulation does with long gradients, by the same code."""
 
 
 def with_options(options: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:

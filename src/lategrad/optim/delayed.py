@@ -20,7 +20,7 @@ from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
 from lategrad.optim.stage_versions import StageVersions
 from lategrad.rules.rule import needs_ticket
 from lategrad.support.runs import map_tensors
-from lategrad.support.validation import require, require_count
+from lategrad.support.validation import require, require_count, require_switch
 
 _FIRST_DRAW = 1024
 _SPARSE = (torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad)  # the optimizers that take sparse gradients
@@ -97,7 +97,7 @@ class Delayed(Optimizer):
     _taus: Tensor  # the delays of the first updates, as far as they have been needed
     _updates_for: dict[int, list[int]]  # the updates that need a gradient of the parameters x_s, under s
     _versions: StageVersions | None  # the past parameters, where delays are by stage
-    _drift: Tensor | float | None  # the sum of distances so far, where drift is measured
+    _drift: Tensor | float | None = None  # the sum of distances so far, where drift is measured
     _failed: int = 0  # the last update in which the wrapped optimizer has raised
 
     def __init__(
@@ -117,6 +117,7 @@ class Delayed(Optimizer):
             raise ValueError(f"delay_cap must be given, to bound the memory: {delays!r} has no largest delay")
         require_count("delay_cap", delay_cap)
         require_count("seed", seed)
+        require_switch("drift", drift)
         if isinstance(delays, Recorded):
             steps = len(delays.delays) if steps is None else min(steps, len(delays.delays))
         if steps is not None:

@@ -24,7 +24,7 @@ from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
 from lategrad.support.torch_private import gather, scatter
-from lategrad.support.validation import Scalar, require
+from lategrad.support.validation import Scalar, is_count, require
 
 ALWAYS_CHECKED = 8  # steps in which ranks always compare their delays; later in step 16, 32, 64, ... only
 
@@ -79,8 +79,8 @@ class RuleOptimizer(OutputMode):
             # Not isinstance: that would need the diameter, which a box without a dimension does not have.
             is_set = all(hasattr(group["domain"], name) for name in ("project", "contains"))
             invalid("domain", group["domain"], not is_set)
-        for name in ("maximize", "per_parameter"):
-            invalid(f"{name} value", group[name], not isinstance(group[name], bool))
+        for name in ("maximize", "per_parameter", "block_delays"):
+            invalid(f"{name} value", group.get(name), not isinstance(group.get(name, False), bool))
         invalid("compile value", group["compile"], not isinstance(group["compile"], bool | None))
         invalid("weight_decay value", group["weight_decay"], not is_number(group["weight_decay"], low=0))
         if "kinds" in group:
@@ -145,13 +145,16 @@ class RuleOptimizer(OutputMode):
 
     def _delays_of_groups(self, delay: int | Tensor | Sequence[int]) -> list[Any]:
         """The delay of each group; a list with that of each parameter where they differ."""
-        values = delay.tolist() if isinstance(delay, Tensor) and delay.dim() else delay
-        if not isinstance(values, Sequence):
-            return [values] * len(self.param_groups)
         counts = [len(group["params"]) for group in self.param_groups]
-        valid = len(values) == sum(counts) and all(isinstance(one, int) and one >= 0 for one in values)
-        require("delay", values, valid, f"an integer, or {sum(counts)} integers >= 0, one for each parameter")
-        remaining = iter(values)
+        if isinstance(delay, Tensor) and delay.numel() == 1:
+            return [delay] * len(counts)
+        values: Any = delay.tolist() if hasattr(delay, "tolist") else delay
+        valid = f"an integer >= 0, or {sum(counts)} of them, one for each parameter"
+        if not isinstance(values, Sequence):
+            require("delay", delay, is_count(values), valid)
+            return [int(values)] * len(counts)
+        require("delay", delay, len(values) == sum(counts) and all(map(is_count, values)), valid)
+        remaining = iter(map(int, values))
         groups = [list(itertools.islice(remaining, count)) for count in counts]
         return [own if len(set(own)) > 1 else max(own, default=0) for own in groups]
 

@@ -15,7 +15,7 @@ from lategrad.serve.compression import COMPRESSIONS
 from lategrad.serve.observe.monitor import LOGS, logs_of
 from lategrad.serve.observe.watch import OnRecord
 from lategrad.serve.worker import Slowness, Streams
-from lategrad.support.validation import require, require_choice, require_device, require_number
+from lategrad.support.validation import require, require_choice, require_device, require_number, require_switch
 
 ENGINES = ("processes", "threads", "ray")
 MAX_WORKERS = 1000  # a larger number is almost certainly a typo
@@ -77,10 +77,11 @@ class Settings:
         require("threads", self.threads, (self.threads or 1) <= _MAX_THREADS, f"<= {_MAX_THREADS}")
         self._require_count("max_delay", low=0, optional=True)
         self._require_count("seed", low=0)
-        kinds = {"address": str, "monitor": str, "log": str, "compile": bool, "progress": bool, "drift": bool}
+        kinds = {"address": str, "monitor": str, "log": str, "compile": bool, "progress": bool}
         for name, kind in kinds.items():
             value = getattr(self, name)
             require(name, value, value is None or isinstance(value, kind), f"of type {kind.__name__}, or None")
+        require_switch("drift", self.drift)
         require_choice("engine", self.engine, ENGINES)
         require_choice("compression", self.compression, COMPRESSIONS)
         low, high = self.worker_range()

@@ -36,7 +36,7 @@ from lategrad.rules.rule import AnyRule
 from lategrad.simulator.recorder import Recorder, rule_axes
 from lategrad.simulator.run import Simulation
 from lategrad.support.runs import map_tensors
-from lategrad.support.validation import require, require_device
+from lategrad.support.validation import require, require_device, require_switch
 from lategrad.trace import Axis, Trace, describe
 
 LINE_EVERY = 30.0  # seconds between two lines of progress where there is no terminal
@@ -100,6 +100,7 @@ def simulate(
     require("seed", seed, all(isinstance(s, int) and s >= 0 for s in seeds) and len(seeds) > 0, "integers >= 0")
     require("delays", delays, len(models) > 0, "at least one delay model")
     require_norm_options(clip, max_norm_ratio)
+    require_switch("drift", drift)
     problem, rule = as_problem(problem), as_rule(rule)
     parsed = tuple(_as_model(model, problem) for model in models)
     arrivals = [[_draw(model, problem, steps, s, share_samples) for model in parsed] for s in seeds]

@@ -1,12 +1,15 @@
 """Argument checks: a bad argument raises a ValueError with its name, its value and what is valid."""
 
+import dataclasses
 import difflib
+import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from numbers import Integral
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -88,8 +91,7 @@ class Integers(Range):
         return f"an integer >= {self.low}"
 
     def __call__(self, name: str, value: Any) -> None:
-        is_int = isinstance(value, Integral) and not isinstance(value, bool)
-        require(name, value, is_int and value >= self.low, repr(self))
+        require(name, value, is_count(value, self.low), repr(self))
 
 
 Value = TypeVar("Value")
@@ -104,33 +106,68 @@ PositiveCount = Annotated[int, Integers(1)]
 
 
 class Validated:
-    """A dataclass whose annotations say what is valid, such as ``lr: NonNegative[Scalar]``, a Literal or a bool."""
+    """A dataclass whose annotations say what is valid, such as ``lr: NonNegative[Scalar]``, a Literal or a bool.
+
+    A check stays if a subclass declares the field again without one.
+    """
 
     def __post_init__(self) -> None:
         owner: Any = type(self)
-        for name, check, is_optional in _checks(owner):
+        for name, (check, is_optional) in _checks(owner).items():
             if (value := getattr(self, name)) is not None or not is_optional:
                 check(name, value)
 
 
+Check = Callable[[str, Any], None]
+
+
 @cache
-def _checks(owner: type) -> list[tuple[str, Callable[[str, Any], None], bool]]:
-    """For each check in the annotations of a class: the field, the check, and whether the field may be None."""
-    found: list[tuple[str, Callable[[str, Any], None], bool]] = []
-    for name, hint in get_type_hints(owner, include_extras=True).items():
-        kinds = (hint, *get_args(hint))
-        checks = [check for kind in kinds for check in getattr(kind, "__metadata__", ())]
-        if hint is bool:
-            checks.append(require_switch)
-        elif get_origin(hint) is Literal:
-            checks.append(partial(require_choice, choices=get_args(hint)))
-        found += [(name, check, NoneType in kinds) for check in checks]
+def _checks(owner: type) -> dict[str, tuple[Check, bool]]:
+    """For each field with a check: the check, and whether the field may be None."""
+    found: dict[str, tuple[Check, bool]] = {}
+    arguments = {field.name for field in dataclasses.fields(owner) if field.init}
+    for base in reversed(owner.__mro__):
+        for name, hint in inspect.get_annotations(base).items():
+            hint = _evaluated(hint, base)
+            check = _check_of(hint)
+            if check is not None and name in arguments:
+                found[name] = check, NoneType in get_args(hint)
     return found
+
+
+def _evaluated(hint: Any, owner: type) -> Any:
+    """An annotation, evaluated if it is a text; object, which has no check, if its names exist for checkers alone."""
+    if not isinstance(hint, str):
+        return hint
+    try:
+        return eval(hint, getattr(sys.modules.get(owner.__module__), "__dict__", {}))
+    except (NameError, AttributeError, TypeError):
+        return object
+
+
+def _check_of(hint: Any) -> Check | None:
+    if hint is bool:
+        return require_switch
+    if get_origin(hint) is Literal:
+        return partial(require_choice, choices=get_args(hint))
+    for kind in (hint, *get_args(hint)):
+        for check in getattr(kind, "__metadata__", ()):
+            return check if Tensor in get_args(kind.__origin__) else partial(_require_plain, check)
+    return None
+
+
+def _require_plain(check: Range, name: str, value: Any) -> None:
+    require(name, value, not isinstance(value, Tensor), repr(check))
+    check(name, value)
 
 
 def require_number(name: str, value: Scalar, *, low: float, strict: bool = False) -> None:
     """Require a finite number (or a tensor of them) with ``value >= low``, or ``> low`` when strict."""
     Range(low, ends="()" if strict else "[)")(name, value)
+
+
+def is_count(value: Any, low: float = 0) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= low  # type: ignore[operator]
 
 
 def require_count(name: str, value: int, low: int = 0) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from lategrad.support.files import replacing
-from lategrad.support.validation import require, require_choice, require_count, require_number
+from lategrad.support.validation import require, require_choice, require_count, require_number, require_switch
 from lategrad.tolerance_study.code_identity import identify_code
 from lategrad.tolerance_study.result import BETTER, Tolerance
 from lategrad.tolerance_study.run import OWN, Build, Optimizers, Run, Task, Train, parse_profile, run_training
@@ -71,6 +71,7 @@ def tolerance(train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimize
     require_count("seeds", seeds, low=1)
     require_choice("better", better, BETTER)
     require_number("cost", cost, low=0)
+    require_switch("drift", drift)
     is_valid = workers == "auto" or (isinstance(workers, int) and workers >= 1)
     require("workers", workers, is_valid, "an integer >= 1, or 'auto'")
     stages = parse_profile(profile)

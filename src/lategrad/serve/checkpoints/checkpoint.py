@@ -113,7 +113,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise ValueError("its checksum does not match")
         description = json.loads(text)
         if description["format"] != FORMAT:
-            raise ValueError(f"its format is {description['format']!r}, of another version of lategrad, not {FORMAT!r}")
+            raise DamagedError(f"checkpoint {str(path)!r} is of another version of lategrad: its format is "
+                               f"{description['format']!r}, not {FORMAT!r}")  # fmt: skip
         require_form("its description", description, _FORM)
         if description["version"] != version_of(path):
             raise ValueError(f"its version is {description['version']}")
@@ -127,5 +128,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if bad := [name for name in tensors if not re.fullmatch(r"output|(state|record)\.\d{1,15}", name)]:
             raise ValueError(f"it has a tensor {bad[0]!r}")
         return tensors, description
+    except DamagedError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError, SafetensorError) as error:
         raise DamagedError(f"checkpoint {str(path)!r} is damaged: {type(error).__name__}: {error}") from None
