@@ -5,7 +5,8 @@ import warnings
 
 from lategrad.checks import check_rule
 
-ONE_FOR_ALL_RUNS = {"momentum", "beta1", "beta2", "decay", "interpolation"}
+ONE_FOR_ALL_RUNS = {"momentum", "beta1", "beta2", "decay", "interpolation", "eps", "weight_decay", "momentum_decay",
+                    "other_decay"}  # fmt: skip
 
 
 def check_with_expected_warnings(rule, **options):
