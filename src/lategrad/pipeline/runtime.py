@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from traceback import clear_frames
 from typing import Any, NamedTuple
 
 import torch
@@ -418,8 +419,12 @@ class Pipeline:
             self._failure = self._links.report(lines[0])
             self._in_flight.clear()
             self._links.close()
+            if isinstance(error, LinkError):
+                for one in filter(None, (error, error.__cause__)):
+                    clear_frames(one.__traceback__)  # they refer to the connection, which would stay open
+                raise PipelineError(self._failure) from None
             if isinstance(error, Exception):
-                raise PipelineError(self._failure) from None if isinstance(error, LinkError) else error
+                raise PipelineError(self._failure) from error
             raise
 
     @contextmanager
