@@ -152,6 +152,7 @@ def evaluate(steps):
     expected = None if trace is None else problem.test_loss(trace.output).item()
     in_flight = len(pipe._in_flight)
     pipe.step(*next(batches(problem, count=1)))
+    pipe.module[0].eval()  # a layer that the user has frozen
     with pipe.output():
         pipe.evaluate(inputs)
         with pipe.output():
@@ -161,7 +162,8 @@ def evaluate(steps):
                 call()
             except RuntimeError as error:
                 inside.append(str(error))
-    return {"loss": loss, "scores": scores, "expected": expected, "in flight": in_flight, "inside": inside}
+    return {"loss": loss, "scores": scores, "expected": expected, "in flight": in_flight, "inside": inside,
+            "modes": [part.training for part in pipe.module]}  # fmt: skip
 
 
 def several_targets():

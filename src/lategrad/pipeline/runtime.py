@@ -312,7 +312,7 @@ class Pipeline:
         if not self._shows_output:
             with self.output():
                 return self.evaluate(inputs, targets)
-        training = self.module.training
+        modes = {module: module.training for module in self.module.modules()}
         before, after = self._links.before, self._links.after
         with self._guarded("evaluate()"):
             self.module.eval()
@@ -322,7 +322,8 @@ class Pipeline:
             else:
                 arguments = tuple(before.activations.receive(before.activations.receive_object()))
             result = self._run(self._stash.params, arguments)
-            self.module.train(training)
+            for module, training in modes.items():
+                module.training = training
             if after is not None:
                 outputs = activations_of(result, trained=False)
                 after.activations.send_object([TensorSpec.of(output) for output in outputs])
@@ -415,8 +416,7 @@ class Pipeline:
         try:
             yield
         except BaseException as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            self._failure = self._links.report(lines[0])
+            self._failure = self._links.report((str(error).strip() or type(error).__name__).splitlines()[0])
             self._in_flight.clear()
             self._links.close()
             if isinstance(error, LinkError):
