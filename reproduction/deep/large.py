@@ -110,13 +110,14 @@ def train(
         if number % _CHECK_EVERY == 0 and not math.isfinite(loss.item()):
             return Losses(updates, math.inf, math.inf)
     with optimizer.output():
-        losses = [mean_loss(model, part.to(device, torch.int64), context, evaluate) for part in tokens[:2]]
+        losses = [mean_loss(model, part.long(), context, evaluate) for part in tokens[:2]]
     return Losses(updates, *(losses if all(map(math.isfinite, losses)) else [math.inf] * 2))
 
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, tokens: Tensor, context: int, windows: int) -> float:
     """Over fixed windows that are spread over all tokens."""
-    parts = [part.split(_EVALUATED_TOGETHER) for part in spaced_windows(tokens, context, windows)]
+    device = next(model.parameters()).device
+    parts = [part.to(device).split(_EVALUATED_TOGETHER) for part in spaced_windows(tokens, context, windows)]
     total = sum(len(inputs) * loss_of(model, inputs, targets).item() for inputs, targets in zip(*parts, strict=True))
     return total / sum(map(len, parts[0]))

@@ -229,6 +229,17 @@ def test_a_run_that_diverges_has_an_infinite_loss_and_ends_early(tokens):
     assert len(passes) < 100
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("delay", ["0", "3", "lognormal", "pipeline"])
+def test_on_a_gpu_it_is_the_same_up_to_bfloat16(tokens, delay):
+    def losses(device):
+        delays = SMALL.delay_model(delay)
+        model = delays.model if delay == "pipeline" else SMALL.gpt()
+        return train(model, tokens, lg.SteadyMuon(0.01), delays, updates=40, scheduled=False, device=device, **SIZES)
+
+    assert losses("cuda") == pytest.approx(losses("cpu"), rel=0.05)
+
+
 # ---- The study
 
 
