@@ -1,10 +1,11 @@
 """Running it: all learning rates at the delays that are tuned at, the frozen one everywhere; every finished piece is
 kept."""
 
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from lategrad.delays.stages import StageDelays
 from lategrad.rules import needs_ticket
 from lategrad.simulator import Delays, simulate
 from lategrad.trace import Axis, Trace, describe
-from reproduction.deep.plan import MEAN_DELAY, PIPELINE, DeepSetting
-from reproduction.study import Candidate, Task, finite_loss, without_vectors
+from reproduction.deep.plan import PIPELINE, DeepSetting, LargeSetting
+from reproduction.study import Candidate, Task, finite_loss
 
 HISTORY_BYTES = {"cpu": 6 * 2**30, "cuda": 48 * 2**30}
 """What the waiting queries of runs that are simulated together may take."""
@@ -52,7 +53,7 @@ def score_rule(task: Task[DeepSetting]) -> DeepScores:
     seeds = tuple(range(task.seeds))
     first, others = seeds[: setting.tuning_seeds], seeds[setting.tuning_seeds :]
     if candidate.synchronous:  # tuned at every number of rounds
-        source = {delay: str(MEAN_DELAY[delay]) for delay in setting.delays}
+        source = {delay: str(setting.mean_delay(delay)) for delay in setting.delays}
         tuned_at = list(dict.fromkeys(source.values()))
     else:
         source = {delay: delay for delay in setting.delays}
@@ -127,16 +128,17 @@ class _Runner:
 
         On a CPU a pipeline runs alone, and last, as looking up every stage's own past costs the others time.
         """
-        if self.candidate.synchronous:
-            yield from ([delay] for delay in missing)  # each has a minibatch of its own
+        if self.candidate.synchronous or isinstance(self.setting, LargeSetting):
+            yield from ([delay] for delay in missing)  # each has a minibatch, or a loop, of its own
             return
-        problem, on_gpu = self.setting.problem(self.setting.batch), self.space.device.startswith("cuda")
+        setting, on_gpu = self.setting, self.space.device.startswith("cuda")
+        dim = setting.problem(setting.batch).dim
         group: list[str] = []
         taken = 0.0
-        for delay in sorted(missing, key=lambda delay: (missing[delay], delay == PIPELINE, MEAN_DELAY[delay])):
+        for delay in sorted(missing, key=lambda delay: (missing[delay], delay == PIPELINE, setting.mean_delay(delay))):
             lrs, seeds = missing[delay]
-            queries = 1 + needs_ticket(self.setting.build(self.candidate, lrs))
-            needed = 4.0 * problem.dim * queries * (2 + MEAN_DELAY[delay]) * len(lrs) * len(seeds)
+            queries = 1 + needs_ticket(setting.build(self.candidate, lrs))
+            needed = 4.0 * dim * queries * (2 + setting.mean_delay(delay)) * len(lrs) * len(seeds)
             memory = HISTORY_BYTES["cuda" if on_gpu else "cpu"]
             alone = PIPELINE in (delay, *group) and not on_gpu
             if group and (alone or missing[delay] != missing[group[0]] or taken + needed > memory):
@@ -151,10 +153,12 @@ class _Runner:
         self, phase: str, delays: list[str], lrs: tuple[float, ...], seeds: Sequence[int]
     ) -> dict[str, Trace]:
         setting, updates, batch = self.setting, self.setting.updates, self.setting.batch
+        if isinstance(setting, LargeSetting):
+            return {delay: self._train(setting, delay, lrs, seeds) for delay in delays}
         late = [setting.delay_model(delay) for delay in delays]
         if self.candidate.synchronous:
             (delay,) = delays
-            updates, batch, late = setting.rounds(delay), batch * (1 + MEAN_DELAY[delay]), [0]
+            updates, batch, late = setting.rounds(delay), batch * (1 + setting.mean_delay(delay)), [0]
         rule = setting.build(self.candidate, lrs)
         begin = time.monotonic()
         # On a GPU a replayed graph costs little to launch, and compiling would take longer than it saves.
@@ -164,22 +168,38 @@ class _Runner:
         runs = len(delays) * len(lrs) * len(seeds)
         self.space.say(f"deep: {setting.model}, {self.candidate.rule}, {phase}, delays {' '.join(delays)}: {runs} runs "
                        f"of {updates:,} updates in {seconds:.1f} s, {1e3 * seconds / updates:.2f} ms each")  # fmt: skip
-        return {delay: _of_one_delay(trace, position, delay) for position, delay in enumerate(delays)}
+        ends = {name: getattr(trace, name) for name in ("loss", "accuracy", "test_loss")}
+        return {delay: _kept(delay, seeds, lrs, updates, **{name: None if values is None else values[-1, :, position]
+                                                            for name, values in ends.items()})
+                for position, delay in enumerate(delays)}  # fmt: skip
+
+    def _train(self, setting: LargeSetting, delay: str, lrs: tuple[float, ...], seeds: Sequence[int]) -> Trace:
+        """One run after another, each of which is kept as soon as it is finished."""
+
+        def run(lr: float, seed: int) -> Trace:
+            begin = time.monotonic()
+            losses = setting.train(self.candidate, delay, lr, seed, self.space.device)
+            seconds = time.monotonic() - begin
+            self.space.say(f"deep: {setting.model}, {self.candidate.rule}, delay {delay}, lr {lr:g}, seed {seed}: "
+                           f"{losses.updates:,} updates in {seconds:.1f} s, {losses.updates / seconds:.1f} a second; "
+                           f"held-out loss {losses.held_out:.3f}")  # fmt: skip
+            loss, held_out = torch.tensor(losses[1:], dtype=torch.float64)
+            return _kept(delay, (seed,), (lr,), losses.updates, loss=loss, accuracy=None, test_loss=held_out)
+
+        runs = [self.space.trace(f"{self._name('run', delay)}-{lr:g}-{seed}", self._key(delay, ((lr,), (seed,))),
+                                 partial(run, lr, seed)) for seed in seeds for lr in lrs]  # fmt: skip
+        loss, held_out = (torch.stack([one.recorded()[name] for one in runs]) for name in ("loss", "test_loss"))
+        return _kept(delay, seeds, lrs, int(runs[0].steps), loss=loss, accuracy=None, test_loss=held_out)
 
 
-def _of_one_delay(trace: Trace, position: int, name: str) -> Trace:
-    """The end of the runs under one kind of delay; axes delay, seed and lr, no vectors."""
-
-    def end(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[-1:, :, position].unsqueeze(1).clone()
-
-    loss = end(trace.loss)
-    assert loss is not None
-    return dataclasses.replace(
-        without_vectors(trace), steps=trace.steps[-1:], loss=loss, accuracy=end(trace.accuracy),
-        test_loss=end(trace.test_loss), delays=trace.delays[-1:, :, position],
-        axes=(Axis("delay", (name,)), trace.axis("seed"), Axis("lr", trace.axes[-1].values)),
-    )  # fmt: skip
+def _kept(delay: str, seeds: Sequence[int], lrs: Sequence[float], updates: int, **ends: Tensor | None) -> Trace:
+    """The end of runs under one kind of delay: one record, axes delay, seed and lr, no vectors."""
+    shape = 1, 1, len(seeds), len(lrs)
+    measured: dict[str, Any] = {name: None if v is None else v.reshape(shape).clone() for name, v in ends.items()}
+    none = torch.zeros(*shape[1:], 0)
+    return Trace(steps=torch.tensor([updates]), delays=torch.zeros(0, len(seeds), dtype=torch.int32), output=none,
+                 query=none.clone(), **measured, config={"steps": updates},
+                 axes=(Axis("delay", (delay,)), Axis("seed", tuple(seeds)), Axis("lr", tuple(lrs))))  # fmt: skip
 
 
 def describe_delays(delays: Delays) -> object:

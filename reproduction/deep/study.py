@@ -9,16 +9,18 @@ from matplotlib.figure import Figure
 
 from reproduction import style
 from reproduction.deep.models import MODELS
-from reproduction.deep.plan import PLANS, DeepSetting
+from reproduction.deep.plan import PLANS, DeepSetting, LargeSetting
 from reproduction.deep.scores import DeepScores, describe_delays, score_rule
 from reproduction.deep.verdicts import Panel, verdicts
+from reproduction.jobs import Job
 from reproduction.report import Section, prose
-from reproduction.study import Plan, Study, Task, rows_of
+from reproduction.study import Plan, Study, Task, Workspace, rows_of
 from reproduction.style import TITLES
 
 SECONDS = {"mlp": 11.0, "cnn": 9.0, "gpt": 70.0}
 """For one elementwise rule on one model, about: on one core at the quick scale, on a GPU of its own at the others; for
-forecasts. Rules that orthogonalise take twice as long."""
+forecasts. Rules that orthogonalise take twice as long. A large model takes a quarter of a second for each update of a
+run, of all runs together: twice what an H200 needs, as forecasts take it to be shared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +33,24 @@ class Deep(Study[DeepSetting, DeepScores]):
     has_models = True
 
     def seconds(self, task: Task[DeepSetting]) -> float:
-        return SECONDS[task.setting.model] * (1 if task.candidate.elementwise else 2)
+        seconds = SECONDS.get(task.setting.model, 0.25 * task.setting.updates)
+        return seconds * (1 if task.candidate.elementwise else 2)
+
+    def jobs_of(self, plan: Plan[DeepSetting], space: Workspace) -> list[Job]:
+        """On a GPU those of large models, each of which fills it, wait for one another."""
+        jobs, before = super().jobs_of(plan, space), tuple[str, ...]()
+        for i, task in enumerate(plan.tasks(space)):
+            if isinstance(task.setting, LargeSetting) and jobs[i].lane == "streams":
+                jobs[i], before = dataclasses.replace(jobs[i], after=before), (jobs[i].label,)
+        return jobs
 
     def measure(self, task: Task[DeepSetting]) -> DeepScores:
         return score_rule(task)
 
     def show(self, plan: Plan[DeepSetting], panels: dict[DeepSetting, Panel]) -> Section:
         first, panel = next(iter(panels.items()))
-        text, _ = prose("deep", titles=[setting.title for setting in panels], seeds=plan.seeds)
+        text, _ = prose("deep", titles=[setting.title for setting in panels], seeds=plan.seeds,
+                        large=any(isinstance(setting, LargeSetting) for setting in panels))  # fmt: skip
         return Section(
             name=self.name,
             title="Deep models. Three architectures under delay",
@@ -109,7 +121,7 @@ def plot(setting: DeepSetting, panel: Panel) -> Figure:
     ax.set_xticks(range(len(delays)), [f"{delay}\n{setting.rounds(delay):,}" for delay in delays], fontsize=8)
     ax.set_xlabel("delay, and the rounds that it leaves time for")
     if setting.by_loss:
-        start = math.log(84)  # of a model that scores all characters alike
+        start = math.log(setting.vocabulary)  # of a model that scores all characters alike
         best = min(scores.mean(delay) for scores in panel.values() for delay in delays)
         if best < start:
             ax.set_ylim(best - 0.05 * (start - best), min(ax.get_ylim()[1], start))

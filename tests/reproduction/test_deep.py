@@ -12,7 +12,8 @@ from lategrad.delays.specs import parse
 from lategrad.problems import LanguageProblem, ModuleProblem, load, load_text
 from lategrad.registry import build_rule
 from reproduction.deep import models, scores, study
-from reproduction.deep.plan import CANDIDATES, CONSTANT_OR_RANDOM, MEAN_DELAY, PLANS, DeepSetting
+from reproduction.deep.plan import CANDIDATES, PLANS, DeepSetting
+from reproduction.deep.plan import DELAYS as ALL_DELAYS
 from reproduction.deep.plan import RULES as ALL_RULES
 from reproduction.deep.scores import DeepScores, best_position, final_scores, score_rule
 from reproduction.deep.study import Deep
@@ -69,7 +70,7 @@ def test_it_is_a_part_of_the_reproduction_at_every_scale():
     assert set(PLANS) == {"quick", "paper", "full"}
     for plan in PLANS.values():
         for setting in plan.settings:
-            assert set(setting.tuned_at) <= set(MEAN_DELAY)
+            assert set(setting.tuned_at) <= set(ALL_DELAYS)
             assert set(setting.rules) <= set(ALL_RULES)
 
 
@@ -88,9 +89,9 @@ def test_pipemare_anneals_over_a_quarter_of_the_run():
 
 
 def test_the_random_delays_have_the_mean_that_they_are_said_to_have():
-    for name, delays in CONSTANT_OR_RANDOM.items():
-        drawn = parse(str(delays)).draw(20_000, seed=0).delays
-        assert drawn[1000:].double().mean().item() == pytest.approx(MEAN_DELAY[name], rel=0.03)
+    for name in ALL_DELAYS[:-1]:
+        drawn = parse(str(MLP.delay_model(name))).draw(20_000, seed=0).delays
+        assert drawn[1000:].double().mean().item() == pytest.approx(MLP.mean_delay(name), rel=0.03)
 
 
 def test_what_is_measured_equals_plain_simulations(ran):
@@ -99,7 +100,7 @@ def test_what_is_measured_equals_plain_simulations(ran):
     assert len(rows) == 3 * 5 * 2  # delays, learning rates, seeds
     for row in rows[::11]:
         rule = build_rule("adamw", row["lr"], lg.WholeSpace())
-        alone = lg.simulate(MLP.problem(8), rule, CONSTANT_OR_RANDOM[row["delay"]], UPDATES, seed=row["seed"])
+        alone = lg.simulate(MLP.problem(8), rule, MLP.delay_model(row["delay"]), UPDATES, seed=row["seed"])
         assert row["loss"] == pytest.approx(alone.loss[-1].item(), rel=1e-3)
         assert row["test_loss"] == pytest.approx(alone.test_loss[-1].item(), rel=1e-3)
 
