@@ -3,8 +3,9 @@ kept."""
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class DeepScores:
     grids: dict[str, Tensor]  # ``(seeds, lrs)``: scores of all learning rates, at the delays that are tuned at
     frozen: dict[str, Tensor]
     """``(seeds,)``: scores of the learning rate that is best without delay, at every delay; anchors: of the tuned."""
+    drift: dict[str, Tensor]  # ``(seeds,)``: V of the runs in ``frozen``
     traces: list[Trace]  # what all that was read from; axes delay, seed and lr
 
     @property
@@ -51,29 +53,27 @@ def score_rule(task: Task[DeepSetting]) -> DeepScores:
     run, setting, candidate = _Runner(task), task.setting, task.candidate
     seeds = tuple(range(task.seeds))
     first, others = seeds[: setting.tuning_seeds], seeds[setting.tuning_seeds :]
-    if candidate.synchronous:  # tuned at every number of rounds
-        source = {delay: str(MEAN_DELAY[delay]) for delay in setting.delays}
-        tuned_at = list(dict.fromkeys(source.values()))
-    else:
-        source = {delay: delay for delay in setting.delays}
-        tuned_at = [delay for delay in setting.delays if delay in setting.tuned_at]
+    anchor = bool(candidate.synchronous)  # tuned at every number of rounds
+    source = {delay: str(MEAN_DELAY[delay]) if anchor else delay for delay in setting.delays}
+    tuned_at = [delay for delay in dict.fromkeys(source.values()) if anchor or delay in setting.tuned_at]
     grid = run.traces("grid", dict.fromkeys(tuned_at, (candidate.lrs, first)))
     choice = {delay: best_position(trace) for delay, trace in grid.items()}
-    shown = {delay: choice[delay] if candidate.synchronous else choice["0"] for delay in source.values()}
+    shown = {delay: choice[delay if anchor else "0"] for delay in source.values()}
     rest = {delay: ((candidate.lrs[at],), others if delay in grid else seeds) for delay, at in shown.items()}
     chosen = run.traces("chosen", {delay: runs for delay, runs in rest.items() if runs[1]})
 
-    def scores(delay: str) -> Tensor:
-        parts = [final_scores(grid[delay], setting.by_loss)[:, shown[delay]]] if delay in grid else []
-        parts += [final_scores(chosen[delay], setting.by_loss)[:, 0]] if delay in chosen else []
-        return torch.cat(parts)
+    def of_shown(delay: str, read: Callable[[Trace], Tensor]) -> Tensor:
+        parts = [read(grid[delay])[:, shown[delay]]] if delay in grid else []
+        return torch.cat(parts + ([read(chosen[delay])[:, 0]] if delay in chosen else []))
 
+    score = partial(final_scores, by_loss=setting.by_loss)
     return DeepScores(
         candidate,
         by_loss=setting.by_loss,
         choice={delay: choice[of] for delay, of in source.items() if of in choice},
-        grids={delay: final_scores(trace, setting.by_loss) for delay, trace in grid.items()},
-        frozen={delay: scores(of) for delay, of in source.items()},
+        grids={delay: score(trace) for delay, trace in grid.items()},
+        frozen={delay: of_shown(of, score) for delay, of in source.items()},
+        drift={delay: of_shown(of, lambda trace: trace.metrics["drift"][-1, 0]) for delay, of in source.items()},
         traces=[*grid.values(), *chosen.values()],
     )
 
@@ -85,12 +85,10 @@ def best_position(trace: Trace) -> int:
 
 def final_scores(trace: Trace, by_loss: bool) -> Tensor:
     """``(seeds, lrs)``; a run that diverged has accuracy 0 and an infinite loss."""
-    finite = torch.isfinite(trace.loss[-1, 0])
-    if by_loss:
-        assert trace.test_loss is not None
-        return torch.where(finite, torch.nan_to_num(trace.test_loss[-1, 0], nan=torch.inf), torch.inf)
-    assert trace.accuracy is not None
-    return torch.where(finite, trace.accuracy[-1, 0], 0.0)
+    values = trace.test_loss if by_loss else trace.accuracy
+    assert values is not None
+    finite = torch.isfinite(trace.loss[-1, 0]) & ~torch.isnan(values[-1, 0])
+    return torch.where(finite, values[-1, 0], torch.inf if by_loss else 0.0)
 
 
 _Runs = tuple[tuple[float, ...], tuple[int, ...]]  # learning rates and seeds
@@ -120,7 +118,7 @@ class _Runner:
         rule = describe(self.setting.build(self.candidate, runs[0]))
         delays = describe_delays(self.setting.delay_model(delay))
         return {"setting": self.setting.describe(), "rule": rule, "delay": delays, "seeds": runs[1],
-                "synchronous": bool(self.candidate.synchronous)}  # fmt: skip
+                "synchronous": bool(self.candidate.synchronous), "drift": True}  # fmt: skip
 
     def _groups(self, missing: dict[str, _Runs]) -> Iterator[list[str]]:
         """Delays to simulate together: the same learning rates and seeds, and waiting queries that fit in memory.
@@ -159,7 +157,7 @@ class _Runner:
         begin = time.monotonic()
         # On a GPU a replayed graph costs little to launch, and compiling would take longer than it saves.
         trace = simulate(setting.problem(batch), rule, late, updates, seed=list(seeds), record_every=updates,
-                         device=self.space.device, compile=False)  # fmt: skip
+                         device=self.space.device, compile=False, drift=True)  # fmt: skip
         seconds = time.monotonic() - begin
         runs = len(delays) * len(lrs) * len(seeds)
         self.space.say(f"deep: {setting.model}, {self.candidate.rule}, {phase}, delays {' '.join(delays)}: {runs} runs "
@@ -170,14 +168,10 @@ class _Runner:
 def _of_one_delay(trace: Trace, position: int, name: str) -> Trace:
     """The end of the runs under one kind of delay; axes delay, seed and lr, no vectors."""
 
-    def end(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[-1:, :, position].unsqueeze(1).clone()
-
-    loss = end(trace.loss)
-    assert loss is not None
+    kept = {name: values[-1:, :, position].unsqueeze(1).clone() for name, values in trace.recorded().items()}
     return dataclasses.replace(
-        without_vectors(trace), steps=trace.steps[-1:], loss=loss, accuracy=end(trace.accuracy),
-        test_loss=end(trace.test_loss), delays=trace.delays[-1:, :, position],
+        without_vectors(trace), steps=trace.steps[-1:], loss=kept["loss"], accuracy=kept.get("accuracy"),
+        test_loss=kept.get("test_loss"), metrics={"drift": kept["drift"]}, delays=trace.delays[-1:, :, position],
         axes=(Axis("delay", (name,)), trace.axis("seed"), Axis("lr", trace.axes[-1].values)),
     )  # fmt: skip
 

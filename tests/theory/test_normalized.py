@@ -342,7 +342,7 @@ def test_theorem_b_holds_for_the_library_s_muon(W):
 
 @pytest.mark.parametrize(("tau", "threshold"), [(10, 2), (40, 5)])
 def test_theorem_b_holds_for_gradients_that_are_used_while_late_ones_are_dropped(tau, threshold):
-    """Ringmaster: updates and delays are counted in used gradients, of which as many as the threshold are outstanding."""
+    """Ringmaster: updates and delays are counted in used gradients, of which at most the threshold are outstanding."""
     N, norm, sigma, noise = 3000, NORMS[2], 0.3, generator(0)
     known = {"L": norm.L, "Delta": K, "memory": 20, "outstanding": threshold, "nesterov": True}
     known |= {"A": theory.orthogonal_alignment(K), "B": 1.16}

@@ -50,8 +50,8 @@ def strongly_convex_regret(H: float, D: float, *, surprise: Tensor, to_comparato
         ahead: :math:`\|x_t - y_{t-1}\|` for t = 1, ..., T.
     """
     eta = [strongly_convex_lr(t, H) for t in range(1, len(surprise) + 1)]
-    away = (to_comparator.double() ** 2 + ahead.double() ** 2).tolist()
-    learning = sum((t + 1) ** 4 * eta[t] / 2 * gap**2 for t, gap in enumerate(surprise.tolist()))
+    away: list[float] = (to_comparator.double() ** 2 + ahead.double() ** 2).tolist()
+    learning: float = sum((t + 1) ** 4 * eta[t] / 2 * gap**2 for t, gap in enumerate(surprise.tolist()))
     return D**2 / eta[0] + learning + 2 * sum((1 / eta[t] - 1 / eta[t - 1]) * away[t] for t in range(1, len(eta)))
 
 
