@@ -75,6 +75,7 @@ class Losses(NamedTuple):
     updates: int
     train: float
     held_out: float
+    drift: float  # the mean distance between a gradient's query and the one at its update
 
 
 def train(
@@ -96,7 +97,7 @@ def train(
         scheduler = LambdaLR(rule_optimizer, partial(warm_up_and_decay, updates))
         rule_optimizer.register_step_post_hook(lambda *_: scheduler.step())
     steps = None if isinstance(delays, StageDelays) else updates
-    optimizer = Delayed(rule_optimizer, delays, delay_cap=DELAY_CAP, seed=seed, steps=steps)
+    optimizer = Delayed(rule_optimizer, delays, delay_cap=DELAY_CAP, seed=seed, steps=steps, drift=True)
     windows = Windows(tokens.train.to(device, torch.int64), context)
     minibatches = Minibatches(len(windows), batch)
     for number in count():
@@ -108,10 +109,11 @@ def train(
             (loss / micro_batches).backward()
         optimizer.step()
         if number % _CHECK_EVERY == 0 and not math.isfinite(loss.item()):
-            return Losses(updates, math.inf, math.inf)
+            return Losses(updates, math.inf, math.inf, math.inf)
     with optimizer.output():
         losses = [mean_loss(model, part.long(), context, evaluate) for part in tokens[:2]]
-    return Losses(updates, *(losses if all(map(math.isfinite, losses)) else [math.inf] * 2))
+    train, held_out = losses if all(map(math.isfinite, losses)) else (math.inf, math.inf)
+    return Losses(updates, train, held_out, optimizer.drift or 0.0)
 
 
 @torch.no_grad()

@@ -59,15 +59,9 @@ def cnn(side: int = 28) -> nn.Module:
     values. That of ``examples/delayed_training.py``."""
     first = 3 if side > 8 else 1
     small = ((side - 3) // first + 1 - 3) // 2 + 1
-    return nn.Sequential(
-        nn.Unflatten(1, (1, side, side)),
-        nn.Conv2d(1, 8, 3, stride=first),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3, stride=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(16 * small * small, 10),
-    )
+    convolutions = nn.Conv2d(1, 8, 3, stride=first), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU()
+    linear = nn.Linear(16 * small * small, 10)
+    return nn.Sequential(nn.Unflatten(1, (1, side, side)), *convolutions, nn.Flatten(), linear)
 
 
 class GPT(nn.Module):

@@ -2,10 +2,9 @@
 kept."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from reproduction.study import Candidate, Task, finite_loss
 
 HISTORY_BYTES = {"cpu": 6 * 2**30, "cuda": 48 * 2**30}
 """What the waiting queries of runs that are simulated together may take."""
+_LARGE = ("loss", "test_loss", "drift")  # what is measured of a large model
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,7 @@ class DeepScores:
     grids: dict[str, Tensor]  # ``(seeds, lrs)``: scores of all learning rates, at the delays that are tuned at
     frozen: dict[str, Tensor]
     """``(seeds,)``: scores of the learning rate that is best without delay, at every delay; anchors: of the tuned."""
+    drift: dict[str, Tensor]  # ``(seeds,)``: V of the runs in ``frozen``
     traces: list[Trace]  # what all that was read from; axes delay, seed and lr
 
     @property
@@ -52,29 +53,27 @@ def score_rule(task: Task[DeepSetting]) -> DeepScores:
     run, setting, candidate = _Runner(task), task.setting, task.candidate
     seeds = tuple(range(task.seeds))
     first, others = seeds[: setting.tuning_seeds], seeds[setting.tuning_seeds :]
-    if candidate.synchronous:  # tuned at every number of rounds
-        source = {delay: str(setting.mean_delay(delay)) for delay in setting.delays}
-        tuned_at = list(dict.fromkeys(source.values()))
-    else:
-        source = {delay: delay for delay in setting.delays}
-        tuned_at = [delay for delay in setting.delays if delay in setting.tuned_at]
+    anchor = bool(candidate.synchronous)  # tuned at every number of rounds
+    source = {delay: str(setting.mean_delay(delay)) if anchor else delay for delay in setting.delays}
+    tuned_at = [delay for delay in dict.fromkeys(source.values()) if anchor or delay in setting.tuned_at]
     grid = run.traces("grid", dict.fromkeys(tuned_at, (candidate.lrs, first)))
     choice = {delay: best_position(trace) for delay, trace in grid.items()}
-    shown = {delay: choice[delay] if candidate.synchronous else choice["0"] for delay in source.values()}
+    shown = {delay: choice[delay if anchor else "0"] for delay in source.values()}
     rest = {delay: ((candidate.lrs[at],), others if delay in grid else seeds) for delay, at in shown.items()}
     chosen = run.traces("chosen", {delay: runs for delay, runs in rest.items() if runs[1]})
 
-    def scores(delay: str) -> Tensor:
-        parts = [final_scores(grid[delay], setting.by_loss)[:, shown[delay]]] if delay in grid else []
-        parts += [final_scores(chosen[delay], setting.by_loss)[:, 0]] if delay in chosen else []
-        return torch.cat(parts)
+    def of_shown(delay: str, read: Callable[[Trace], Tensor]) -> Tensor:
+        parts = [read(grid[delay])[:, shown[delay]]] if delay in grid else []
+        return torch.cat(parts + ([read(chosen[delay])[:, 0]] if delay in chosen else []))
 
+    score = partial(final_scores, by_loss=setting.by_loss)
     return DeepScores(
         candidate,
         by_loss=setting.by_loss,
         choice={delay: choice[of] for delay, of in source.items() if of in choice},
-        grids={delay: final_scores(trace, setting.by_loss) for delay, trace in grid.items()},
-        frozen={delay: scores(of) for delay, of in source.items()},
+        grids={delay: score(trace) for delay, trace in grid.items()},
+        frozen={delay: of_shown(of, score) for delay, of in source.items()},
+        drift={delay: of_shown(of, lambda trace: trace.metrics["drift"][-1, 0]) for delay, of in source.items()},
         traces=[*grid.values(), *chosen.values()],
     )
 
@@ -86,12 +85,10 @@ def best_position(trace: Trace) -> int:
 
 def final_scores(trace: Trace, by_loss: bool) -> Tensor:
     """``(seeds, lrs)``; a run that diverged has accuracy 0 and an infinite loss."""
-    finite = torch.isfinite(trace.loss[-1, 0])
-    if by_loss:
-        assert trace.test_loss is not None
-        return torch.where(finite, torch.nan_to_num(trace.test_loss[-1, 0], nan=torch.inf), torch.inf)
-    assert trace.accuracy is not None
-    return torch.where(finite, trace.accuracy[-1, 0], 0.0)
+    values = trace.test_loss if by_loss else trace.accuracy
+    assert values is not None
+    finite = torch.isfinite(trace.loss[-1, 0]) & ~torch.isnan(values[-1, 0])
+    return torch.where(finite, values[-1, 0], torch.inf if by_loss else 0.0)
 
 
 _Runs = tuple[tuple[float, ...], tuple[int, ...]]  # learning rates and seeds
@@ -121,7 +118,7 @@ class _Runner:
         rule = describe(self.setting.build(self.candidate, runs[0]))
         delays = describe_delays(self.setting.delay_model(delay))
         return {"setting": self.setting.describe(), "rule": rule, "delay": delays, "seeds": runs[1],
-                "synchronous": bool(self.candidate.synchronous)}  # fmt: skip
+                "synchronous": bool(self.candidate.synchronous), "drift": True}  # fmt: skip
 
     def _groups(self, missing: dict[str, _Runs]) -> Iterator[list[str]]:
         """Delays to simulate together: the same learning rates and seeds, and waiting queries that fit in memory.
@@ -163,14 +160,13 @@ class _Runner:
         begin = time.monotonic()
         # On a GPU a replayed graph costs little to launch, and compiling would take longer than it saves.
         trace = simulate(setting.problem(batch), rule, late, updates, seed=list(seeds), record_every=updates,
-                         device=self.space.device, compile=False)  # fmt: skip
+                         device=self.space.device, compile=False, drift=True)  # fmt: skip
         seconds = time.monotonic() - begin
         runs = len(delays) * len(lrs) * len(seeds)
         self.space.say(f"deep: {setting.model}, {self.candidate.rule}, {phase}, delays {' '.join(delays)}: {runs} runs "
                        f"of {updates:,} updates in {seconds:.1f} s, {1e3 * seconds / updates:.2f} ms each")  # fmt: skip
-        ends = {name: getattr(trace, name) for name in ("loss", "accuracy", "test_loss")}
-        return {delay: _kept(delay, seeds, lrs, updates, **{name: None if values is None else values[-1, :, position]
-                                                            for name, values in ends.items()})
+        return {delay: _kept(delay, seeds, lrs, updates, {name: values[-1, :, position]
+                                                          for name, values in trace.recorded().items()})
                 for position, delay in enumerate(delays)}  # fmt: skip
 
     def _train(self, setting: LargeSetting, delay: str, lrs: tuple[float, ...], seeds: Sequence[int]) -> Trace:
@@ -183,22 +179,23 @@ class _Runner:
             self.space.say(f"deep: {setting.model}, {self.candidate.rule}, delay {delay}, lr {lr:g}, seed {seed}: "
                            f"{losses.updates:,} updates in {seconds:.1f} s, {losses.updates / seconds:.1f} a second; "
                            f"held-out loss {losses.held_out:.3f}")  # fmt: skip
-            loss, held_out = torch.tensor(losses[1:], dtype=torch.float64)
-            return _kept(delay, (seed,), (lr,), losses.updates, loss=loss, accuracy=None, test_loss=held_out)
+            ends = torch.tensor(losses[1:], dtype=torch.float64)
+            return _kept(delay, (seed,), (lr,), losses.updates, dict(zip(_LARGE, ends, strict=True)))
 
         runs = [self.space.trace(f"{self._name('run', delay)}-{lr:g}-{seed}", self._key(delay, ((lr,), (seed,))),
                                  partial(run, lr, seed)) for seed in seeds for lr in lrs]  # fmt: skip
-        loss, held_out = (torch.stack([one.recorded()[name] for one in runs]) for name in ("loss", "test_loss"))
-        return _kept(delay, seeds, lrs, int(runs[0].steps), loss=loss, accuracy=None, test_loss=held_out)
+        ends = {name: torch.stack([one.recorded()[name] for one in runs]) for name in _LARGE}
+        return _kept(delay, seeds, lrs, int(runs[0].steps), ends)
 
 
-def _kept(delay: str, seeds: Sequence[int], lrs: Sequence[float], updates: int, **ends: Tensor | None) -> Trace:
+def _kept(delay: str, seeds: Sequence[int], lrs: Sequence[float], updates: int, ends: dict[str, Tensor]) -> Trace:
     """The end of runs under one kind of delay: one record, axes delay, seed and lr, no vectors."""
     shape = 1, 1, len(seeds), len(lrs)
-    measured: dict[str, Any] = {name: None if v is None else v.reshape(shape).clone() for name, v in ends.items()}
+    kept = {name: values.reshape(shape).clone() for name, values in ends.items()}
     none = torch.zeros(*shape[1:], 0)
-    return Trace(steps=torch.tensor([updates]), delays=torch.zeros(0, len(seeds), dtype=torch.int32), output=none,
-                 query=none.clone(), **measured, config={"steps": updates},
+    return Trace(steps=torch.tensor([updates]), loss=kept["loss"], accuracy=kept.get("accuracy"),
+                 test_loss=kept.get("test_loss"), metrics={"drift": kept["drift"]}, output=none, query=none.clone(),
+                 delays=torch.zeros(0, len(seeds), dtype=torch.int32), config={"steps": updates},
                  axes=(Axis("delay", (delay,)), Axis("seed", tuple(seeds)), Axis("lr", tuple(lrs))))  # fmt: skip
 
 

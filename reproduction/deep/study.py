@@ -55,11 +55,12 @@ class Deep(Study[DeepSetting, DeepScores]):
             name=self.name,
             title="Deep models. Three architectures under delay",
             text=text,
-            figures={f"deep-{s.model}": plot(s, p) for s, p in panels.items()},
-            captions={f"deep-{s.model}": f"{s.title}: every learning rate frozen from delay 0." for s in panels},
+            figures={f"deep-{s.model}": plot(s, p) for s, p in panels.items()} | {"deep-drift": plot_drift(panels)},
+            captions={f"deep-{s.model}": f"{s.title}: every learning rate frozen from delay 0." for s in panels}
+            | {"deep-drift": "All delayed runs; SteadyMuon is green, SteadyAdam pink, others grey."},
             finding=finding(first, panel),
             tables={f"{setting.title}, {protocol}": table(setting, panel, protocol)
-                    for setting, panel in panels.items() for protocol in ("frozen", "tuned")},
+                    for setting, panel in panels.items() for protocol in ("frozen", "tuned", "drift")},
             rows=[row for s, panel in panels.items() for scores in panel.values() for row in _rows(s, scores)],
             verdicts=tuple(v for setting, panel in panels.items() for v in verdicts(setting, panel, plan.judged)),
             config=dataclasses.asdict(plan) | {
@@ -82,11 +83,12 @@ def ranked(panel: Panel, protocol: str = "frozen") -> list[DeepScores]:
 def table(setting: DeepSetting, panel: Panel, protocol: str) -> list[dict[str, str]]:
     """The rounds, then a row for each rule: its mean score at each delay, the largest spread over seeds, its lr.
 
-    A learning rate at the end of its grid is marked: the best may lie beyond.
+    A learning rate at the end of its grid is marked: the best may lie beyond. "drift" has V of the frozen ones.
     """
     delays, number = setting.delays, style.loss_in_table if setting.by_loss else style.three_digits
+    number = "{:.2g}".format if protocol == "drift" else number
     rows = [{"rule": "rounds"} | {delay: f"{setting.rounds(delay):,}" for delay in delays} | {"spread": "", "lr": ""}]
-    for scores in ranked(panel, protocol):
+    for scores in ranked(panel, "tuned" if protocol == "tuned" else "frozen"):
         values = getattr(scores, protocol)
         row = {"rule": TITLES[scores.candidate.rule]}
         row |= {delay: number(values[delay].mean().item()) if delay in values else "" for delay in delays}
@@ -105,13 +107,12 @@ def table(setting: DeepSetting, panel: Panel, protocol: str) -> list[dict[str, s
 def plot(setting: DeepSetting, panel: Panel) -> Figure:
     delays, ylabel = setting.delays, "loss on held-out text" if setting.by_loss else "test accuracy"
     figure, (ax,) = style.panels([setting.title], ylabel, height=4)
-    others = colormaps["tab20"]
     constant = sum(delay.isdecimal() for delay in delays)  # they come first
     drawn = 0
     for scores in ranked(panel):
         candidate = scores.candidate
         values = [scores.mean(delay) for delay in delays]
-        colour = style.COLOURS.get(candidate.rule) or others(drawn)
+        colour = style.COLOURS.get(candidate.rule) or colormaps["tab20"](drawn)
         drawn += candidate.rule not in style.COLOURS
         dashes = {"synchronous-adamw": ":", "synchronous-muon": "--"}.get(candidate.rule, "-")
         look: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 5 if candidate.ours else 3}
@@ -126,6 +127,17 @@ def plot(setting: DeepSetting, panel: Panel) -> Figure:
         if best < start:
             ax.set_ylim(best - 0.05 * (start - best), min(ax.get_ylim()[1], start))
     style.legend(figure, [ax])
+    return figure
+
+
+def plot_drift(panels: dict[DeepSetting, Panel]) -> Figure:
+    """The training loss against V: every delayed run of every rule, at every learning rate."""
+    figure, axes = style.panels([setting.title for setting in panels], "training loss at the end", height=4)
+    for ax, panel in zip(axes, panels.values(), strict=True):
+        for rule, scores in panel.items():
+            for trace in (trace for trace in scores.traces if trace.metrics["drift"].any()):
+                ax.scatter(trace.metrics["drift"], trace.loss, s=12, color=style.COLOURS.get(rule, style.BASELINE))
+        ax.set(xscale="log", yscale="log", xlabel="drift V")
     return figure
 
 
@@ -148,5 +160,5 @@ def _rows(setting: DeepSetting, scores: DeepScores) -> list[dict[str, Any]]:
     place, columns = {"model": setting.model, "rule": scores.candidate.rule}, ("delay", "lr", "seed", "loss")
     return [
         row | {"rounds": setting.rounds(row["delay"]), "frozen": math.isclose(row["lr"], scores.lr())}
-        for trace in scores.traces for row in rows_of(trace, (*columns, "test_loss", "accuracy"), **place)
+        for trace in scores.traces for row in rows_of(trace, (*columns, "test_loss", "accuracy", "drift"), **place)
     ]  # fmt: skip

@@ -225,7 +225,7 @@ def test_a_run_that_diverges_has_an_infinite_loss_and_ends_early(tokens):
     model, passes = gpt(), []
     model.register_forward_hook(lambda *_: passes.append(1))
     found = train(model, tokens, lg.SGD(1e30), 0, updates=500, scheduled=False, **SIZES)
-    assert found == (500, math.inf, math.inf)
+    assert found == (500, math.inf, math.inf, math.inf)
     assert len(passes) < 100
 
 
@@ -270,6 +270,7 @@ def test_the_section_has_tables_of_runs_in_the_loop_which_are_kept(stored, tmp_p
     assert frozen[0] == {"rule": "rounds", "0": "20", "3": "5", "pipeline": "2", "spread": "", "lr": ""}
     assert frozen[1]["rule"] == "synchronous Muon"
     assert all(row[delay] for row in frozen for delay in SMALL.delays)
+    assert all((row["drift"] > 0) == (row["delay"] != "0") for row in section.rows if row["rule"] == "adamw")
     # three learning rates at delay 0 and the frozen one at the others; anchors have three in each of three rounds
     assert len(said) == 2 * (3 + 2) + 3 * 3
     assert "deep: gpt-34m, adamw, delay 3, lr" in " ".join(said)
@@ -280,7 +281,7 @@ def test_the_section_has_tables_of_runs_in_the_loop_which_are_kept(stored, tmp_p
         assert (row["loss"], row["test_loss"]) == pytest.approx((alone.train, alone.held_out), abs=1e-6)
         assert row["seed"] == 0
     page = write_report([section], tmp_path / "out", {}).read_text(encoding="utf-8")
-    assert page.count("<svg") == 1
+    assert page.count("<svg") == 2  # losses, and the drift of all runs
     assert Deep().section_of(PLAN, space).tables == section.tables
     kept = sorted((tmp_path / "out" / "traces").glob("*"))
     for path in kept:  # of an interrupted grid the finished runs are there, the grid is not
