@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lategrad.sets import ConvexSet
 from lategrad.support.runs import owned, require_state, runs_shape, spread
-from lategrad.support.validation import Scalar
+from lategrad.support.validation import Scalar, require
 
 State = TypeVar("State")
 
@@ -129,17 +129,23 @@ def first_state(rule: _Server[State], x0: Tensor) -> State:
     """The state before any update, with memory of its own, as every host starts with it.
 
     Raises a ValueError for a state that hosts cannot keep (``lategrad.support.runs.require_state``), and for
-    one without a row for every run of the rule.
+    one whose query is not as long as the start, with a row for every run of the rule.
     """
-    name = type(rule).__name__
     state = rule.init(x0)
-    require_state(state, name)
-    runs, got = torch.broadcast_shapes(x0.shape[:-1], runs_shape(rule)), rule.query(state).shape[:-1]
-    if got != runs:
-        raise ValueError(f"{name} has hyper-parameters for runs of shape {tuple(runs)}, but its query has shape "
-                         f"{(*got, x0.shape[-1])}: begin its init with first_query(self, x0), which makes a row for "
-                         f"each run, or run it with one value at a time")  # fmt: skip
+    require_state(state, type(rule).__name__)
+    require_query(rule, state, x0)
     return owned(state)
+
+
+def require_query(rule: _Server[State], state: State, x0: Tensor) -> None:
+    """Raise unless the query is as long as the start, with a row for every run of the rule."""
+    name, got = type(rule).__name__, rule.query(state).shape
+    runs = torch.broadcast_shapes(x0.shape[:-1], runs_shape(rule))
+    if got[:-1] != runs:
+        raise ValueError(f"{name} has hyper-parameters for runs of shape {tuple(runs)}, but its query has shape "
+                         f"{tuple(got)}: begin its init with first_query(self, x0), which makes a row for each run, "
+                         f"or run it with one value at a time")  # fmt: skip
+    require(f"entries of the query of {name}", got[-1], got[-1] == x0.shape[-1], f"those of the start, {x0.shape[-1]}")
 
 
 def average_in(mean: Tensor, point: Tensor, share: Tensor) -> Tensor:
