@@ -245,10 +245,12 @@ def gives_nothing(wrap):
 @pytest.mark.parametrize(
     ("train", "options", "error", "message"),
     [
-        (no_wrap, {}, RuntimeError, r"gave a value before it called wrap\(optimizer\)"),
-        (wraps_twice, {}, RuntimeError, "wrap was called twice"),
-        (gives_text, {}, TypeError, "must give numbers, got 'text'"),
-        (gives_nothing, {}, TypeError, "must give numbers, got None"),
+        (no_wrap, {}, ValueError, r"gave a value before it called wrap\(optimizer\)"),
+        (wraps_twice, {}, ValueError, "wrap was called twice"),
+        (gives_text, {}, ValueError, "must give numbers, got 'text'"),
+        (gives_nothing, {}, ValueError, "must give numbers, got None"),
+        (quadratic, {"optimizers": {"new": lambda params: None}}, ValueError,
+         "optimizer 'new' must return a torch.optim.Optimizer, got NoneType"),
         (quadratic, {"delays": (0, -1)}, ValueError, "each of delays must be an integer >= 0, got -1"),
         (quadratic, {"seeds": 0}, ValueError, "seeds must be an integer >= 1"),
         (quadratic, {"better": "bigger"}, ValueError, "better must be one of 'lower', 'higher'"),
@@ -256,7 +258,7 @@ def gives_nothing(wrap):
         (quadratic, {"profile": "stages"}, ValueError, "profile must be None, or 'stages:P'"),
         (quadratic, {"optimizers": {"own": None}}, ValueError, "optimizers must be without the name 'own'"),
     ],
-)
+)  # fmt: skip
 def test_bad_studies(train, options, error, message):
     with pytest.raises(error, match=message):
         lg.tolerance(train, **{"delays": (0,), "seeds": 1, **options})

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from lategrad.cli.options import RunFolder
 from lategrad.serve.observe.watch import BEST_FILE
 from lategrad.support.files import replacing
+from lategrad.support.validation import require
 
 
 def export(
@@ -27,6 +28,9 @@ def export(
     Neither data nor code are needed. The file has the trained parameters of the output; buffers and frozen parameters
     are those of your model: `model.load_state_dict(load_file("net.safetensors"), strict=False)`.
     """
+    is_the_runs = file.resolve().parent == folder.resolve() and file.name.startswith(("trace.", "best.", "checkpoint-"))
+    require("the file", str(file), file.suffix == ".safetensors" and not is_the_runs,
+            "a new one that ends in .safetensors, its format")  # fmt: skip
     source = folder / (BEST_FILE if best else "trace.safetensors")
     if not source.is_file():
         remedy = "it needs --monitor, and a record better than the start" if best else "a run writes it at its end"
@@ -39,6 +43,9 @@ def export(
         tensors = {name: part.view(shape).clone() for (name, shape), part in parts}
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ValueError(f"{str(source)!r} is damaged, or of another version: {error}") from None
-    with replacing(file) as part:
-        save_file(tensors, part)
+    try:
+        with replacing(file) as part:
+            save_file(tensors, part)
+    except SafetensorError as error:
+        raise OSError(f"{str(file)!r} could not be written: {error}") from None
     typer.echo(f"{output.numel():,} parameters in {len(tensors)} tensors, written to {file}")

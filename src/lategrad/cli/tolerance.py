@@ -1,5 +1,6 @@
 """``lategrad tolerance``: how much delay does a training script tolerate?"""
 
+import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,9 +38,11 @@ def tolerance(
     """
     named = [text.partition("=") for text in optimizer or []]
     for name, _, target in named:
-        if not target:
-            raise ValueError(f"--optimizer must be NAME=MODULE:FUNCTION, got {name!r}")
+        if not name or not target:
+            raise ValueError(f"--optimizer must be NAME=MODULE:FUNCTION, got {name + target!r}")
     optimizers = {name: _load_function(target) for name, _, target in named}
+    if len(optimizers) < len(named):
+        raise ValueError("--optimizer must have a name of its own for each function")
     result = run_study(_load_function(train), delay, optimizers, seeds, profile=profile, better=better, cost=cost,
                        workers=int(workers) if workers.isdecimal() else workers, out=out, drift=drift)  # fmt: skip
     typer.echo(result.table())
@@ -56,6 +59,8 @@ def _load_function(target: str) -> Any:
     if not module or options:
         raise ValueError(f"a function must be MODULE:FUNCTION or FILE.py:FUNCTION, got {target!r}")
     function = load_object(module, name)
-    if not callable(function):
-        raise ValueError(f"{name!r} of {module!r} must be a function, got {function!r}")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise ValueError(f"{name!r} of {module!r} must be a function of one argument: {error}") from None
     return function
