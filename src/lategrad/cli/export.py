@@ -43,9 +43,6 @@ def export(
         tensors = {name: part.view(shape).clone() for (name, shape), part in parts}
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ValueError(f"{str(source)!r} is damaged, or of another version: {error}") from None
-    try:
-        with replacing(file) as part:
-            save_file(tensors, part)
-    except SafetensorError as error:
-        raise OSError(f"{str(file)!r} could not be written: {error}") from None
+    with replacing(file) as part:
+        save_file(tensors, part)
     typer.echo(f"{output.numel():,} parameters in {len(tensors)} tensors, written to {file}")

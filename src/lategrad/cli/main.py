@@ -101,11 +101,12 @@ def _of_own_code(error: Exception) -> str | None:
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
+    from safetensors import SafetensorError
     from torch import OutOfMemoryError
 
     from lategrad.serve import TrainingError
 
-    return ValueError, OSError, MemoryError, OutOfMemoryError, TrainingError, ImportError
+    return ValueError, OSError, MemoryError, OutOfMemoryError, TrainingError, ImportError, SafetensorError
 
 
 def _with_option_name(message: str, command: str) -> str:

@@ -8,6 +8,7 @@ import typer
 
 from lategrad.cli.options import Drift, Seeds
 from lategrad.support.options import load_object, own_target
+from lategrad.support.validation import require
 from lategrad.tolerance_study import tolerance as run_study
 from lategrad.tolerance_study.study import DELAYS
 
@@ -36,13 +37,10 @@ def tolerance(
     The function calls `optimizer = wrap(optimizer)` once, trains, and returns a number, or yields it over time. With
     --out finished runs are kept: the same command continues an interrupted study.
     """
-    named = [text.partition("=") for text in optimizer or []]
-    for name, _, target in named:
-        if not name or not target:
-            raise ValueError(f"--optimizer must be NAME=MODULE:FUNCTION, got {name + target!r}")
-    optimizers = {name: _load_function(target) for name, _, target in named}
-    if len(optimizers) < len(named):
-        raise ValueError("--optimizer must have a name of its own for each function")
+    named = {name: target for name, _, target in (text.partition("=") for text in optimizer or [])}
+    require("--optimizer", optimizer, len(named) == len(optimizer or []) and all((*named, *named.values())),
+            "NAME=MODULE:FUNCTION, each with a name of its own")  # fmt: skip
+    optimizers = {name: _load_function(target) for name, target in named.items()}
     result = run_study(_load_function(train), delay, optimizers, seeds, profile=profile, better=better, cost=cost,
                        workers=int(workers) if workers.isdecimal() else workers, out=out, drift=drift)  # fmt: skip
     typer.echo(result.table())

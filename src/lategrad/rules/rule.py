@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lategrad.sets import ConvexSet
 from lategrad.support.runs import owned, require_state, runs_shape, spread
-from lategrad.support.validation import Scalar, require
+from lategrad.support.validation import Scalar
 
 State = TypeVar("State")
 
@@ -139,13 +139,11 @@ def first_state(rule: _Server[State], x0: Tensor) -> State:
 
 def require_query(rule: _Server[State], state: State, x0: Tensor) -> None:
     """Raise unless the query is as long as the start, with a row for every run of the rule."""
-    name, got = type(rule).__name__, rule.query(state).shape
-    runs = torch.broadcast_shapes(x0.shape[:-1], runs_shape(rule))
-    if got[:-1] != runs:
-        raise ValueError(f"{name} has hyper-parameters for runs of shape {tuple(runs)}, but its query has shape "
-                         f"{tuple(got)}: begin its init with first_query(self, x0), which makes a row for each run, "
+    shape = torch.Size((*torch.broadcast_shapes(x0.shape[:-1], runs_shape(rule)), x0.shape[-1]))
+    if (got := rule.query(state).shape) != shape:
+        raise ValueError(f"the query of {type(rule).__name__} must have shape {tuple(shape)}, got {tuple(got)}: begin "
+                         f"its init with first_query(self, x0), which makes a row for each value of a hyper-parameter, "
                          f"or run it with one value at a time")  # fmt: skip
-    require(f"entries of the query of {name}", got[-1], got[-1] == x0.shape[-1], f"those of the start, {x0.shape[-1]}")
 
 
 def average_in(mean: Tensor, point: Tensor, share: Tensor) -> Tensor:

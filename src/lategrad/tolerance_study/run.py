@@ -93,10 +93,9 @@ class Wrap:
 
         if self.wrapped is not None:
             raise ValueError("wrap was called twice: a training function wraps one optimizer")
-        _require_optimizer("wrap takes", optimizer)
-        if self._build is not None:
+        if self._build is not None and isinstance(optimizer, Optimizer):
             optimizer = self._build([p for group in optimizer.param_groups for p in group["params"]])
-            _require_optimizer(f"optimizer {self.name!r} must return", optimizer)
+        require(f"optimizer {self.name!r}", optimizer, isinstance(optimizer, Optimizer), "a torch.optim.Optimizer")
         delays: int | StageDelays = self.delay
         if self._stages is not None:
             if model is None:
@@ -104,11 +103,6 @@ class Wrap:
             delays = by_stage(model, self._stages, delay=self.delay)
         self.wrapped = Delayed(optimizer, delays, drift=self._drift)
         return self.wrapped
-
-
-def _require_optimizer(what: str, value: object) -> None:
-    if not isinstance(value, Optimizer):
-        raise ValueError(f"{what} a torch.optim.Optimizer, got {type(value).__name__}")
 
 
 def run_training(train: Train, builders: Mapping[str, Build | None], stages: int | None, drift: bool,
