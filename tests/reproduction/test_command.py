@@ -85,6 +85,24 @@ def test_bad_names_are_refused_with_a_suggestion(arguments, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nothing"], "No such option: --nothing"),
+        (["fig1", "--updates", "x"], "Invalid value for '--updates'"),
+        (["--scale", "quick", "--scale", "paper"], "--scale is given twice"),
+        (["fig1", "--out", __file__], "File exists"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line_with_exit_code_2(arguments, message):
+    command = [sys.executable, "-m", "reproduction", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_all_leaves_out_what_runs_only_by_name():
     assert NAMES[:5] == ("fig1", "horizon", "fig2", "fig3", "fig4")
     assert NAMES[5:] == ("baselines", "deep", "theorems", "local", "local-real")

@@ -24,7 +24,7 @@ from lategrad.execution.backend import Backend, Compiled, Run, UnsupportedError,
 from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
 from lategrad.execution.codegen.staged import is_staged, staged_init
 from lategrad.execution.dtensors import is_dtensor, like_dtensor, local_part_of, local_parts, shards_of
-from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
+from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket, require_query
 from lategrad.support.runs import leaf_names, map_tensors, require_state
 from lategrad.support.runs import tensors as leaves_of
 from lategrad.support.sharded_vector import ShardedVector, Shards
@@ -57,8 +57,10 @@ def state_template(rule: AnyRule[Any], tensors: Sequence[Tensor]) -> tuple[Any, 
         shards = Shards([[(0, entries)]], rank=0)  # follows parts of the vector: some are of some tensors only
     local = entries if shards is None else shards.count([(0, entries)])
     meta_rule = in_shards(map_tensors(lambda t: t.to("meta"), rule), shards)
-    state = meta_rule.init(sharded(torch.empty(local, dtype=common_dtype(tensors), device="meta"), shards))
+    start = sharded(torch.empty(local, dtype=common_dtype(tensors), device="meta"), shards)
+    state = meta_rule.init(start)
     require_state(state, type(rule).__name__)
+    require_query(meta_rule, state, start)
     if shards is not None and shards.group is not None:
         delay = torch.zeros(1, dtype=torch.int64, device="meta")
         apply_update(meta_rule, state, meta_rule.query(state), delay, issue_ticket(meta_rule, state))
