@@ -248,7 +248,7 @@ class ParameterStep:
             if self._query_name is not None and self._query_name in names:
                 values.setdefault(self._query_name, tensor.detach())  # the tensor was the only copy
             elif self._query_name in values:
-                tensor.copy_(values.pop(self._query_name))
+                local_parts([tensor])[0].copy_(local_part_of(values.pop(self._query_name), tensor))
             _require_names(values, names)
         for name in self._places:
             self._allocate(name, state)

@@ -33,7 +33,6 @@ def output_of(optimizer: Any) -> Iterator[None]:
 
     Those of this library have ``output()``. Schedule-free ones have modes, which their groups name; they are restored
     afterwards. All others ship the parameters that they train.
-
     """
     while not hasattr(optimizer, "output") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
