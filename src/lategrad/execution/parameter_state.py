@@ -69,8 +69,7 @@ def in_shards(rule: Any, shards: Shards | None) -> Any:
     """The rule, with this rank's entries of the vectors that it has, such as the centre of a ball."""
     if shards is None or shards.size == 1:
         return rule
-    has_all = (shards.size,)
-    return map_tensors(lambda t: shards.scatter(t) if t.shape == has_all and local_of(t) is t else t, rule)
+    return map_tensors(lambda t: shards.scatter(t) if t.shape == (shards.size,) and local_of(t) is t else t, rule)
 
 
 def sharded(local: Tensor, shards: Shards | None) -> Tensor:

@@ -87,13 +87,12 @@ class OutputMode(Optimizer):
     _queries: Values | None = None  # of the parameters that hold an output now; None when they hold the query
     _loaded: Values  # the queries that came with a state saved in eval mode, until the first step
     _reminder: _Reminder | None = None
+    _gathering: GatherAnew | None = None
 
     def _remind(self, params: object) -> None:
         """If it is a module: warn once if that is evaluated, in evaluation mode, while it holds the query."""
         if isinstance(params, torch.nn.Module):
             self._reminder = _Reminder(self, params)
-
-    _gathering: GatherAnew | None = None
 
     @abstractmethod
     def _write_output(self) -> Values:

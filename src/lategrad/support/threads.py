@@ -1,6 +1,5 @@
 """How many threads of torch a block uses, and how many are worth using."""
 
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +43,7 @@ def worthwhile_threads(size: int, most: int) -> int:
                 begin = time.perf_counter()
                 target.copy_(source)
                 times.append(time.perf_counter() - begin)
-        return statistics.median(times[1:])
+        return min(times[1:])
 
     chosen, fastest = 1, seconds(1)
     while 2 * chosen <= most and (faster := seconds(2 * chosen)) * _WORTH < fastest:

@@ -43,7 +43,6 @@ def measure(log: UpdateLog, records: Records, *, steps: int, seconds: float, ref
     return Telemetry(version=len(log), steps=steps, seconds=seconds, delay_mean=float(delays.mean()),
                      delay_p95=float(delays[math.ceil(0.95 * len(delays)) - 1]), delay_max=int(delays[-1]),
                      updates_per_second=len(times) / elapsed if elapsed > 0 else 0.0, loss=last.pop("loss"),
-                     accuracy=last.pop("accuracy", None), test_loss=last.pop("test_loss", None),
+                     accuracy=last.pop("accuracy", None), test_loss=last.pop("test_loss", None), threads=threads,
                      val_loss=last.pop("val_loss", None), metrics=last, record=records.steps[-1], refused=refused,
-                     bytes_up=traffic["up"], bytes_down=traffic["down"], memories_lost=memories_lost,
-                     threads=threads)  # fmt: skip
+                     bytes_up=traffic["up"], bytes_down=traffic["down"], memories_lost=memories_lost)  # fmt: skip
