@@ -71,8 +71,7 @@ def in_shards(rule: Any, shards: Shards | None) -> Any:
     """The rule, with this rank's entries of the vectors that it has, such as the centre of a ball."""
     if shards is None or shards.size == 1:
         return rule
-    has_all = (shards.size,)
-    return map_tensors(lambda t: shards.scatter(t) if t.shape == has_all and local_of(t) is t else t, rule)
+    return map_tensors(lambda t: shards.scatter(t) if t.shape == (shards.size,) and local_of(t) is t else t, rule)
 
 
 def sharded(local: Tensor, shards: Shards | None) -> Tensor:
@@ -250,7 +249,7 @@ class ParameterStep:
             if self._query_name is not None and self._query_name in names:
                 values.setdefault(self._query_name, tensor.detach())  # the tensor was the only copy
             elif self._query_name in values:
-                tensor.copy_(values.pop(self._query_name))
+                local_parts([tensor])[0].copy_(local_part_of(values.pop(self._query_name), tensor))
             _require_names(values, names)
         for name in self._places:
             self._allocate(name, state)
