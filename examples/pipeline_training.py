@@ -123,5 +123,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except lg.pipeline.PipelineError as error:
-        sys.exit(f"rank {os.environ['RANK']}: {error}")
+    except (lg.pipeline.PipelineError, KeyboardInterrupt) as error:
+        sys.exit(f"rank {os.environ['RANK']}: {str(error) or 'interrupted'}")

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import warnings
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
+from torch.utils.checkpoint import checkpoint as recompute
 
 import lategrad as lg
 import lategrad.optim
@@ -119,6 +121,17 @@ class First(nn.Module):
         return self.part(h)
 
 
+class Recomputed(nn.Sequential):
+    """Keeps no activations: the backward pass computes them again."""
+
+    def forward(self, h):
+        return recompute(super().forward, h, use_reentrant=False)
+
+
+def recomputed(steps):
+    return train(steps, stages=[Recomputed(*part) for part in cut(layers(), dist.get_world_size())])
+
+
 def tuples(steps):
     parts = cut(layers(), dist.get_world_size())
     stages = [Mixed(part, first=k == 0) for k, part in enumerate(parts[:-1])]
@@ -132,7 +145,7 @@ def evaluate(steps):
         pipe.step(inputs, targets)
     test = problem.splits.held_out
     inputs, targets = test.rows(torch.arange(len(test)))
-    loss, inside = pipe.evaluate(inputs, targets), None
+    loss, inside = pipe.evaluate(inputs, targets), []
     with pipe.output():
         scores = pipe.evaluate(inputs)
     trace = pipe.trace(problem)
@@ -140,11 +153,25 @@ def evaluate(steps):
     in_flight = len(pipe._in_flight)
     pipe.step(*next(batches(problem, count=1)))
     with pipe.output():
-        try:
-            pipe.step(inputs, targets)
-        except lg.pipeline.PipelineError as error:
-            inside = str(error)
+        pipe.evaluate(inputs)
+        with pipe.output():
+            pass
+        for call in (pipe.trace, partial(pipe.step, inputs, targets)):
+            try:
+                call()
+            except RuntimeError as error:
+                inside.append(str(error))
     return {"loss": loss, "scores": scores, "expected": expected, "in flight": in_flight, "inside": inside}
+
+
+def several_targets():
+    """The loss of a batch in training and in evaluation, where targets are a tuple."""
+    problem = classification(layers())
+    stages = cut(problem.module, dist.get_world_size())
+    pipe = Pipeline(stages, lambda scores, pair: problem.loss_of_batch(scores, pair[0] + pair[1]),
+                    lambda stage: torch.optim.SGD(stage.parameters(), lr=0.0), timeout=PATIENCE)  # fmt: skip
+    inputs, targets = next(batches(problem, count=1))
+    return [run(inputs, (targets, torch.zeros_like(targets))) for run in (pipe.step, pipe.evaluate)]
 
 
 def checkpoint(steps, optimizer, folder):
@@ -172,6 +199,25 @@ def checkpoint(steps, optimizer, folder):
             fresh.step(*batch)
         traces.append(fresh.trace(problem))
     return {"straight": straight, "resumed": traces}
+
+
+def other_scheduler(folder):
+    """The errors of checkpoints with a scheduler in a pipeline without one, and the other way round; two ways each."""
+    make = partial(torch.optim.lr_scheduler.StepLR, step_size=2)
+    errors = []
+    for name, saved, loaded in (("with", make, None), ("without", None, make)):
+        problem, pipe = build("adamw", scheduler=saved)
+        for batch in batches(problem, count=2):
+            pipe.step(*batch)
+        dcp.save({"pipe": pipe}, checkpoint_id=f"{folder}/{name}")
+        _, fresh = build("adamw", scheduler=loaded)
+        load_all = partial(dcp.load, {"pipe": fresh}, checkpoint_id=f"{folder}/{name}")
+        for load in (load_all, partial(fresh.load_state_dict, pipe.state_dict())):
+            try:
+                load()
+            except (ValueError, dcp.CheckpointException) as error:
+                errors.append(str(error))
+    return errors
 
 
 # ---- What goes wrong
@@ -236,6 +282,32 @@ def tied():
     stages = cut(layers(), dist.get_world_size())
     stages[2].register_parameter("tied", next(stages[0].parameters()))
     build(stages=stages)
+
+
+def tied_by_torch():
+    model = nn.Sequential(*(nn.Linear(INPUTS, INPUTS) for _ in range(3)))
+    model[2].weight = model[0].weight
+    split = {"1": SplitPoint.BEGINNING, "2": SplitPoint.BEGINNING}
+    build(stages=pipeline(model, (torch.zeros(BATCH, INPUTS),), split_spec=split))
+
+
+def nothing_to_evaluate():
+    build()[1].evaluate()
+
+
+def trace_of_nothing():
+    build()[1].trace()
+
+
+def not_drained():
+    """The first rank closes while the others go on."""
+    problem, pipe = build()
+    with warnings.catch_warnings(record=True) as caught:
+        for t, batch in enumerate(batches(problem, count=9)):
+            if t == 4 and dist.get_rank() == 0:
+                pipe.close()
+                raise RuntimeError(str(caught[-1].message))
+            pipe.step(*batch)
 
 
 def wrong_world():

@@ -157,6 +157,13 @@ def test_stages_of_torch_can_be_used(ranks):
         torch.testing.assert_close(of_ranks[0][way]["trace"].output, simulated.output, rtol=0, atol=1e-10)
 
 
+def test_a_stage_that_computes_activations_again_uses_the_weights_of_the_forward_pass(ranks):
+    of_ranks = values(ranks("pipeline_cases.recomputed", 3, steps=8))
+    problem = cases.classification(cases.layers())
+    simulated = lg.simulate(problem, cases.RULES["sgd"], profile(problem.module, 3), 8)
+    torch.testing.assert_close(of_ranks[0]["trace"].output, simulated.output, rtol=0, atol=1e-10)
+
+
 def test_stages_may_pass_on_several_tensors_and_have_frozen_parameters(ranks):
     of_ranks = values(ranks("pipeline_cases.tuples", 3, steps=5))
     problem = cases.classification(cases.layers())
@@ -171,7 +178,22 @@ def test_evaluation_shows_what_ships_drained_and_training_continues(ranks):
     assert last["loss"].item() == pytest.approx(first["expected"], abs=1e-12)
     assert last["scores"].shape == (100, cases.CLASSES)
     for one in (first, last):
-        assert "step() inside output()" in one["inside"]
+        assert one["inside"][0].startswith("trace() inside output()")
+        assert "step() inside output()" in one["inside"][1]
+
+
+def test_targets_may_be_several_tensors_in_training_and_in_evaluation(ranks):
+    trained, evaluated = values(ranks("pipeline_cases.several_targets", 2))[1]
+    assert trained.item() == pytest.approx(evaluated.item(), abs=1e-12)
+
+
+def test_a_checkpoint_with_a_scheduler_is_not_loaded_without_one_and_the_other_way_round(ranks, tmp_path):
+    for errors in values(ranks("pipeline_cases.other_scheduler", 2, folder=str(tmp_path))):
+        assert len(errors) == 4
+        for ours in errors[1::2]:
+            assert "scheduler must be given where the saved pipeline had one, and only there" in ours
+        for of_torch in errors[::2]:
+            assert "Missing key in checkpoint state_dict: pipe.stage" in of_torch
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "steady-muon"])

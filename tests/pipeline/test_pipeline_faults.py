@@ -22,6 +22,8 @@ def lines(ended):
         ("wrong_optimizer", {}, "of 3: optimizer must be one of all trained parameters of the stage's own module"),
         ("delayed_optimizer", {}, "optimizer must make one update from one gradient: Delayed does not"),
         ("tied", {}, "tied of stage 2 must be its own: stages cannot share parameters"),
+        ("tied_by_torch", {}, "stages must be without shared parameters (tied embeddings)"),
+        ("nothing_to_evaluate", {}, "stage 0 of 3: inputs must be a tensor of rows, or a tuple of them, got"),
         ("short_batch", {}, "stage 0 of 3: the activations of microbatch 2 must be as those of the first, float64 (8,"),
         ("short_batch", {"microbatches": 2}, "must be a multiple of microbatches = 2, got 7"),
         ("broken", {"wrong": "to_nan"}, "stage 1 of 3: the activation of microbatch 3 must be finite in all entries"),
@@ -34,6 +36,15 @@ def test_bad_input_is_one_line_on_every_rank_that_names_the_stage(ranks, case, o
     for line in lines(ranks(HERE + case, 3, **options)):
         assert line.startswith("lategrad.pipeline.links.PipelineError: stage ")
         assert message in line
+
+
+def test_a_rank_that_closes_before_it_has_drained_is_warned_and_the_others_are_told(ranks):
+    lost = "stage 0 of 3: ended with 2 microbatches in flight, whose gradients are lost: call drain() after the last"
+    assert all(lost in line for line in lines(ranks(HERE + "not_drained", 3)))
+
+
+def test_a_trace_needs_an_update(ranks):
+    assert all("trace() must be called after step()" in line for line in lines(ranks(HERE + "trace_of_nothing", 2)))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,12 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "pipeline_training.py"
 
 
 def start(*options, restarts=0):
-    """torchrun with two ranks, in a session of its own."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    """torchrun with two ranks, in a session of its own.
+
+    It looks for dead ranks every few seconds: the others say what they saw before it ends them.
+    """
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts),
+                "--monitor-interval", "4"]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.Popen([sys.executable, *torchrun, SCRIPT, *map(str, options)], env=environment, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
@@ -75,7 +79,9 @@ def test_ctrl_c_ends_all_ranks_and_leaves_no_process_and_no_port():
         assert len(ranks) == 2
         assert any(map(listening, ports))
     finally:
-        end(process)
+        text = end(process)
     assert process.returncode != 0
+    assert len(re.findall(r"^rank \d: (?:interrupted|stage .*)$", text, re.MULTILINE)) == 2, text
+    assert "[rank" not in text  # tracebacks
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
     assert not any(map(listening, ports))

@@ -45,6 +45,8 @@ def own_stage(stages: Any, rank: int, world: int) -> nn.Module:
         require("stage_index", index, index == rank, f"{rank}, the rank: each rank runs the stage of its number")
         module: Any = stages.submod
     elif hasattr(stages, "get_stage_module"):  # Pipe
+        require("stages", stages.replicated_params, not stages.replicated_params,
+                "without shared parameters (tied embeddings), which each stage would train a copy of")  # fmt: skip
         count, module = stages.num_stages, stages.get_stage_module(rank) if rank < stages.num_stages else None
     else:
         listed = isinstance(stages, Sequence | nn.ModuleList) and all(isinstance(one, nn.Module) for one in stages)

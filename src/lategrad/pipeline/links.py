@@ -1,9 +1,8 @@
 """The links of a stage to its neighbours: activations forward, gradients back, and news of failures."""
 
 import os
-import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -50,8 +49,9 @@ class TensorSpec(NamedTuple):
     def of(cls, tensor: Tensor) -> "TensorSpec":
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
-    def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
+
+def forms(specs: Iterable[TensorSpec]) -> str:
+    return ", ".join(f"{str(spec.dtype).removeprefix('torch.')} {spec.shape}" for spec in specs)
 
 
 class Link:
@@ -65,7 +65,6 @@ class Link:
         self.peer, self.group, self.timeout = peer, group, timeout
         self.device = self.wire = torch.device("cpu")
         self.specs: list[TensorSpec] | None = None  # the form of all messages, known after the first
-        self.waited = 0.0  # seconds spent waiting for the neighbour
         self._sent: deque[list[tuple[dist.Work, Tensor]]] = deque()
         self._posted: list[tuple[dist.Work, Tensor]] | None = None
 
@@ -88,27 +87,23 @@ class Link:
         """Wait until at most ``unfinished`` messages are on their way."""
         while len(self._sent) > unfinished:
             for work, _ in self._sent.popleft():
-                self._wait(work, "send to")
+                self._call(work.wait, "send to")
 
-    def post(self) -> None:
-        """Begin to receive the next message, unless that has been done."""
-        if self._posted is None and self.specs is not None:
-            buffers = [torch.empty(spec.shape, dtype=spec.dtype, device=self.wire) for spec in self.specs]
+    def post(self, specs: Sequence[TensorSpec] | None = None) -> None:
+        """Begin to receive the next message, unless that has been done; of another form if one is given."""
+        specs = self.specs if specs is None else specs
+        if self._posted is None and specs is not None:
+            buffers = [torch.empty(spec.shape, dtype=spec.dtype, device=self.wire) for spec in specs]
             works = [self._call(lambda b=b: dist.irecv(b, self.peer, self.group), "receive from") for b in buffers]
             self._posted = list(zip(works, buffers, strict=True))
 
-    def receive(self) -> list[Tensor]:
-        self.post()
+    def receive(self, specs: Sequence[TensorSpec] | None = None) -> list[Tensor]:
+        self.post(specs)
         assert self._posted is not None
         posted, self._posted = self._posted, None
         for work, _ in posted:
-            self._wait(work, "receive from")
+            self._call(work.wait, "receive from")
         return [buffer.to(self.device) for _, buffer in posted]
-
-    def _wait(self, work: dist.Work, what: str) -> None:
-        begin = time.perf_counter()
-        self._call(work.wait, what)
-        self.waited += time.perf_counter() - begin
 
     def _call(self, call: Any, what: str) -> Any:
         try:
@@ -122,29 +117,28 @@ class Link:
             raise LinkError(f"could not {what} stage {self.peer}: {why}") from error
 
 
+class Neighbour(NamedTuple):
+    """The two links to a neighbouring stage."""
+
+    activations: Link
+    gradients: Link
+
+
 class Links:
     """The links of one stage, of ``count``, to the stages before and after it, with process groups of their own."""
 
     def __init__(self, index: int, count: int, timeout: float) -> None:
         # Two groups: NCCL executes the messages of two ranks in one group one after another, in both directions.
         self._groups = [dist.new_group(timeout=timedelta(seconds=timeout)) for _ in range(2)]
-        forward, back = self._groups
-        self.store = forward.get_group_store()
-
-        def link(peer: int, group: dist.ProcessGroup) -> Link | None:
-            return Link(peer, group, timeout) if 0 <= peer < count else None
-
-        self.activations_in, self.activations_out = link(index - 1, forward), link(index + 1, forward)
-        self.gradients_in, self.gradients_out = link(index + 1, back), link(index - 1, back)
+        self.index, self.count = index, count
+        self.store = self._groups[0].get_group_store()
+        self.before, self.after = (
+            Neighbour(*(Link(peer, group, timeout) for group in self._groups)) if 0 <= peer < count else None
+            for peer in (index - 1, index + 1)
+        )
 
     def all(self) -> list[Link]:
-        links = (self.activations_in, self.activations_out, self.gradients_in, self.gradients_out)
-        return [link for link in links if link is not None]
-
-    @property
-    def waited(self) -> float:
-        """Seconds spent waiting for neighbours."""
-        return sum(link.waited for link in self.all())
+        return [*(self.before or ()), *(self.after or ())]
 
     def gather(self, value: object) -> list[Any] | None:
         """The values of all stages at the first one, None at the others."""
@@ -162,8 +156,9 @@ class Links:
             if dist.get_backend(link.group) != "gloo":  # which takes no tensors of a GPU
                 link.wire = device
 
-    def report(self, line: str) -> str:
-        """Tell the other ranks why this one stops; returns the first reason that any rank gave."""
+    def report(self, reason: str) -> str:
+        """Tell the other ranks why this one stops; returns the first line that any rank reported."""
+        line = f"stage {self.index} of {self.count}: {reason}"
         with suppress(RuntimeError):  # the store is gone with the process that held it
             line = self.store.compare_set(_FAILURE, "", line).decode()
         return line
@@ -171,6 +166,6 @@ class Links:
     def close(self) -> None:
         """Close the connections, which ends the neighbours' waiting."""
         groups, self._groups = self._groups, []
-        self.activations_in = self.activations_out = self.gradients_in = self.gradients_out = None
+        self.before = self.after = None
         for group in groups:
             dist.destroy_process_group(group)

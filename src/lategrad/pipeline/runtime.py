@@ -2,27 +2,28 @@
 
 import copy
 import time
+import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from lategrad.delays.stages import by_stage
 from lategrad.optim.delayed import Delayed
 from lategrad.optim.output_mode import output_of
 from lategrad.optim.rule_optimizer import RuleOptimizer, Tickets
 from lategrad.pipeline.cutting import own_stage
-from lategrad.pipeline.links import LinkError, Links, PipelineError, TensorSpec
+from lategrad.pipeline.links import LinkError, Links, PipelineError, TensorSpec, forms
+from lategrad.pipeline.passes import activations_of, loss_of, require_finite, rows_of, split
 from lategrad.pipeline.record import StageRecord, trace_of
 from lategrad.pipeline.stash import WeightStash
-from lategrad.rules.blocks import Block, Blocks
 from lategrad.rules.rule import needs_ticket
 from lategrad.support.validation import require, require_count, require_number
 from lategrad.trace import Trace
@@ -47,6 +48,13 @@ class _InFlight(NamedTuple):
     inputs: list[Tensor]  # those that a gradient is sent back for
     outputs: list[Tensor]
     tickets: Tickets | None
+
+
+def _report_lost(links: Links, in_flight: deque[_InFlight]) -> None:
+    """Tell this rank and the others, if its process ends or close() is called before drain()."""
+    if in_flight:
+        lost = f"{len(in_flight)} microbatches in flight, whose gradients are lost: call drain() after the last step()"
+        warnings.warn(links.report(f"ended with {lost}"), stacklevel=4)
 
 
 class Pipeline:
@@ -105,8 +113,7 @@ class Pipeline:
             raise RuntimeError("a Pipeline needs torch.distributed: start the script with torchrun and call "
                                "lategrad.pipeline.connect() first")  # fmt: skip
         self.index, self.count = dist.get_rank(), dist.get_world_size()
-        one_each = Blocks(tuple(Block(f"{k}.stage", (1,), "other") for k in range(self.count)))
-        self.delay = by_stage(one_each, self.count).delays[self.index]
+        self.delay = self.count - 1 - self.index
         r""":math:`\tau_k = P - 1 - k`: microbatches between a forward pass and the backward pass after it."""
         self.microbatches, self.update_every, self.stashing = microbatches, update_every, stashing
         self.steps = 0  #: batches so far
@@ -119,8 +126,9 @@ class Pipeline:
         self._position = self._longest = 0
         self._failure: str | None = None
         self._shows_output = False
-        self._inside = self._waited = 0.0
+        self._inside = self._busy = self._computed = 0.0  # seconds
         self._links = Links(self.index, self.count, timeout)
+        self._finalizer = weakref.finalize(self, _report_lost, self._links, self._in_flight)
         with self._guarded("Pipeline()"):
             self.module = own_stage(stages, self.index, self.count)
             self._device = next(self.module.parameters()).device
@@ -147,15 +155,15 @@ class Pipeline:
 
     def _agree(self) -> None:
         own = {"microbatches": self.microbatches, "update_every": self.update_every, "stashing": self.stashing}
-        links = self._links
-        if links.activations_in is not None:
-            options = links.activations_in.receive_object()
+        before, after = self._links.before, self._links.after
+        if before is not None:
+            options = before.activations.receive_object()
             require("the options", own, own == options, f"those of stage {self.index - 1}, {options}")
-        if links.activations_out is not None and links.gradients_in is not None:
-            links.activations_out.send_object(own)
-            links.gradients_in.receive_object()  # all later stages agree
-        if links.gradients_out is not None:
-            links.gradients_out.send_object("agreed")
+        if after is not None:
+            after.activations.send_object(own)
+            after.gradients.receive_object()  # all later stages agree
+        if before is not None:
+            before.gradients.send_object("agreed")
 
     # ---- Training
 
@@ -166,11 +174,12 @@ class Pipeline:
             inputs: a tensor or a tuple of tensors, used by the first stage alone.
             targets: used by the last stage alone.
         """
-        begin, waited = time.perf_counter(), self._links.waited
+        begin, computed = time.perf_counter(), self._computed
         with self._guarded("step()"):
-            if self._shows_output:
-                raise RuntimeError("step() inside output(): the parameters do not hold the query now")
-            all_inputs, all_targets = self._split("inputs", inputs, 0), self._split("targets", targets, self.count - 1)
+            self._require_query("step()")
+            pieces, unused = partial(split, self.microbatches, self._device), [None] * self.microbatches
+            all_inputs = pieces("inputs", inputs) if self.index == 0 else unused
+            all_targets = pieces("targets", targets) if self.delay == 0 else unused
             losses = []
             for i in range(self.microbatches):
                 self._forward(all_inputs[i], all_targets[i], more=i + 1 < self.microbatches)
@@ -178,12 +187,12 @@ class Pipeline:
                     losses.append(self._in_flight[-1].outputs[0].detach().reshape(()))
                 if len(self._in_flight) > self.delay:
                     self._backward()
-                if self._links.gradients_in is not None and len(self._in_flight) == self.delay:
-                    self._links.gradients_in.post()
+                if self._links.after is not None and len(self._in_flight) == self.delay:
+                    self._links.after.gradients.post()
             self.losses += [float(loss) for loss in losses]
         self.steps += 1
         self._inside += time.perf_counter() - begin
-        self._waited += self._links.waited - waited
+        self._busy += self._computed - computed
         return torch.stack(losses).mean() if losses else None
 
     def drain(self) -> None:
@@ -195,69 +204,55 @@ class Pipeline:
                 link.finish()
             self._position = 0
 
-    def _split(self, name: str, batch: Any, stage: int) -> list[Any]:
-        """The microbatches of what the first or the last stage uses."""
-        if self.index != stage:
-            return [None] * self.microbatches
-        parts = batch if isinstance(batch, tuple) else (batch,)
-        for part in parts:
-            require(name, type(part).__name__, isinstance(part, Tensor) and part.dim() > 0, "a tensor of rows")
-            require(f"the number of rows of {name}", len(part), len(part) > 0 and len(part) % self.microbatches == 0,
-                    f"a multiple of microbatches = {self.microbatches}")  # fmt: skip
-        chunks = zip(*(part.to(self._device).chunk(self.microbatches) for part in parts), strict=True)
-        return [chunk if isinstance(batch, tuple) else chunk[0] for chunk in chunks]
-
     def _forward(self, inputs: Any, targets: Any, more: bool) -> None:
-        links = self._links
-        source, sink = links.activations_in, links.activations_out
+        before, after = self._links.before, self._links.after
         number = self.steps * self.microbatches + self._position % self.microbatches
         arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-        if source is not None:
+        if before is not None:
+            source = before.activations
             if source.specs is None:
                 source.specs = source.receive_object()
             arguments = tuple(source.receive())
             if more:
                 source.post()
-            for spec, tensor in zip(source.specs, arguments, strict=True):
+            for spec, tensor in zip(source.specs or (), arguments, strict=True):
                 tensor.requires_grad_(spec.differentiable)
         tickets = None
         if self._tickets and isinstance(self.optimizer, RuleOptimizer):
             tickets = self.optimizer.issue_tickets()
         weights = self._stash.take(self.updates)
         with self._span("forward", number), torch.enable_grad():
-            try:
-                result = functional_call(self.module, weights, arguments)
-            except Exception as error:
-                forms = ", ".join(str(TensorSpec.of(tensor)) for tensor in arguments)
-                raise ValueError(f"forward pass on {forms}: {type(error).__name__}: {error}") from error
-            outputs = [self._loss_of(result, targets)] if sink is None else self._activations(result)
-            self._require_finite("the loss" if sink is None else "the activation", number, outputs)
-        if sink is not None:
+            result = self._run(weights, arguments)
+            outputs = activations_of(result) if after is not None else [loss_of(self._loss, result, targets)]
+            if self._check_finite:
+                require_finite(f"the {'loss' if after is None else 'activation'} of microbatch {number}", outputs)
+        if after is not None:
             specs = [TensorSpec.of(output) for output in outputs]
-            if sink.specs is None and links.gradients_in is not None:
-                sink.send_object(specs)
-                sink.specs, links.gradients_in.specs = specs, [spec for spec in specs if spec.differentiable]
-            assert sink.specs is not None
-            first = ", ".join(map(str, sink.specs))
-            require(f"the activations of microbatch {number}", ", ".join(map(str, specs)), specs == sink.specs,
-                    f"as those of the first, {first} (drop_last=True of a DataLoader)")  # fmt: skip
-            sink.send(outputs, unfinished=self.delay + 1)
-        back = [tensor for tensor in arguments if tensor.requires_grad] if source is not None else []
+            if after.activations.specs is None:
+                after.activations.send_object(specs)
+                after.activations.specs, after.gradients.specs = specs, [s for s in specs if s.differentiable]
+            first = after.activations.specs
+            require(f"the activations of microbatch {number}", forms(specs), specs == first,
+                    f"as those of the first, {forms(first)} (drop_last=True of a DataLoader)")  # fmt: skip
+            after.activations.send(outputs, unfinished=self.delay + 1)
+        back = [tensor for tensor in arguments if tensor.requires_grad] if before is not None else []
         differentiable = [output for output in outputs if output.requires_grad]
         self._in_flight.append(_InFlight(number, self._position, self.updates, weights, back, differentiable, tickets))
         self._position += 1
 
     def _backward(self) -> None:
         one = self._in_flight.popleft()
-        if self._links.gradients_in is None:
+        before, after = self._links.before, self._links.after
+        if after is None:
             received = [torch.full_like(one.outputs[0], 1 / self.update_every)]
         else:
-            received = self._links.gradients_in.receive()
+            received = after.gradients.receive()
         with self._span("backward", one.number):
-            torch.autograd.backward(one.outputs, received, inputs=[*one.inputs, *one.weights.values()])
-        if self._links.gradients_out is not None:
+            inputs = [*one.inputs, *one.weights.values()]
+            self._stash.call_with(one.weights, partial(torch.autograd.backward, one.outputs, received, inputs=inputs))
+        if before is not None:
             back = [torch.zeros_like(x) if x.grad is None else x.grad for x in one.inputs]
-            self._links.gradients_out.send(back, unfinished=2)
+            before.gradients.send(back, unfinished=2)
         for p, weight in zip(self._stash.params.values(), one.weights.values(), strict=True):
             if weight.grad is not None:
                 p.grad = weight.grad if p.grad is None else p.grad + weight.grad
@@ -283,24 +278,12 @@ class Pipeline:
         self.delays.append(self._longest)
         self._longest = 0
 
-    def _activations(self, result: Any) -> list[Tensor]:
-        outputs = list(result) if isinstance(result, tuple | list) else [result]
-        usable = all(isinstance(one, Tensor) for one in outputs) and any(one.requires_grad for one in outputs)
-        require("what the stage returns", type(result).__name__, usable,
-                "a tensor or a tuple of tensors that depend on its parameters")  # fmt: skip
-        return outputs
-
-    def _loss_of(self, result: Any, targets: Any) -> Tensor:
-        loss = self._loss(result, targets)
-        is_number = isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad
-        form = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        require("the loss", form, is_number, "a differentiable tensor of one number, the mean over the microbatch")
-        return loss
-
-    def _require_finite(self, what: str, number: int, tensors: list[Tensor]) -> None:
-        for tensor in (t.detach() for t in tensors if self._check_finite and t.is_floating_point()):
-            total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))  # not finite if an entry is not
-            require(f"{what} of microbatch {number}", total, torch.isfinite(total), "finite in all entries")
+    def _run(self, weights: dict[str, Tensor], arguments: tuple[Tensor, ...]) -> Any:
+        try:
+            return self._stash.call_with(weights, self.module, *arguments)
+        except Exception as error:
+            received = forms(map(TensorSpec.of, arguments))
+            raise ValueError(f"forward pass on {received}: {type(error).__name__}: {error}") from error
 
     # ---- Evaluation
 
@@ -308,12 +291,16 @@ class Pipeline:
     def output(self) -> Iterator[None]:
         """Within this context the parameters hold what the optimizers ship; the pipeline is drained first."""
         self.drain()
-        self._shows_output = True
+        before, self._shows_output = self._shows_output, True
         try:
             with output_of(self.optimizer):
                 yield
         finally:
-            self._shows_output = False
+            self._shows_output = before
+
+    def _require_query(self, what: str) -> None:
+        if self._shows_output:
+            raise RuntimeError(f"{what} inside output(): the parameters do not hold the query now")
 
     @torch.no_grad()
     def evaluate(self, inputs: Any = None, targets: Any = None) -> Any:
@@ -325,29 +312,27 @@ class Pipeline:
             with self.output():
                 return self.evaluate(inputs, targets)
         training = self.module.training
-        source, sink = self._links.activations_in, self._links.activations_out
+        before, after = self._links.before, self._links.after
         with self._guarded("evaluate()"):
             self.module.eval()
-            if source is None:
-                parts = inputs if isinstance(inputs, tuple) else (inputs,)
-                arguments = tuple(part.to(self._device) for part in parts)
+            if before is None:
+                batch = rows_of("inputs", inputs, self._device)
+                arguments = batch if isinstance(batch, tuple) else (batch,)
             else:
-                train_specs, source.specs = source.specs, source.receive_object()
-                arguments = tuple(source.receive())
-                source.specs = train_specs
-            result = self.module(*arguments)
+                arguments = tuple(before.activations.receive(before.activations.receive_object()))
+            result = self._run(self._stash.params, arguments)
             self.module.train(training)
-            if sink is not None:
-                outputs = list(result) if isinstance(result, tuple | list) else [result]
-                sink.send_object([TensorSpec.of(output) for output in outputs])
-                sink.send(outputs, unfinished=0)
+            if after is not None:
+                outputs = activations_of(result, trained=False)
+                after.activations.send_object([TensorSpec.of(output) for output in outputs])
+                after.activations.send(outputs, unfinished=0)
                 return None
-            return result if targets is None else self._loss(result, targets.to(self._device))
+            return result if targets is None else self._loss(result, rows_of("targets", targets, self._device))
 
     @property
     def busy(self) -> float:
-        """The share of the time in :meth:`step` in which this stage computed, and did not wait for another."""
-        return 1 - self._waited / self._inside if self._inside else 0.0
+        """The share of the time in :meth:`step` that passes and updates took; of a GPU, the host's part of them."""
+        return self._busy / self._inside if self._inside else 0.0
 
     @property
     def stash_bytes(self) -> int:
@@ -365,9 +350,8 @@ class Pipeline:
         self.drain()
         optimizer = self.optimizer.state_dict() if self.updates else self._empty_state()
         own = {"module": self.module.state_dict(), "optimizer": optimizer, "steps": self.steps, "updates": self.updates,
-               "delays": list(self.delays), "losses": list(self.losses)}  # fmt: skip
-        if self.scheduler is not None:
-            own["scheduler"] = self.scheduler.state_dict()
+               "delays": list(self.delays), "losses": list(self.losses),
+               "scheduler": None if self.scheduler is None else self.scheduler.state_dict()}  # fmt: skip
         return {f"stage{self.index}": own}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -377,6 +361,8 @@ class Pipeline:
         name = f"stage{self.index}"
         require("state_dict", sorted(state_dict), name in state_dict, f"that of {name}, or of all stages")
         own = state_dict[name]
+        require("scheduler", self.scheduler, (own["scheduler"] is None) == (self.scheduler is None),
+                "given where the saved pipeline had one, and only there")  # fmt: skip
         self.module.load_state_dict(own["module"])
         if own["updates"]:
             self.optimizer.load_state_dict(own["optimizer"])
@@ -401,6 +387,8 @@ class Pipeline:
             problem: whose samples the microbatches were (:func:`lategrad.pipeline.batches`); a replay needs it.
             seed: of these samples.
         """
+        self._require_query("trace()")
+        require("trace()", f"{self.updates} updates so far", self.updates > 0, "called after step()")
         self.drain()
         query = self._stash.vector()
         with self.output(), self._guarded("trace()"):
@@ -411,7 +399,8 @@ class Pipeline:
             return None if records is None else trace_of(records, options, problem, seed)
 
     def close(self) -> None:
-        """Close the connections to the other stages; the module and the optimizer stay as they are."""
+        """Close the connections to the other stages; the module and the optimizer stay as they are. Drain first."""
+        self._finalizer()
         self._failure = self._failure or "the pipeline was closed"
         self._links.close()
 
@@ -422,24 +411,22 @@ class Pipeline:
         """Whatever ends this block also ends the other stages, with one line that says what happened here."""
         if self._failure is not None:
             raise PipelineError(f"{what} after the end of the pipeline: {self._failure}")
-        where = f"stage {self.index} of {self.count}"
         try:
             yield
-        except LinkError as error:
-            self._failure = self._links.report(f"{where}: {error}")
-            self._links.close()
-            raise PipelineError(self._failure) from None
         except BaseException as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            self._failure = self._links.report(f"{where}: {lines[0]}")
+            self._failure = self._links.report(lines[0])
+            self._in_flight.clear()
             self._links.close()
             if isinstance(error, Exception):
-                raise PipelineError(self._failure) from error
+                raise PipelineError(self._failure) from None if isinstance(error, LinkError) else error
             raise
 
     @contextmanager
     def _span(self, kind: str, microbatch: int) -> Iterator[None]:
         begin = time.perf_counter()
         yield
+        end = time.perf_counter()
+        self._computed += end - begin
         if self.timeline is not None:
-            self.timeline.append(Span(kind, microbatch, begin, time.perf_counter()))
+            self.timeline.append(Span(kind, microbatch, begin, end))

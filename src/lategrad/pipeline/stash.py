@@ -1,10 +1,14 @@
 """Weight stashing: the versions of a stage's parameters that microbatches in flight were computed with."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 
-class WeightStash:
+class WeightStash(nn.Module):
     """Hands out the weights for a forward pass, which the backward pass of the same microbatch uses again.
 
     With stashing each version in flight is a copy of the parameters: at most ``ceil(delay / update_every) + 1`` of
@@ -13,7 +17,9 @@ class WeightStash:
     """
 
     def __init__(self, module: nn.Module, copies: bool) -> None:
-        self.params: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        super().__init__()
+        self.module = module
+        self.params: dict[str, Tensor] = {name: p for name, p in self.named_parameters() if p.requires_grad}
         self.copies = copies
         self._held: dict[int, list[Tensor]] = {}
         self._users: dict[int, int] = {}
@@ -33,6 +39,13 @@ class WeightStash:
             values = self._held[version]
         # Through .data: autograd would refuse to go back through memory that an update has changed.
         return {name: value.data.requires_grad_() for name, value in zip(self.params, values, strict=True)}
+
+    def call_with(self, weights: dict[str, Tensor], call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call while the module has these weights: a backward pass, too, may compute parts of it again."""
+        return functional_call(self, weights, (call, *arguments))
+
+    def forward(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return call(*arguments)
 
     def release(self, version: int) -> None:
         if self.copies:
