@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup data reproduce quick test test-all test-newest lint docs docs-serve package bench clean
+.PHONY: help setup data tokens reproduce quick test test-all test-newest lint docs docs-serve package bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,9 @@ test: lint ## everything a change must pass (minutes, no GPU, no data sets)
 data: $(STAMP) ## put Fashion-MNIST and Shakespeare's works into the user's cache, if they are not there yet
 	scripts/fetch_fashion_mnist.sh
 	scripts/fetch_shakespeare.sh
+
+tokens: $(STAMP) ## put tokens of the Python sources on this machine into the cache, for the study's GPT of 34 million parameters
+	$(BIN)/python -m scripts.make_tokens
 
 test-all: lint data ## test, and the slow tests: real data, a real browser, Lightning, Hugging Face and W&B (200 MB)
 	scripts/install_chromium.sh

@@ -1,8 +1,8 @@
 """Gradients per second of asynchronous training on one GPU, against a plain synchronous loop with the same batch.
 
-A GPT of 34 million parameters in bfloat16 autocast, batches of 16 windows of 256 tokens. Four worker processes and the
-server share the GPU; vectors are handed over in its memory. Tokens are random: only speed is measured. Then a worker is
-killed, and the server, and the run is resumed.
+The study's GPT of 34 million parameters in bfloat16 autocast, batches of 16 windows of 256 tokens. Four worker
+processes and the server share the GPU; vectors are handed over in its memory. Tokens are random: only speed is
+measured. Then a worker is killed, and the server, and the run is resumed.
 
     python benchmarks/bench_train_gpu.py [--seconds 10] [--layers 8] [--width 512]
 """
@@ -26,47 +26,16 @@ from lategrad.problems import ModuleProblem
 from lategrad.serve import Settings, Training
 from timing import verdict
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # of the study, which is not installed
+from reproduction.deep.large import LargeGPT
+
 CONTEXT, VOCABULARY, BATCH = 256, 8192, 16
 
 
-class Layer(nn.Module):
-    """Attention and a hidden layer, each behind a norm and added to what came in."""
-
-    def __init__(self, width: int, heads: int = 8) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, h: torch.Tensor) -> torch.Tensor:
-        parts = self.qkv(self.norm_1(h)).chunk(3, -1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        h = h + self.out(seen.transpose(1, 2).flatten(2))
-        return h + self.down(nn.functional.gelu(self.up(self.norm_2(h))))
-
-
-class GPT(nn.Module):
-    """Tokens to scores of the next one; products in bfloat16 on a GPU."""
-
-    def __init__(self, layers: int, width: int) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
-        self.layers = nn.Sequential(*(Layer(width) for _ in range(layers)))
-        self.norm, self.scores = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
-            h = self.tokens(tokens) + self.positions.weight[: tokens.shape[-1]]
-            return self.scores(self.norm(self.layers(h)))
-
-
 def build_problem(layers: int, width: int) -> ModuleProblem:
-    torch.manual_seed(0)
-    windows = torch.randint(VOCABULARY, (256, CONTEXT + 1))
+    windows = torch.randint(VOCABULARY, (256, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
     rows = torch.utils.data.TensorDataset(windows[:, :-1], windows[:, 1:])
-    return ModuleProblem(GPT(layers, width), rows, batch=BATCH, evaluate=BATCH)
+    return ModuleProblem(LargeGPT(VOCABULARY, CONTEXT, layers, width, heads=8), rows, batch=BATCH, evaluate=BATCH)
 
 
 def synchronous(problem: ModuleProblem, optimizer_of, seconds: float) -> float:
@@ -79,7 +48,7 @@ def synchronous(problem: ModuleProblem, optimizer_of, seconds: float) -> float:
         if count == 10:  # the allocator and the library's choices are warm
             torch.cuda.synchronize()
             begin, count = time.perf_counter(), 10
-        loss = nn.functional.cross_entropy(module(inputs).float().flatten(0, 1), targets.flatten())
+        loss = nn.functional.cross_entropy(module(inputs).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

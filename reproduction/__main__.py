@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lategrad.cli.main import spread_values
+from lategrad.cli.main import UsageError, spread_values
 from lategrad.cli.options import Device
 from lategrad.serve import TrainingError
 from reproduction.report import Section
@@ -81,6 +81,8 @@ def _print_verdicts(sections: list[Section]) -> None:
 if __name__ == "__main__":
     try:
         sys.argv[1:] = spread_values(sys.argv[1:], lists={"--models", "--rules", "--delays"})
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    app()
+        sys.exit(app(standalone_mode=False))
+    except (ValueError, UsageError) as error:
+        message = error.format_message() if isinstance(error, UsageError) else error  # type: ignore[attr-defined]
+        typer.echo(f"error: {message}", err=True)
+        sys.exit(2)

@@ -5,14 +5,14 @@ package ``r-cran-mlbench`` puts them. They are pinned by checksum.
 """
 
 import hashlib
-import os
 import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from lategrad.problems.data import Dataset, from_arrays, preprocess
+from lategrad.problems.data import Dataset, cache_folder, from_arrays, preprocess
+from reproduction.text import find_file
 
 DEBIAN_FOLDER = Path("/usr/lib/R/site-library/mlbench/data")
 
@@ -34,21 +34,13 @@ FILES = {
 }  # fmt: skip
 
 
-def cache_folder() -> Path:
-    """Where fetched files are kept: ``lategrad/mlbench`` in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "lategrad" / "mlbench"
-
-
 def find(name: str) -> Path:
     file = FILES[name]
-    own = os.environ.get("LATEGRAD_DATA")
-    folders = [*([Path(own).expanduser()] if own else []), cache_folder(), DEBIAN_FOLDER]
-    path = next((folder / f"{file.table}.rda" for folder in folders if (folder / f"{file.table}.rda").is_file()), None)
+    cached, debian = (folder / f"{file.table}.rda" for folder in (cache_folder().parent / "mlbench", DEBIAN_FOLDER))
+    path = find_file(cached) or find_file(debian)
     if path is None:
-        raise FileNotFoundError(
-            f"{file.table}.rda, which {name!r} is read from, was not found in {', '.join(map(str, folders))}: run "
-            "scripts/fetch_mlbench.sh, or install Debian's package r-cran-mlbench"
-        )
+        raise FileNotFoundError(f"{cached.name}, which {name!r} is read from, was not found at {cached}: run "
+                                "scripts/fetch_mlbench.sh, or install Debian's package r-cran-mlbench")  # fmt: skip
     if hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
         raise ValueError(f"{path} does not have SHA-256 {file.sha256}: delete it, then run scripts/fetch_mlbench.sh")
     return path

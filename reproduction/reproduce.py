@@ -68,6 +68,7 @@ def reproduce(
         for part in [part for part in chosen if part.hours_on_cpu and part.name not in parts]:
             say(f"left out, as it takes hours on a CPU: python -m reproduction {part.name} --scale {scale}")
             chosen.remove(part)
+    Path(out).mkdir(parents=True, exist_ok=True)  # before anything runs
     run_jobs(list({job.label: job for part in chosen for job in part.jobs(request)}.values()), say)
     sections = [part.section(request) for part in chosen]
     report = write_report(sections, out, _about(parts, request, time.monotonic() - begin))

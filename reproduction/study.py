@@ -170,9 +170,11 @@ class Plan(Generic[S]):
         return dataclasses.replace(self, settings=tuple(chosen))
 
     def tasks(self, space: Workspace) -> "list[Task[S]]":
-        """Every rule in every setting, with the learning rates of this scale; a setting may have its own candidates."""
+        """Every rule in every setting, with the learning rates of this scale; a setting may have its own candidates and
+        number of seeds."""
         return [
-            Task(setting, dataclasses.replace(candidate, lrs=candidate.lrs[:: self.lr_stride]), self.seeds, space)
+            Task(setting, dataclasses.replace(candidate, lrs=candidate.lrs[:: self.lr_stride]),
+                 getattr(setting, "seeds", self.seeds), space)
             for setting in self.settings for candidate in getattr(setting, "candidates", self.candidates)
             if candidate.rule in setting.rules
         ]  # fmt: skip

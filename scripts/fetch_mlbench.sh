@@ -38,7 +38,7 @@ echo "Downloading Debian's package $package (1 MB) ..."
         { apt-get -qq "${own[@]}" update && apt-get -qq "${own[@]}" download "$package"; }
 )
 dpkg-deb -x "$temporary"/*.deb "$temporary/unpacked"
-cache=$("$python" -c 'from reproduction import mlbench; print(mlbench.cache_folder())')
+cache=$("$python" -c 'from lategrad.problems.data import cache_folder; print(cache_folder().parent / "mlbench")')
 mkdir -p "$cache"
 for table in LetterRecognition Satellite; do
     cp "$temporary/unpacked/usr/lib/R/site-library/mlbench/data/$table.rda" "$cache/.$table.$$"

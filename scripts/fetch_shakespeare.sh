@@ -10,7 +10,7 @@ if [[ ! -x $python ]]; then
     exit 1
 fi
 
-if "$python" -c 'import sys; from reproduction import text; sys.exit(text.find_shakespeare() is None)'; then
+if "$python" -c 'import sys; from reproduction import text; sys.exit(text.find_file(text.shakespeare_file()) is None)'; then
     "$python" -c 'from reproduction import text; text.load_shakespeare()'
     echo "Shakespeare's works are in the cache, verified: nothing to do"
     exit

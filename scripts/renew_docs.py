@@ -31,6 +31,8 @@ FIGURES = {
     "deep-mlp": "deep-mlp",
     "deep-cnn": "deep-cnn",
     "deep-gpt": "deep-gpt",
+    "deep-gpt-34m": "deep-gpt-34m",
+    "deep-gpt-34m-long": "deep-gpt-34m-long",
     "local-gpt-20": "local-gpt-20",
     "local-real-cnn-20": "local-real-cnn-20",
     "local-gpt-100": "local-gpt-100",

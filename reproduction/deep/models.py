@@ -11,13 +11,14 @@ from lategrad.problems import LanguageProblem, ModuleProblem, Text
 from reproduction.study import dataset
 from reproduction.text import load_shakespeare
 
-MODELS = {"mlp": "MLP 784-64-10, Fashion-MNIST", "cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare"}
+MODELS = {"mlp": "MLP 784-64-10, Fashion-MNIST", "cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare",
+          "gpt-34m": "GPT, Python sources", "gpt-34m-long": "GPT, Python sources"}  # fmt: skip
 """By their names on the command line: the model and its data."""
 _DRAWING = threading.Lock()
 
 
 def model_title(model: str, layers: int, width: int) -> str:
-    return MODELS[model] + (f", {layers} layers of width {width}" if model == "gpt" else "")
+    return MODELS[model] + (f", {layers} layers of width {width}" if model.startswith("gpt") else "")
 
 
 def build_problem(
@@ -58,15 +59,9 @@ def cnn(side: int = 28) -> nn.Module:
     values. That of ``examples/delayed_training.py``."""
     first = 3 if side > 8 else 1
     small = ((side - 3) // first + 1 - 3) // 2 + 1
-    return nn.Sequential(
-        nn.Unflatten(1, (1, side, side)),
-        nn.Conv2d(1, 8, 3, stride=first),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3, stride=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(16 * small * small, 10),
-    )
+    convolutions = nn.Conv2d(1, 8, 3, stride=first), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU()
+    linear = nn.Linear(16 * small * small, 10)
+    return nn.Sequential(nn.Unflatten(1, (1, side, side)), *convolutions, nn.Flatten(), linear)
 
 
 class GPT(nn.Module):
@@ -104,7 +99,7 @@ class GPT(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.characters = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(_Block(width, heads, context) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(self.block(width, heads, context) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.scores = nn.Linear(width, vocabulary, bias=False)
         with torch.no_grad():
@@ -116,6 +111,9 @@ class GPT(nn.Module):
                         p.div_(math.sqrt(2 * layers))
             self.scores.weight.zero_()
 
+    def block(self, width: int, heads: int, context: int) -> "Block":
+        return Block(width, heads, context)
+
     def forward(self, tokens: Tensor) -> Tensor:
         vocabulary = len(self.characters.weight)
         indicators = tokens.unsqueeze(-1) == torch.arange(vocabulary, device=tokens.device)
@@ -125,7 +123,7 @@ class GPT(nn.Module):
         return scores
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """Attention and a hidden layer, each added to what came in."""
 
     def __init__(self, width: int, heads: int, context: int) -> None:
@@ -149,8 +147,10 @@ class _Block(nn.Module):
     def attention(self, h: Tensor) -> Tensor:
         parts = (self.query, self.key, self.value)
         q, k, v = (part(h).unflatten(-1, (self.heads, -1)).transpose(-2, -3) for part in parts)
-        places = h.shape[-2]
-        affinity = q @ k.mT / math.sqrt(q.shape[-1]) + self.future[:places, :places]
-        seen = (affinity.softmax(-1) @ v).transpose(-2, -3).flatten(-2)
-        out: Tensor = self.attention_writes(seen)
+        out: Tensor = self.attention_writes(self.mix(q, k, v).transpose(-2, -3).flatten(-2))
         return out
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        places = q.shape[-2]
+        affinity = q @ k.mT / math.sqrt(q.shape[-1]) + self.future[:places, :places]
+        return affinity.softmax(-1) @ v

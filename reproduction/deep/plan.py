@@ -1,25 +1,25 @@
 """What is run: models, delays, rules with their learning rates, and how much at each scale."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from lategrad.delays import by_stage
+from lategrad.delays.stages import StageDelays
 from lategrad.problems import ModuleProblem
 from lategrad.rules import AnyRule
-from lategrad.simulator import Delays
 from lategrad.support.validation import require, require_choice
-from reproduction.deep import models
+from reproduction.deep import large, models
 from reproduction.study import Candidate, Plan, column, lr_grid
+from reproduction.text import VOCABULARY, load_tokens
 
-PIPELINE = "pipeline"  # each stage of the model has a delay of its own, from 64 for the first down to 0 for the last
-CONSTANT_OR_RANDOM: dict[str, Delays] = {"0": 0, "8": 8, "64": 64, "256": 256, "lognormal": "lognormal:3.847,0.8"}
-"""By their names in tables; learning rates are frozen from the first. The last has mean 64, median 46, and one in a
-hundred above 300."""
-DELAYS = (*CONSTANT_OR_RANDOM, PIPELINE)
+LOGNORMAL, PIPELINE = "lognormal", "pipeline"  # in a pipeline each stage has a delay of its own
+DELAYS = ("0", "8", "64", "256", LOGNORMAL, PIPELINE)
+"""By their names in tables; learning rates are frozen from the first."""
+RANDOM_DELAYS = "lognormal:3.847,0.8"  # mean 64, median 46, and one in a hundred above 300
 STAGES = {"mlp": 2, "cnn": 3, "gpt": 8}  # of the pipeline
-MEAN_DELAY = {"0": 0, "8": 8, "64": 64, "256": 256, "lognormal": 64, PIPELINE: 64}
-"""Of a pipeline, the first stage's: the number of microbatches on their way through it."""
 TARGET_DELAYS = ("8", "64", "256")  # the delays that targets are stated for
 
 _SGD, _ADAM, _AVERAGED = lr_grid(-4, 0), lr_grid(-5, -1), lr_grid(-4, 0)
@@ -59,6 +59,7 @@ class DeepSetting:
     layers: int = 0  # of the GPT, as its width
     width: int = 0
     only_by_name: bool = False  # whether it is left out unless its model is named, as it takes long
+    vocabulary: int = 84  # of the GPT
 
     def __post_init__(self) -> None:
         require_choice("model", self.model, tuple(models.MODELS))
@@ -76,20 +77,24 @@ class DeepSetting:
     @property
     def by_loss(self) -> bool:
         """Whether the model is judged by its loss on held-out data; else by its accuracy."""
-        return self.model == "gpt"
+        return self.model.startswith("gpt")
+
+    def mean_delay(self, delay: str) -> int:
+        """Of a pipeline, the first stage's: the number of microbatches on their way through it."""
+        return int(delay) if delay.isdecimal() else 64
 
     def rounds(self, delay: str) -> int:
         """How many updates one after another the delay leaves time for."""
-        return self.updates // (1 + MEAN_DELAY[delay])
+        return self.updates // (1 + self.mean_delay(delay))
 
     def problem(self, batch: int) -> ModuleProblem:
         return models.build_problem(self.model, batch, evaluate=self.evaluate, micro_batch=self.micro_batch,
                                     layers=self.layers, width=self.width)  # fmt: skip
 
-    def delay_model(self, name: str) -> Delays:
-        if name != PIPELINE:
-            return CONSTANT_OR_RANDOM[name]
-        return by_stage(self.problem(1), STAGES[self.model], delay=MEAN_DELAY[PIPELINE])
+    def delay_model(self, delay: str) -> int | str | StageDelays:
+        if delay == PIPELINE:
+            return by_stage(self.problem(1), STAGES[self.model], delay=self.mean_delay(delay))
+        return RANDOM_DELAYS if delay == LOGNORMAL else int(delay)
 
     def build(self, candidate: Candidate, lrs: Sequence[float]) -> AnyRule[Any]:
         """The rule with a run for each learning rate.
@@ -104,12 +109,62 @@ class DeepSetting:
         return {name: getattr(self, name) for name in ("model", "updates", "batch", "evaluate", "layers", "width")}
 
 
+_CENTRES = {"steady-muon": -2.5, "steady-adam": -3, "muon": -2.5, "adamw": -3.5, "weight-prediction": -3.5,
+            "synchronous-adamw": -3, "synchronous-muon": -2}  # fmt: skip
+"""Of the rules for the large model, log10 of a learning rate that was good without delay, for synchronous ones up to a
+delay of 64."""
+LARGE_CANDIDATES = tuple(replace(candidate, lrs=lr_grid(_CENTRES[candidate.rule] - 1, _CENTRES[candidate.rule] + 1))
+                         for candidate in CANDIDATES if candidate.rule in _CENTRES)  # fmt: skip
+_FEW = ("0", "64")
+
+
+@dataclass(frozen=True)
+class LargeSetting(DeepSetting):
+    """A GPT on tokens of Python sources, trained in a plain loop: see :mod:`reproduction.deep.large`."""
+
+    delays: tuple[str, ...] = ("0", "8", "64", LOGNORMAL, PIPELINE)
+    tuned_at: tuple[str, ...] = _FEW
+    rules: tuple[str, ...] = tuple(_CENTRES)
+    candidates: tuple[Candidate, ...] = LARGE_CANDIDATES
+    seeds: int = 1
+    evaluate: int = 1_024
+    layers: int = 8
+    width: int = 512
+    context: int = 256
+    vocabulary: int = VOCABULARY
+    only_by_name: bool = True
+
+    def mean_delay(self, delay: str) -> int:
+        return large.STAGES - 1 if delay == PIPELINE else super().mean_delay(delay)
+
+    def delay_model(self, delay: str) -> int | str | StageDelays:
+        return by_stage(self.gpt(), large.STAGES) if delay == PIPELINE else super().delay_model(delay)
+
+    def gpt(self) -> nn.Module:
+        return large.LargeGPT(self.vocabulary, self.context, self.layers, self.width, heads=8)
+
+    def build(self, candidate: Candidate, lrs: Sequence[float]) -> AnyRule[Any]:
+        return candidate.build(lrs[0] if len(lrs) == 1 else column(lrs))
+
+    def describe(self) -> dict[str, Any]:
+        own = {"context": self.context, "vocabulary": self.vocabulary, "text": load_tokens().sha256}
+        return super().describe() | own
+
+    def train(self, candidate: Candidate, delay: str, lr: float, seed: int, device: str) -> large.Losses:
+        """One run. Our rules average what they output; the learning rates of all others decay."""
+        late, batches = (0, 1 + self.mean_delay(delay)) if candidate.synchronous else (self.delay_model(delay), 1)
+        model = late.model if isinstance(late, StageDelays) else self.gpt()
+        assert model is not None
+        return large.train(model, load_tokens(), self.build(candidate, [lr]), late, updates=self.updates // batches,
+                           batch=self.batch, micro_batches=batches, context=self.context, evaluate=self.evaluate,
+                           scheduled=not candidate.ours, seed=seed, device=device)  # fmt: skip
+
+
 QUICK_RULES = ("steady-muon", "steady-adam", "adamw", "muon", "synchronous-muon")
 GPT_RULES = (
     "steady-muon", "steady-adam", "adamw", "nadam", "schedule-free-adamw", "muon", "staleness-aware",
     "weight-prediction", "ringmaster-muon", "synchronous-adamw", "synchronous-muon",
 )  # fmt: skip
-_FEW = ("0", "64")
 
 
 def _images(updates: int, **options: Any) -> tuple[DeepSetting, ...]:
@@ -118,18 +173,23 @@ def _images(updates: int, **options: Any) -> tuple[DeepSetting, ...]:
 
 _QUICK: dict[str, Any] = {"delays": _FEW, "tuned_at": _FEW, "rules": QUICK_RULES}
 _GPT: dict[str, Any] = {"evaluate": 1024, "layers": 4, "width": 144, "micro_batch": 128}
+_LARGE = (LargeSetting("gpt-34m", 2_000, 16), LargeSetting("gpt-34m-long", 6_000, 16))
 PLANS = {
     "quick": Plan(
         (
             DeepSetting("mlp", 1_000, 32, evaluate=2_000, **_QUICK),
             DeepSetting("cnn", 1_000, 32, evaluate=2_000, only_by_name=True, **_QUICK),
             DeepSetting("gpt", 1_000, 8, evaluate=128, layers=2, width=64, micro_batch=64, only_by_name=True, **_QUICK),
+            LargeSetting("gpt-34m", 60, 4, delays=("0", "8", PIPELINE), tuned_at=("0",), evaluate=64, context=64,
+                         layers=2, width=64),
         ),
         CANDIDATES, seeds=1, lr_stride=2, judged=False,
     ),
     "paper": Plan(
-        (*_images(20_000), DeepSetting("gpt", 5_000, 16, tuned_at=_FEW, rules=GPT_RULES, only_by_name=True, **_GPT)),
+        (*_images(20_000), DeepSetting("gpt", 5_000, 16, tuned_at=_FEW, rules=GPT_RULES, only_by_name=True, **_GPT),
+         *_LARGE),
         CANDIDATES, seeds=3,
     ),
-    "full": Plan((*_images(20_000, tuning_seeds=3), DeepSetting("gpt", 20_000, 16, **_GPT)), CANDIDATES, seeds=3),
+    "full": Plan((*_images(20_000, tuning_seeds=3), DeepSetting("gpt", 20_000, 16, **_GPT), *_LARGE), CANDIDATES,
+                 seeds=3),
 }  # fmt: skip

@@ -1,10 +1,10 @@
 """Running it: all learning rates at the delays that are tuned at, the frozen one everywhere; every finished piece is
 kept."""
 
-import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,11 +13,12 @@ from lategrad.delays.stages import StageDelays
 from lategrad.rules import needs_ticket
 from lategrad.simulator import Delays, simulate
 from lategrad.trace import Axis, Trace, describe
-from reproduction.deep.plan import MEAN_DELAY, PIPELINE, DeepSetting
-from reproduction.study import Candidate, Task, finite_loss, without_vectors
+from reproduction.deep.plan import PIPELINE, DeepSetting, LargeSetting
+from reproduction.study import Candidate, Task, finite_loss
 
 HISTORY_BYTES = {"cpu": 6 * 2**30, "cuda": 48 * 2**30}
 """What the waiting queries of runs that are simulated together may take."""
+_LARGE = ("loss", "test_loss", "drift")  # what is measured of a large model
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,7 @@ class DeepScores:
     grids: dict[str, Tensor]  # ``(seeds, lrs)``: scores of all learning rates, at the delays that are tuned at
     frozen: dict[str, Tensor]
     """``(seeds,)``: scores of the learning rate that is best without delay, at every delay; anchors: of the tuned."""
+    drift: dict[str, Tensor]  # ``(seeds,)``: V of the runs in ``frozen``
     traces: list[Trace]  # what all that was read from; axes delay, seed and lr
 
     @property
@@ -51,29 +53,27 @@ def score_rule(task: Task[DeepSetting]) -> DeepScores:
     run, setting, candidate = _Runner(task), task.setting, task.candidate
     seeds = tuple(range(task.seeds))
     first, others = seeds[: setting.tuning_seeds], seeds[setting.tuning_seeds :]
-    if candidate.synchronous:  # tuned at every number of rounds
-        source = {delay: str(MEAN_DELAY[delay]) for delay in setting.delays}
-        tuned_at = list(dict.fromkeys(source.values()))
-    else:
-        source = {delay: delay for delay in setting.delays}
-        tuned_at = [delay for delay in setting.delays if delay in setting.tuned_at]
+    anchor = bool(candidate.synchronous)  # tuned at every number of rounds
+    source = {delay: str(setting.mean_delay(delay)) if anchor else delay for delay in setting.delays}
+    tuned_at = [delay for delay in dict.fromkeys(source.values()) if anchor or delay in setting.tuned_at]
     grid = run.traces("grid", dict.fromkeys(tuned_at, (candidate.lrs, first)))
     choice = {delay: best_position(trace) for delay, trace in grid.items()}
-    shown = {delay: choice[delay] if candidate.synchronous else choice["0"] for delay in source.values()}
+    shown = {delay: choice[delay if anchor else "0"] for delay in source.values()}
     rest = {delay: ((candidate.lrs[at],), others if delay in grid else seeds) for delay, at in shown.items()}
     chosen = run.traces("chosen", {delay: runs for delay, runs in rest.items() if runs[1]})
 
-    def scores(delay: str) -> Tensor:
-        parts = [final_scores(grid[delay], setting.by_loss)[:, shown[delay]]] if delay in grid else []
-        parts += [final_scores(chosen[delay], setting.by_loss)[:, 0]] if delay in chosen else []
-        return torch.cat(parts)
+    def of_shown(delay: str, read: Callable[[Trace], Tensor]) -> Tensor:
+        parts = [read(grid[delay])[:, shown[delay]]] if delay in grid else []
+        return torch.cat(parts + ([read(chosen[delay])[:, 0]] if delay in chosen else []))
 
+    score = partial(final_scores, by_loss=setting.by_loss)
     return DeepScores(
         candidate,
         by_loss=setting.by_loss,
         choice={delay: choice[of] for delay, of in source.items() if of in choice},
-        grids={delay: final_scores(trace, setting.by_loss) for delay, trace in grid.items()},
-        frozen={delay: scores(of) for delay, of in source.items()},
+        grids={delay: score(trace) for delay, trace in grid.items()},
+        frozen={delay: of_shown(of, score) for delay, of in source.items()},
+        drift={delay: of_shown(of, lambda trace: trace.metrics["drift"][-1, 0]) for delay, of in source.items()},
         traces=[*grid.values(), *chosen.values()],
     )
 
@@ -85,12 +85,10 @@ def best_position(trace: Trace) -> int:
 
 def final_scores(trace: Trace, by_loss: bool) -> Tensor:
     """``(seeds, lrs)``; a run that diverged has accuracy 0 and an infinite loss."""
-    finite = torch.isfinite(trace.loss[-1, 0])
-    if by_loss:
-        assert trace.test_loss is not None
-        return torch.where(finite, torch.nan_to_num(trace.test_loss[-1, 0], nan=torch.inf), torch.inf)
-    assert trace.accuracy is not None
-    return torch.where(finite, trace.accuracy[-1, 0], 0.0)
+    values = trace.test_loss if by_loss else trace.accuracy
+    assert values is not None
+    finite = torch.isfinite(trace.loss[-1, 0]) & ~torch.isnan(values[-1, 0])
+    return torch.where(finite, values[-1, 0], torch.inf if by_loss else 0.0)
 
 
 _Runs = tuple[tuple[float, ...], tuple[int, ...]]  # learning rates and seeds
@@ -120,23 +118,24 @@ class _Runner:
         rule = describe(self.setting.build(self.candidate, runs[0]))
         delays = describe_delays(self.setting.delay_model(delay))
         return {"setting": self.setting.describe(), "rule": rule, "delay": delays, "seeds": runs[1],
-                "synchronous": bool(self.candidate.synchronous)}  # fmt: skip
+                "synchronous": bool(self.candidate.synchronous), "drift": True}  # fmt: skip
 
     def _groups(self, missing: dict[str, _Runs]) -> Iterator[list[str]]:
         """Delays to simulate together: the same learning rates and seeds, and waiting queries that fit in memory.
 
         On a CPU a pipeline runs alone, and last, as looking up every stage's own past costs the others time.
         """
-        if self.candidate.synchronous:
-            yield from ([delay] for delay in missing)  # each has a minibatch of its own
+        if self.candidate.synchronous or isinstance(self.setting, LargeSetting):
+            yield from ([delay] for delay in missing)  # each has a minibatch, or a loop, of its own
             return
-        problem, on_gpu = self.setting.problem(self.setting.batch), self.space.device.startswith("cuda")
+        setting, on_gpu = self.setting, self.space.device.startswith("cuda")
+        dim = setting.problem(setting.batch).dim
         group: list[str] = []
         taken = 0.0
-        for delay in sorted(missing, key=lambda delay: (missing[delay], delay == PIPELINE, MEAN_DELAY[delay])):
+        for delay in sorted(missing, key=lambda delay: (missing[delay], delay == PIPELINE, setting.mean_delay(delay))):
             lrs, seeds = missing[delay]
-            queries = 1 + needs_ticket(self.setting.build(self.candidate, lrs))
-            needed = 4.0 * problem.dim * queries * (2 + MEAN_DELAY[delay]) * len(lrs) * len(seeds)
+            queries = 1 + needs_ticket(setting.build(self.candidate, lrs))
+            needed = 4.0 * dim * queries * (2 + setting.mean_delay(delay)) * len(lrs) * len(seeds)
             memory = HISTORY_BYTES["cuda" if on_gpu else "cpu"]
             alone = PIPELINE in (delay, *group) and not on_gpu
             if group and (alone or missing[delay] != missing[group[0]] or taken + needed > memory):
@@ -151,35 +150,53 @@ class _Runner:
         self, phase: str, delays: list[str], lrs: tuple[float, ...], seeds: Sequence[int]
     ) -> dict[str, Trace]:
         setting, updates, batch = self.setting, self.setting.updates, self.setting.batch
+        if isinstance(setting, LargeSetting):
+            return {delay: self._train(setting, delay, lrs, seeds) for delay in delays}
         late = [setting.delay_model(delay) for delay in delays]
         if self.candidate.synchronous:
             (delay,) = delays
-            updates, batch, late = setting.rounds(delay), batch * (1 + MEAN_DELAY[delay]), [0]
+            updates, batch, late = setting.rounds(delay), batch * (1 + setting.mean_delay(delay)), [0]
         rule = setting.build(self.candidate, lrs)
         begin = time.monotonic()
         # On a GPU a replayed graph costs little to launch, and compiling would take longer than it saves.
         trace = simulate(setting.problem(batch), rule, late, updates, seed=list(seeds), record_every=updates,
-                         device=self.space.device, compile=False)  # fmt: skip
+                         device=self.space.device, compile=False, drift=True)  # fmt: skip
         seconds = time.monotonic() - begin
         runs = len(delays) * len(lrs) * len(seeds)
         self.space.say(f"deep: {setting.model}, {self.candidate.rule}, {phase}, delays {' '.join(delays)}: {runs} runs "
                        f"of {updates:,} updates in {seconds:.1f} s, {1e3 * seconds / updates:.2f} ms each")  # fmt: skip
-        return {delay: _of_one_delay(trace, position, delay) for position, delay in enumerate(delays)}
+        return {delay: _kept(delay, seeds, lrs, updates, {name: values[-1, :, position]
+                                                          for name, values in trace.recorded().items()})
+                for position, delay in enumerate(delays)}  # fmt: skip
+
+    def _train(self, setting: LargeSetting, delay: str, lrs: tuple[float, ...], seeds: Sequence[int]) -> Trace:
+        """One run after another, each of which is kept as soon as it is finished."""
+
+        def run(lr: float, seed: int) -> Trace:
+            begin = time.monotonic()
+            losses = setting.train(self.candidate, delay, lr, seed, self.space.device)
+            seconds = time.monotonic() - begin
+            self.space.say(f"deep: {setting.model}, {self.candidate.rule}, delay {delay}, lr {lr:g}, seed {seed}: "
+                           f"{losses.updates:,} updates in {seconds:.1f} s, {losses.updates / seconds:.1f} a second; "
+                           f"held-out loss {losses.held_out:.3f}")  # fmt: skip
+            ends = torch.tensor(losses[1:], dtype=torch.float64)
+            return _kept(delay, (seed,), (lr,), losses.updates, dict(zip(_LARGE, ends, strict=True)))
+
+        runs = [self.space.trace(f"{self._name('run', delay)}-{lr:g}-{seed}", self._key(delay, ((lr,), (seed,))),
+                                 partial(run, lr, seed)) for seed in seeds for lr in lrs]  # fmt: skip
+        ends = {name: torch.stack([one.recorded()[name] for one in runs]) for name in _LARGE}
+        return _kept(delay, seeds, lrs, int(runs[0].steps), ends)
 
 
-def _of_one_delay(trace: Trace, position: int, name: str) -> Trace:
-    """The end of the runs under one kind of delay; axes delay, seed and lr, no vectors."""
-
-    def end(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[-1:, :, position].unsqueeze(1).clone()
-
-    loss = end(trace.loss)
-    assert loss is not None
-    return dataclasses.replace(
-        without_vectors(trace), steps=trace.steps[-1:], loss=loss, accuracy=end(trace.accuracy),
-        test_loss=end(trace.test_loss), delays=trace.delays[-1:, :, position],
-        axes=(Axis("delay", (name,)), trace.axis("seed"), Axis("lr", trace.axes[-1].values)),
-    )  # fmt: skip
+def _kept(delay: str, seeds: Sequence[int], lrs: Sequence[float], updates: int, ends: dict[str, Tensor]) -> Trace:
+    """The end of runs under one kind of delay: one record, axes delay, seed and lr, no vectors."""
+    shape = 1, 1, len(seeds), len(lrs)
+    kept = {name: values.reshape(shape).clone() for name, values in ends.items()}
+    none = torch.zeros(*shape[1:], 0)
+    return Trace(steps=torch.tensor([updates]), loss=kept["loss"], accuracy=kept.get("accuracy"),
+                 test_loss=kept.get("test_loss"), metrics={"drift": kept["drift"]}, output=none, query=none.clone(),
+                 delays=torch.zeros(0, len(seeds), dtype=torch.int32), config={"steps": updates},
+                 axes=(Axis("delay", (delay,)), Axis("seed", tuple(seeds)), Axis("lr", tuple(lrs))))  # fmt: skip
 
 
 def describe_delays(delays: Delays) -> object:

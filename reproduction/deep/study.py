@@ -9,16 +9,18 @@ from matplotlib.figure import Figure
 
 from reproduction import style
 from reproduction.deep.models import MODELS
-from reproduction.deep.plan import PLANS, DeepSetting
+from reproduction.deep.plan import PLANS, DeepSetting, LargeSetting
 from reproduction.deep.scores import DeepScores, describe_delays, score_rule
 from reproduction.deep.verdicts import Panel, verdicts
+from reproduction.jobs import Job
 from reproduction.report import Section, prose
-from reproduction.study import Plan, Study, Task, rows_of
+from reproduction.study import Plan, Study, Task, Workspace, rows_of
 from reproduction.style import TITLES
 
 SECONDS = {"mlp": 11.0, "cnn": 9.0, "gpt": 70.0}
 """For one elementwise rule on one model, about: on one core at the quick scale, on a GPU of its own at the others; for
-forecasts. Rules that orthogonalise take twice as long."""
+forecasts. Rules that orthogonalise take twice as long. A large model takes a quarter of a second for each update of a
+run, of all runs together: twice what an H200 needs, as forecasts take it to be shared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,23 +33,34 @@ class Deep(Study[DeepSetting, DeepScores]):
     has_models = True
 
     def seconds(self, task: Task[DeepSetting]) -> float:
-        return SECONDS[task.setting.model] * (1 if task.candidate.elementwise else 2)
+        seconds = SECONDS.get(task.setting.model, 0.25 * task.setting.updates)
+        return seconds * (1 if task.candidate.elementwise else 2)
+
+    def jobs_of(self, plan: Plan[DeepSetting], space: Workspace) -> list[Job]:
+        """On a GPU those of large models, each of which fills it, wait for one another."""
+        jobs, before = super().jobs_of(plan, space), tuple[str, ...]()
+        for i, task in enumerate(plan.tasks(space)):
+            if isinstance(task.setting, LargeSetting) and jobs[i].lane == "streams":
+                jobs[i], before = dataclasses.replace(jobs[i], after=before), (jobs[i].label,)
+        return jobs
 
     def measure(self, task: Task[DeepSetting]) -> DeepScores:
         return score_rule(task)
 
     def show(self, plan: Plan[DeepSetting], panels: dict[DeepSetting, Panel]) -> Section:
         first, panel = next(iter(panels.items()))
-        text, _ = prose("deep", titles=[setting.title for setting in panels], seeds=plan.seeds)
+        text, _ = prose("deep", titles=[setting.title for setting in panels], seeds=plan.seeds,
+                        large=any(isinstance(setting, LargeSetting) for setting in panels))  # fmt: skip
         return Section(
             name=self.name,
             title="Deep models. Three architectures under delay",
             text=text,
-            figures={f"deep-{s.model}": plot(s, p) for s, p in panels.items()},
-            captions={f"deep-{s.model}": f"{s.title}: every learning rate frozen from delay 0." for s in panels},
+            figures={f"deep-{s.model}": plot(s, p) for s, p in panels.items()} | {"deep-drift": plot_drift(panels)},
+            captions={f"deep-{s.model}": f"{s.title}: every learning rate frozen from delay 0." for s in panels}
+            | {"deep-drift": "All delayed runs; SteadyMuon is green, SteadyAdam pink, others grey."},
             finding=finding(first, panel),
             tables={f"{setting.title}, {protocol}": table(setting, panel, protocol)
-                    for setting, panel in panels.items() for protocol in ("frozen", "tuned")},
+                    for setting, panel in panels.items() for protocol in ("frozen", "tuned", "drift")},
             rows=[row for s, panel in panels.items() for scores in panel.values() for row in _rows(s, scores)],
             verdicts=tuple(v for setting, panel in panels.items() for v in verdicts(setting, panel, plan.judged)),
             config=dataclasses.asdict(plan) | {
@@ -70,11 +83,12 @@ def ranked(panel: Panel, protocol: str = "frozen") -> list[DeepScores]:
 def table(setting: DeepSetting, panel: Panel, protocol: str) -> list[dict[str, str]]:
     """The rounds, then a row for each rule: its mean score at each delay, the largest spread over seeds, its lr.
 
-    A learning rate at the end of its grid is marked: the best may lie beyond.
+    A learning rate at the end of its grid is marked: the best may lie beyond. "drift" has V of the frozen ones.
     """
     delays, number = setting.delays, style.loss_in_table if setting.by_loss else style.three_digits
+    number = "{:.2g}".format if protocol == "drift" else number
     rows = [{"rule": "rounds"} | {delay: f"{setting.rounds(delay):,}" for delay in delays} | {"spread": "", "lr": ""}]
-    for scores in ranked(panel, protocol):
+    for scores in ranked(panel, "tuned" if protocol == "tuned" else "frozen"):
         values = getattr(scores, protocol)
         row = {"rule": TITLES[scores.candidate.rule]}
         row |= {delay: number(values[delay].mean().item()) if delay in values else "" for delay in delays}
@@ -93,13 +107,12 @@ def table(setting: DeepSetting, panel: Panel, protocol: str) -> list[dict[str, s
 def plot(setting: DeepSetting, panel: Panel) -> Figure:
     delays, ylabel = setting.delays, "loss on held-out text" if setting.by_loss else "test accuracy"
     figure, (ax,) = style.panels([setting.title], ylabel, height=4)
-    others = colormaps["tab20"]
     constant = sum(delay.isdecimal() for delay in delays)  # they come first
     drawn = 0
     for scores in ranked(panel):
         candidate = scores.candidate
         values = [scores.mean(delay) for delay in delays]
-        colour = style.COLOURS.get(candidate.rule) or others(drawn)
+        colour = style.COLOURS.get(candidate.rule) or colormaps["tab20"](drawn)
         drawn += candidate.rule not in style.COLOURS
         dashes = {"synchronous-adamw": ":", "synchronous-muon": "--"}.get(candidate.rule, "-")
         look: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 5 if candidate.ours else 3}
@@ -109,11 +122,22 @@ def plot(setting: DeepSetting, panel: Panel) -> Figure:
     ax.set_xticks(range(len(delays)), [f"{delay}\n{setting.rounds(delay):,}" for delay in delays], fontsize=8)
     ax.set_xlabel("delay, and the rounds that it leaves time for")
     if setting.by_loss:
-        start = math.log(84)  # of a model that scores all characters alike
+        start = math.log(setting.vocabulary)  # of a model that scores all characters alike
         best = min(scores.mean(delay) for scores in panel.values() for delay in delays)
         if best < start:
             ax.set_ylim(best - 0.05 * (start - best), min(ax.get_ylim()[1], start))
     style.legend(figure, [ax])
+    return figure
+
+
+def plot_drift(panels: dict[DeepSetting, Panel]) -> Figure:
+    """The training loss against V: every delayed run of every rule, at every learning rate."""
+    figure, axes = style.panels([setting.title for setting in panels], "training loss at the end", height=4)
+    for ax, panel in zip(axes, panels.values(), strict=True):
+        for rule, scores in panel.items():
+            for trace in (trace for trace in scores.traces if trace.metrics["drift"].any()):
+                ax.scatter(trace.metrics["drift"], trace.loss, s=12, color=style.COLOURS.get(rule, style.BASELINE))
+        ax.set(xscale="log", yscale="log", xlabel="drift V")
     return figure
 
 
@@ -136,5 +160,5 @@ def _rows(setting: DeepSetting, scores: DeepScores) -> list[dict[str, Any]]:
     place, columns = {"model": setting.model, "rule": scores.candidate.rule}, ("delay", "lr", "seed", "loss")
     return [
         row | {"rounds": setting.rounds(row["delay"]), "frozen": math.isclose(row["lr"], scores.lr())}
-        for trace in scores.traces for row in rows_of(trace, (*columns, "test_loss", "accuracy"), **place)
+        for trace in scores.traces for row in rows_of(trace, (*columns, "test_loss", "accuracy", "drift"), **place)
     ]  # fmt: skip

@@ -31,14 +31,12 @@ def count_good(accuracy: Tensor, within: float) -> int:
 
 @dataclass(frozen=True)
 class RangeFigure:
-    """One figure: its delays and what the paper claims."""
+    """One figure and its delays."""
 
     name: str
     title: str
     delay: Delay
     label: str  # the delay in words
-    claim: str
-    quote: str
     opens_report: bool = False  # whether its finding is among those that the report opens with
 
     def needed(self, regime: Regime) -> bool:
@@ -51,8 +49,8 @@ class RangeFigure:
         best = {rule: accuracy.mean(0).max().item() for rule, accuracy in by_rule.items()}
         ours, n = "anytime-sgd", by_rule["anytime-sgd"].shape[-1]
         holds = all(good[ours] >= TIMES_REQUIRED * good[r] and mean[ours] - mean[r] >= MARGIN_REQUIRED for r in SGDS)
-        return sweep.claim("lr_range", holds, regime, [self.delay], figure=self.name, p=_THIS, claim=self.claim,
-                           label=self.label, good=good, n=n, mean=mean, best=best, quote=self.quote)  # fmt: skip
+        return sweep.claim("lr_range", holds, regime, [self.delay], figure=self.name, p=_THIS,
+                           queue=self is FIG4, label=self.label, good=good, n=n, mean=mean, best=best)  # fmt: skip
 
     def draw(self, ax: Axes, regime: Regime, traces: Traces) -> None:
         for rule in regime.curves:
@@ -90,9 +88,6 @@ FIG2 = RangeFigure(
     title=f"Figure 2. Accuracy against the learning rate at delay {LATE}",
     delay=LATE,
     label=f"delay {LATE}",
-    claim="Anytime SGD is accurate on a wide range of learning rates, SGD on a narrow one",
-    quote="anytime SGD achieves high accuracy on a wide range of learning rates, whereas SGD achieves its top "
-    "accuracy on a very narrow range",
     opens_report=True,
 )
 FIG4 = RangeFigure(
@@ -100,7 +95,4 @@ FIG4 = RangeFigure(
     title="Figure 4. Accuracy against the learning rate under Lognormal(7, 0.4²) delays",
     delay=HEAVY,
     label="Lognormal(7, 0.4²) delays",
-    claim="Anytime SGD is robust under heavy-tailed delays",
-    quote="in Figure 4 the delay is distributed Lognormal(7, 0.4²), a heavy-tail distribution. This shows that "
-    "anytime SGD performs better when a high maximal delay, but reasonable mean, is present",
 )

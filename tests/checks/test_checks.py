@@ -235,6 +235,59 @@ def test_a_branch_and_other_shapes_are_told_in_our_words():
         lg.train(problem, Grows(), steps=3, workers=1, engine="threads", compile=False)
 
 
+class Shrinks(Good):
+    def update(self, state, grad, delay):
+        return State(super().update(state, grad, delay).x.mean(-1, keepdim=True), state.count)
+
+
+class GrowsAll(Good):
+    def update(self, state, grad, delay):
+        return State(torch.cat([state.x, state.x], dim=-1), state.count)
+
+
+class ReturnsATuple(Good):
+    def update(self, state, grad, delay):
+        return tuple(super().update(state, grad, delay))
+
+
+@pytest.mark.parametrize("broken", [Shrinks, GrowsAll])
+def test_a_state_that_a_copy_would_broadcast_or_torch_would_refuse_is_told_so_everywhere(broken):
+    with pytest.raises(AssertionError, match=rf"{broken.__name__}: the state changes its dtypes or shapes: \['x', "):
+        check_rule(broken(), compile=False)
+    keeps = f"the update of {broken.__name__} must keep the shapes of its state"
+    with pytest.raises(ValueError, match=keeps):
+        lg.simulate(Quadratic(), broken(), 0, 10, compile=False)
+    with pytest.raises(ValueError, match=keeps):
+        lg.train(Quadratic(), broken(), steps=3, workers=1, engine="threads", compile=False)
+    parameter = torch.nn.Parameter(torch.ones(4))
+    optimizer = lg.optim.FromRule([parameter], broken(), compile=False)
+    parameter.square().sum().backward()
+    with pytest.raises(ValueError, match=keeps):
+        optimizer.step()
+
+
+def test_a_state_of_another_structure_and_a_branch_are_told_before_anything_is_compiled():
+    with pytest.raises(AssertionError, match=r"rule ReturnsATuple: the state changes its structure from \('State"):
+        check_rule(ReturnsATuple(), compile=False)
+    with pytest.raises(ValueError, match="the update of Branches branches on a tensor"):
+        check_rule(Branches())
+
+
+class LongQuery(Good):
+    def query(self, state):
+        return torch.cat([state.x, state.x], dim=-1)
+
+
+def test_a_query_that_is_not_as_long_as_the_start_is_refused_by_every_host():
+    message = r"the query of LongQuery must have shape \(.*10,?\), got \(.*20,?\)"
+    with pytest.raises(ValueError, match=message):
+        lg.simulate(Quadratic(), LongQuery(), 0, 10)
+    with pytest.raises(ValueError, match=message):
+        lg.train(Quadratic(), LongQuery(), steps=3, workers=1, engine="threads")
+    with pytest.raises(ValueError, match=message):
+        lg.optim.FromRule([torch.nn.Parameter(torch.ones(10))], LongQuery())
+
+
 @dataclass(frozen=True, eq=False)
 class KeepsADict(Good):
     """A dict and a list are as good as a tuple, in whatever order update makes them."""
@@ -347,7 +400,9 @@ def test_a_rule_that_cannot_be_swept_is_told_so():
             check_rule(broken(), compile=False)
     with pytest.warns(UserWarning, match="OneNumber cannot be swept over lr"):
         check_rule(OneNumber(), compile=False)
-    with pytest.raises(ValueError, match="OneRow has hyper-parameters for runs of shape .* begin its init with"):
+    with pytest.raises(
+        ValueError, match=r"the query of OneRow must have shape .*, got .*: begin its init with first_query"
+    ):
         lg.simulate(Quadratic(), OneRow(lr=torch.tensor([[0.1], [0.2]])), 0, 10)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import re
 import subprocess
 import sys
 
@@ -69,7 +70,7 @@ def test_simulate_prints_a_table_and_writes_everything(capsys, tmp_path):
         (["--rule", "sgd:lr=1", "--lr", "2"], "--lr 2 is of no use"),
         (["--steps", "5", "--steps", "6"], "--steps is given twice"),
         (["--record-every", "0"], "--record-every must be an integer >= 1"),
-        (["--seeds", "0"], "--seeds must be an integer >= 1 and <= 100000, got 0"),
+        (["--seeds", "0"], "'--seeds': Input should be greater than or equal to 1"),
         (["--problem", "no-such.csv"], "no-such.csv"),
         (["--problem", "imagenet"], "'digits', 'fashion-mnist'"),
         (["--model", "forest"], "--model must be one of 'softmax', 'least-squares', 'svm', got 'forest'"),
@@ -80,13 +81,14 @@ def test_simulate_prints_a_table_and_writes_everything(capsys, tmp_path):
         (["--speed", "9"], "No such option: --speed"),
         (["--out", ""], "--out must not be empty"),
         (["--out="], "--out must not be empty"),
-        (["--seeds", "1000000000"], "--seeds must be an integer >= 1 and <= 100000, got 1000000000"),
+        (["--seeds", "1000000000"], "'--seeds': Input should be less than or equal to 100000"),
         (["--steps", "99999999999999999999"], "--steps must have numbers below 2^63, got 99999999999999999999"),
         (["--device", "meta"], "--device must be 'cpu' or 'cuda', got 'meta'"),
         (["--rule", "fed-buff:size=99999999999999999999"], "--rule must have numbers below 2^63, got fed-buff:size=99"),
         (["--rule", "fed-buff:1,99999999999999999999"], "--rule must have numbers below 2^63, got fed-buff:1,99"),
         (["--problem", "quadratic:dim=99999999999999"], "problem 'quadratic': RuntimeError: [enforce fail"),
         (["--problem", "digits:P"], "'digits', 'fashion-mnist'"),
+        (["--batch", "100000000000"], "can't allocate memory: you tried to allocate 204800000000000 bytes"),
     ],
 )
 def test_errors_are_one_line_with_exit_code_2(capsys, arguments, message):
@@ -96,6 +98,95 @@ def test_errors_are_one_line_with_exit_code_2(capsys, arguments, message):
     assert message in err
     assert len(err.strip().splitlines()) == 1
     assert out == ""
+
+
+OWN_CODE = """
+import torch
+import lategrad as lg
+
+class Divides(lg.SGD):
+    def update(self, state, grad, delay):
+        return state._replace(x=state.x / (0 * len(state.x) // 0))
+
+class Raises(lg.problems.Quadratic):
+    def gradient(self, x, sample):
+        raise RuntimeError("broken\\nin two lines")
+
+class Short(lg.problems.Quadratic):
+    def gradient(self, x, sample):
+        return x[..., :3]
+
+def train(wrap):
+    raise KeyError("loss")
+
+def twice(wrap):
+    for _ in range(2):
+        wrap(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
+
+def nothing():
+    pass
+"""
+
+
+@pytest.fixture(scope="module")  # a module is imported once
+def own_code(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own.py").write_text(OWN_CODE)
+    (folder / "exits.py").write_text("raise SystemExit(4)")
+    return {"OWN": f"{folder}/own.py", "EXITS": f"{folder}/exits.py"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulate", "--rule", "OWN:Divides:lr=1"], "own.py, line 7, in update: ZeroDivisionError: "),
+        (["train", "--rule", "OWN:Divides:lr=1", "--engine", "threads"], "own.py, line 7, in update: ZeroDivision"),
+        (["simulate", "--problem", "OWN:Raises"], "own.py, line 11, in gradient: RuntimeError: broken"),
+        (["simulate", "--problem", "OWN:Short"], "shape of a gradient must be x's (1, 1, 10), got (1, 1, 3)"),
+        (["tolerance", "OWN:train"], "own.py, line 18, in train: KeyError: 'loss'"),
+        (["tolerance", "OWN:train", "--workers", "2"], "own.py, line 18, in train: KeyError: 'loss'"),
+        (["tolerance", "OWN:twice"], "wrap was called twice"),
+        (["tolerance", "OWN:nothing"], "must be a function of one argument"),
+        (
+            ["tolerance", "OWN:train", "--seeds", "1000000000"],
+            "'--seeds': Input should be less than or equal to 100000",
+        ),
+        (["tolerance", "OWN:train", "--optimizer", "=OWN:train"], "--optimizer must be NAME=MODULE:FUNCTION, each"),
+        (["tolerance", "OWN:train", "--optimizer", "a=OWN:train", "a=OWN:twice"], "each with a name of its own, got"),
+        (["simulate", "--problem", "EXITS:Problem"], "exits.py': SystemExit: 4"),
+    ],
+)
+def test_what_ones_own_code_raises_is_one_line_that_names_its_place(capsys, own_code, arguments, message):
+    code, out, err = run(capsys, *(re.sub("OWN|EXITS", lambda found: own_code[found[0]], text) for text in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_error_that_no_code_of_the_user_made_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr("lategrad.cli.simulate.set_from", lambda text: {}["missing"])
+    monkeypatch.setattr("lategrad.tolerance_study.code_identity.is_own_file", lambda file: False)  # this file, too
+    with pytest.raises(KeyError, match="missing"):
+        cli.main(["simulate"])
+
+
+def test_a_command_after_two_dashes_is_the_command(capsys):
+    assert run(capsys, "--", "list") == run(capsys, "list")
+
+
+def test_replay_refuses_its_folder_before_it_runs_and_resume_another_rule(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", "--problem", "quadratic", "--rule", "sgd:0.1", "--steps", "20", "--workers", "1",
+               "--engine", "threads", "--out", folder)[0] == 0  # fmt: skip
+    (tmp_path / "file").write_text("")
+    code, out, err = run(capsys, "replay", folder, "--out", str(tmp_path / "file"))
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    for command, option, value, saved in (("resume", "rule", "adamw:lr=1", "sgd:0.1"),
+                                          ("resume", "problem", "digits", "quadratic"),
+                                          ("replay", "problem", "digits", "quadratic")):  # fmt: skip
+        code, _, err = run(capsys, command, folder, f"--{option}", value)
+        assert (code, err) == (2, f"error: --{option} must be the run's, {saved}, or be left out, got {value}\n")
 
 
 def test_simulate_shortens_and_refuses_long_gradients_as_train_does(capsys, tmp_path):

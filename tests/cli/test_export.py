@@ -31,12 +31,12 @@ def test_the_last_and_the_best_output_as_named_tensors(capsys, tmp_path):
     assert best < 6
     code, out, _ = run(capsys, tmp_path, tmp_path / "last.safetensors")
     assert (code, out) == (0, f"{problem.dim} parameters in 6 tensors, written to {tmp_path / 'last.safetensors'}\n")
-    assert run(capsys, tmp_path, tmp_path / "best.st", "--best")[::2] == (0, "")
+    assert run(capsys, tmp_path, tmp_path / "top.safetensors", "--best")[::2] == (0, "")
     loaded = network().eval()
     loaded.load_state_dict(load_file(tmp_path / "last.safetensors"), strict=False)
     for name, p in problem.module_at(trace.output).named_parameters():
         assert torch.equal(loaded.get_parameter(name), p)
-    loaded.load_state_dict(load_file(tmp_path / "best.st"), strict=False)
+    loaded.load_state_dict(load_file(tmp_path / "top.safetensors"), strict=False)
     found, into = LocalSteps(problem, 2, lg.SGD(0.1)).load_best(tmp_path), network()
     assert problem.load_best(tmp_path, into) is into
     rows = load("digits").x_test
@@ -70,6 +70,12 @@ def test_what_cannot_be_exported_is_one_line(capsys, tmp_path):
         ("damaged", "--best"): "is damaged, or of another version",
     }
     for (folder, *options), message in cases.items():
-        code, _, err = run(capsys, tmp_path / folder, tmp_path / "file", *options)
+        code, _, err = run(capsys, tmp_path / folder, tmp_path / "file.safetensors", *options)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+    refused = "the file must be a new one that ends in .safetensors, its format, got"
+    own = tmp_path / "run" / "trace.safetensors"
+    for file, message in (("net.pt", refused), (own, refused), ("/proc/x.safetensors", "I/O error: ")):
+        code, _, err = run(capsys, tmp_path / "run", file)
         assert (code, err.count("\n")) == (2, 1)
         assert message in err

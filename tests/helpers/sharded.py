@@ -397,6 +397,10 @@ def load_another(mesh):
         steps(other, others, 0, 2)
         said.append(message(lambda other=other: optimizer.load_state_dict(other.state_dict())))
     said.append(message(lambda: optimizer.load_state_dict(torch.optim.Adam(params).state_dict())))
+    other_shapes = [nn.Parameter(like(torch.ones(6, 4), p)) for p in params]  # as many rows as (4,) has, on some ranks
+    other = optimizers("AnytimeSGD", other_shapes, lg.Ball(2.0))
+    steps(other, other_shapes, 0, 2)
+    said.append(message(lambda: optimizer.load_state_dict(other.state_dict())))
     steps(optimizer, params, 3, 6)
     return said, whole(params)
 

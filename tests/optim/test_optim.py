@@ -245,6 +245,38 @@ def test_a_state_of_another_rule_is_refused_and_nothing_changes():
     assert optimizer.param_groups[0]["scalars"][0]["t"].item() == 3
 
 
+@pytest.mark.parametrize("shape", [(1, 4), (6, 4), (12,)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_state_of_other_shapes_is_refused_and_nothing_changes(shape, dtype):
+    """Values of (1, 4) could be copied to (3, 4), and trained with."""
+    for rule in (lg.SGD(0.5), lg.SteadyAdam(0.5)):
+        (a,), (b,) = parameters([shape], dtype=dtype), parameters([(3, 4)], dtype=torch.float32)
+        other, optimizer = FromRule([a], rule), FromRule([b], rule)
+        run_steps(other, [a], range(2))
+        before, saved = flat([b]), other.state_dict()
+        if saved["state"][0]:  # where it is not the query alone, which the parameters hold
+            with pytest.raises(ValueError, match="saved state is .*, its parameter .*3, 4"):
+                optimizer.load_state_dict(saved)
+            assert torch.equal(flat([b]), before)
+            assert not optimizer.state
+
+
+def test_a_refused_state_leaves_the_parameters_of_the_groups_before_it():
+    """The state of bfloat16 parameters has their query, which float32 parameters take over when they load it."""
+
+    def optimizer(dtype, second):
+        params = parameters([(4,), (4,)], dtype=dtype)
+        return params, FromRule([{"params": params[:1]}, {"params": params[1:], "rule": second}], lg.SteadyAdam(0.1))
+
+    params, saved = optimizer(torch.bfloat16, lg.SteadyAdam(0.1))
+    run_steps(saved, params, range(2))
+    params, other = optimizer(torch.float32, lg.Steady(0.1))
+    before = flat(params)
+    with pytest.raises(ValueError, match="the state is of another rule"):
+        other.load_state_dict(saved.state_dict())
+    assert torch.equal(flat(params), before)
+
+
 def test_a_state_from_before_the_first_step_starts_anew():
     params = parameters()
     optimizer = AnytimeSGD(params, lr=0.5)

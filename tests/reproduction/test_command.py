@@ -64,7 +64,7 @@ def test_figure_1_on_ones_own_data_and_delays(tmp_path):
         (["fig5"], "PART must be one of .*, got 'fig5'; did you mean 'fig"),
         (["fig1", "theorem"], "got 'theorem'; did you mean 'theorems'"),
         (["fig1", "--scale", "papers"], "--scale must be one of .*, got 'papers'; did you mean 'paper'"),
-        (["deep", "--models", "mpl"], "--models must be one of 'mlp', 'cnn', 'gpt', got 'mpl'; did you mean 'mlp'"),
+        (["deep", "--models", "mpl"], "--models must be one of 'mlp', 'cnn', 'gpt', .*, got 'mpl'; did you mean 'mlp'"),
         (["deep", "--rules", "muonn"], "--rules must be one of .*, got 'muonn'; did you mean 'muon'"),
         (["local", "--rules", "fed-bufff"], "--rules must be one of .* did you mean 'fed-buff'"),
         (["fig1", "--models", "mlp"], "--models and --rules must be left out: they limit deep, local and local-real"),
@@ -83,6 +83,24 @@ def test_bad_names_are_refused_with_a_suggestion(arguments, message, tmp_path):
     assert result.stderr.startswith("error: ")
     assert re.search(message, result.stderr)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nothing"], "No such option: --nothing"),
+        (["fig1", "--updates", "x"], "Invalid value for '--updates'"),
+        (["--scale", "quick", "--scale", "paper"], "--scale is given twice"),
+        (["fig1", "--out", __file__], "File exists"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line_with_exit_code_2(arguments, message):
+    command = [sys.executable, "-m", "reproduction", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_all_leaves_out_what_runs_only_by_name():

@@ -12,7 +12,8 @@ from lategrad.delays.specs import parse
 from lategrad.problems import LanguageProblem, ModuleProblem, load, load_text
 from lategrad.registry import build_rule
 from reproduction.deep import models, scores, study
-from reproduction.deep.plan import CANDIDATES, CONSTANT_OR_RANDOM, MEAN_DELAY, PLANS, DeepSetting
+from reproduction.deep.plan import CANDIDATES, PLANS, DeepSetting
+from reproduction.deep.plan import DELAYS as ALL_DELAYS
 from reproduction.deep.plan import RULES as ALL_RULES
 from reproduction.deep.scores import DeepScores, best_position, final_scores, score_rule
 from reproduction.deep.study import Deep
@@ -69,7 +70,7 @@ def test_it_is_a_part_of_the_reproduction_at_every_scale():
     assert set(PLANS) == {"quick", "paper", "full"}
     for plan in PLANS.values():
         for setting in plan.settings:
-            assert set(setting.tuned_at) <= set(MEAN_DELAY)
+            assert set(setting.tuned_at) <= set(ALL_DELAYS)
             assert set(setting.rules) <= set(ALL_RULES)
 
 
@@ -88,9 +89,9 @@ def test_pipemare_anneals_over_a_quarter_of_the_run():
 
 
 def test_the_random_delays_have_the_mean_that_they_are_said_to_have():
-    for name, delays in CONSTANT_OR_RANDOM.items():
-        drawn = parse(str(delays)).draw(20_000, seed=0).delays
-        assert drawn[1000:].double().mean().item() == pytest.approx(MEAN_DELAY[name], rel=0.03)
+    for name in ALL_DELAYS[:-1]:
+        drawn = parse(str(MLP.delay_model(name))).draw(20_000, seed=0).delays
+        assert drawn[1000:].double().mean().item() == pytest.approx(MLP.mean_delay(name), rel=0.03)
 
 
 def test_what_is_measured_equals_plain_simulations(ran):
@@ -99,7 +100,7 @@ def test_what_is_measured_equals_plain_simulations(ran):
     assert len(rows) == 3 * 5 * 2  # delays, learning rates, seeds
     for row in rows[::11]:
         rule = build_rule("adamw", row["lr"], lg.WholeSpace())
-        alone = lg.simulate(MLP.problem(8), rule, CONSTANT_OR_RANDOM[row["delay"]], UPDATES, seed=row["seed"])
+        alone = lg.simulate(MLP.problem(8), rule, MLP.delay_model(row["delay"]), UPDATES, seed=row["seed"])
         assert row["loss"] == pytest.approx(alone.loss[-1].item(), rel=1e-3)
         assert row["test_loss"] == pytest.approx(alone.test_loss[-1].item(), rel=1e-3)
 
@@ -172,9 +173,27 @@ def test_tables_show_the_rounds_the_rules_and_nothing_that_was_not_run(ran):
     assert tuned[2]["8"] == tuned[2]["lognormal"] == ""
     assert frozen[1]["8"] == tuned[1]["8"]
     page = write_report([section], out, {}).read_text(encoding="utf-8")
-    assert page.count("<svg") == len(section.figures) == 2
+    assert page.count("<svg") == len(section.figures) == 3
     with (out / "deep.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(section.rows)
+
+
+def test_the_drift_of_every_run_is_kept_and_shown(ran):
+    """V of the simulator, for every learning rate; in the table that of the frozen ones, a mean over seeds."""
+    _, section, _ = ran
+    rows = [row for row in section.rows if (row["model"], row["rule"], row["delay"]) == ("mlp", "adamw", "8")]
+    for row in rows:
+        rule = lg.baselines.AdamW(row["lr"])
+        alone = lg.simulate(MLP.problem(8), rule, 8, UPDATES, seed=row["seed"], drift=True)
+        assert row["drift"] == pytest.approx(alone.certificate().drift.item(), rel=1e-3)
+    shown = {row["rule"]: row for row in section.tables[f"{MLP.title}, drift"]}
+    frozen = [row["drift"] for row in rows if row["frozen"]]
+    assert shown["AdamW"]["8"] == f"{sum(frozen) / len(frozen):.2g}" != "0"
+    assert shown["AdamW"]["0"] == shown["synchronous Muon"]["8"] == "0"
+    late = [row for row in section.rows if row["model"] == "mlp" and row["drift"]]
+    (ax, _) = section.figures["deep-drift"].axes
+    drawn = [point for marks in ax.collections for point in marks.get_offsets() if point[0] > 0]
+    assert len(drawn) == len(late) > 0
 
 
 def test_what_is_finished_is_not_run_again_and_can_be_made_in_pieces(ran, tmp_path):
@@ -213,7 +232,7 @@ def made_up(name, frozen, by_loss=False, **options):
     values = {delay: torch.tensor([score], dtype=torch.float64) for delay, score in frozen.items()}
     grids = {delay: torch.full((1, 5), score.item(), dtype=torch.float64) for delay, score in values.items()}
     candidate = Candidate(name, (1.0, 2.0, 3.0, 4.0, 5.0), **options)
-    return DeepScores(candidate, by_loss, dict.fromkeys(frozen, 2), grids, values, [])
+    return DeepScores(candidate, by_loss, dict.fromkeys(frozen, 2), grids, values, {}, [])
 
 
 def panel(*results):

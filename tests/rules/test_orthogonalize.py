@@ -72,8 +72,18 @@ def test_batches_runs_and_tall_matrices_are_as_one_by_one():
     torch.testing.assert_close(orthogonalise(small).square().sum(-1), torch.ones(4, 1), rtol=0.34, atol=0)
 
 
-def test_large_matrices_one_by_one_are_as_small_ones_in_a_batch(monkeypatch):
-    x = of_a_gradient(160, 300, noise=0.05)
+def test_a_matrix_that_is_not_finite_does_not_touch_the_others():
+    x = torch.randn(3, 256, 256, generator=torch.Generator().manual_seed(0))
+    expected = orthogonalise(x)
+    x[1, 5, 7] = torch.inf
+    result = orthogonalise(x)
+    assert result[1].isnan().all()
+    assert torch.equal(result[::2], expected[::2])
+
+
+@pytest.mark.parametrize("rows", [160, 256])  # without and with padding
+def test_large_matrices_one_by_one_are_as_small_ones_in_a_batch(monkeypatch, rows):
+    x = of_a_gradient(rows, 300, noise=0.05)
     one = orthogonalise(x)
     monkeypatch.setattr(_orthogonalize, "_SMALL", 1000)
     torch.testing.assert_close(one, orthogonalise(x), rtol=1e-3, atol=1e-4)

@@ -139,3 +139,15 @@ def test_a_server_takes_the_threads_that_it_is_given_or_measures_them():
     small = Server(Quadratic(), lg.SGD(lr=0.1), Settings(steps=1))
     assert small.config["threads"] == 1
     assert worthwhile_threads(2**25, most=4) in (1, 2, 4)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_telemetry_says_with_how_many_threads_the_server_updates(engine):
+    seen, before = [], torch.get_num_threads()
+    trace = lg.train(
+        Quadratic(), lg.SGD(lr=0.1), steps=4, workers=1, engine=engine, threads=3, record_every=1, progress=False,
+        on_record=lambda telemetry, _: seen.append((telemetry.threads, torch.get_num_threads())),
+    )  # fmt: skip
+    assert set(seen) == {(3, 3)}
+    assert trace.config["threads"] == 3
+    assert torch.get_num_threads() == before

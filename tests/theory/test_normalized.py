@@ -96,6 +96,10 @@ def test_a_norm_that_is_not_known_and_a_vector_without_rows_are_refused():
         theory.momentum_age(0.5)
     with pytest.raises(ValueError, match="outstanding must be"):
         bound(100, NORMS[0], outstanding=0)
+    with pytest.raises(ValueError, match="outstanding must be a finite number >= 1, got 0"):
+        theory.normalized_lr(100, L=1, Delta=1, memory=1, outstanding=0)
+    with pytest.raises(ValueError, match="outstanding must be a finite number >= 1, got 0"):
+        theory.normalized_plan(1.0, L=1, Delta=1, sigma=1, rho=1, outstanding=0)
     with pytest.raises(ValueError, match="eps must be"):
         theory.normalized_plan(0.0, L=1, Delta=1, sigma=1, rho=1, outstanding=1)
 
@@ -334,6 +338,31 @@ def test_theorem_b_holds_for_the_library_s_muon(W):
         queries.append(rule.query(state))
     start = norm.dual(queries[0][0].view(SHAPE).sin()).item()
     assert total / N <= bound(N, norm, W, A=A, B=B, nesterov=True) < 0.6 * start
+
+
+@pytest.mark.parametrize(("tau", "threshold"), [(10, 2), (40, 5)])
+def test_theorem_b_holds_for_gradients_that_are_used_while_late_ones_are_dropped(tau, threshold):
+    """Ringmaster: updates and delays are counted in used gradients, of which at most the threshold are outstanding."""
+    N, norm, sigma, noise = 3000, NORMS[2], 0.3, generator(0)
+    known = {"L": norm.L, "Delta": K, "memory": 20, "outstanding": threshold, "nesterov": True}
+    known |= {"A": theory.orthogonal_alignment(K), "B": 1.16}
+    D = theory.normalized_lr(N // (1 + tau // threshold), **known)
+    rule = lg.baselines.RingmasterMuon(D, threshold=threshold, blocks=lg.Blocks.of_tensors([torch.zeros(SHAPE)]))
+    state = rule.init(torch.eye(K).double().mul(math.pi / 2).flatten().expand(4, -1))
+    sent, norms, delays = [], [], []
+    for t in range(N):
+        sent.append((rule.query(state), rule.ticket(state)))
+        query, version = sent[max(0, t - tau)]
+        g = query.sin() + sigma / K * torch.randn(4, K * K, generator=noise).double()
+        before, state = state, rule.update(state, g, torch.tensor(min(t, tau)), version)
+        if not torch.equal(before.version, state.version):
+            norms.append(norm.dual(before.x.view(-1, *SHAPE).sin()).mean().item())
+            delays.append(int((before.version - version)[0]))
+    assert len(norms) < N
+    assert theory.largest_in_flight(torch.tensor(delays)) == threshold - 1
+    rho = theory.dual_ratio("spectral", SHAPE)
+    bound = theory.normalized_momentum(len(norms), **known, sigma=sigma, rho=rho, lr=D)
+    assert sum(norms) / len(norms) <= bound < norms[0], "a rule that stays at the start is above the bound"
 
 
 @pytest.mark.parametrize(

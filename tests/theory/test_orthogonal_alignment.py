@@ -70,6 +70,15 @@ def test_alignment_falls_with_the_rank_and_nearly_as_fast_as_its_bound(k, ones, 
     assert bound <= aligned < 1.35 * bound
 
 
+def test_the_alignment_is_that_of_the_page_and_only_for_ranks_for_which_it_is_proved():
+    assert theory.orthogonal_alignment(1) == pytest.approx(0.84)
+    assert theory.orthogonal_alignment(1501) == pytest.approx(1.68 / 3)  # 1500 / 500 = 3, and the root of 4 is 2
+    assert theory.orthogonal_alignment(1501, level=0.96) == pytest.approx(1.92 / 3)
+    for rank in (0, 10**6 + 1):
+        with pytest.raises(ValueError, match=f"rank must be between 1 and 1,000,000.*got {rank}"):
+            theory.orthogonal_alignment(rank)
+
+
 def test_alignment_of_a_matrix_is_that_of_its_singular_values():
     """One large singular value, and a thousand of a thousandth: small ones are not brought to 1."""
     values = torch.full((1000,), 1.2e-3, dtype=torch.float64)

@@ -161,3 +161,15 @@ def test_theorem_2_forgets_delays_up_to_the_square_root_of_the_horizon():
 def test_unknown_power_is_refused():
     with pytest.raises(ValueError, match="power must be 0 or 1"):
         theory.ogd_regret(10, D=1.0, gradient=1.0, power=2)
+
+
+def test_the_regret_of_algorithm_4_by_hand():
+    """H = 6: eta_1 = 4/3 and eta_2 = 4/15, hence 3/4 + 2/3 + 128/15 + 2 * 3 * (9 + 1); x_1's distances do not enter."""
+    regret = theory.strongly_convex_regret(
+        6.0,
+        1.0,
+        surprise=torch.tensor([1.0, 2.0]),
+        to_comparator=torch.tensor([9.0, 3.0]),
+        ahead=torch.tensor([9.0, 1.0]),
+    )
+    assert regret == pytest.approx(3 / 4 + 2 / 3 + 128 / 15 + 60)

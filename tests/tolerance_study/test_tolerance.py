@@ -100,7 +100,6 @@ def test_a_slower_curve_is_recoverable_and_one_that_stops_is_permanent():
     ]
     assert result.largest() == 1
     assert result.point("own", 2).slowdown == pytest.approx(3.0, rel=0.1)  # three times slower by construction
-    assert result.point("own", 2).updates_to_match is None
     assert result.point("own", 8).slowdown is None
 
 
@@ -112,11 +111,9 @@ def test_higher_is_better_where_it_is_said_so():
     assert lower.largest() == higher.largest() == 0
 
 
-def test_the_updates_that_reach_the_number_of_no_delay_are_counted():
+def test_a_delay_that_helps_needs_fewer_updates():
     result = result_of({0: 1 + 3 * np.exp(-T / 20), 2: 1 + 3 * np.exp(-T / 10)})
-    reached = result.point("own", 2).updates_to_match
-    assert 1 + 3 * math.exp(-(reached - 5) / 10) == pytest.approx(1 + 3 * math.exp(-100 / 20), abs=0.03)
-    assert reached == pytest.approx(50, abs=6)
+    assert result.point("own", 2).slowdown == pytest.approx(0.5, rel=0.15)  # twice as fast by construction
 
 
 def test_a_gap_within_the_spread_of_seeds_is_unclear():
@@ -168,7 +165,7 @@ def test_an_interrupted_study_continues(tmp_path, monkeypatch):
     assert values_of(more) == values_of(again)
     with pytest.raises(ValueError, match="out must be another folder: .* better lower, not higher"):
         lg.tolerance(tolerance_script.train, (0,), seeds=1, out=tmp_path / "tol", better="higher")
-    with pytest.raises(ValueError, match="out must be another folder: .* had train"):
+    with pytest.raises(ValueError, match="out must be another folder: the code of train is not"):
         lg.tolerance(quadratic, (0,), seeds=1, out=tmp_path / "tol")
 
 
@@ -245,10 +242,12 @@ def gives_nothing(wrap):
 @pytest.mark.parametrize(
     ("train", "options", "error", "message"),
     [
-        (no_wrap, {}, RuntimeError, r"gave a value before it called wrap\(optimizer\)"),
-        (wraps_twice, {}, RuntimeError, "wrap was called twice"),
-        (gives_text, {}, TypeError, "must give numbers, got 'text'"),
-        (gives_nothing, {}, TypeError, "must give numbers, got None"),
+        (no_wrap, {}, ValueError, r"gave a value before it called wrap\(optimizer\)"),
+        (wraps_twice, {}, ValueError, "wrap was called twice"),
+        (gives_text, {}, ValueError, "must give numbers, got 'text'"),
+        (gives_nothing, {}, ValueError, "must give numbers, got None"),
+        (quadratic, {"optimizers": {"new": lambda params: None}}, ValueError,
+         "optimizer 'new' must be a torch.optim.Optimizer, got None"),
         (quadratic, {"delays": (0, -1)}, ValueError, "each of delays must be an integer >= 0, got -1"),
         (quadratic, {"seeds": 0}, ValueError, "seeds must be an integer >= 1"),
         (quadratic, {"better": "bigger"}, ValueError, "better must be one of 'lower', 'higher'"),
@@ -256,7 +255,7 @@ def gives_nothing(wrap):
         (quadratic, {"profile": "stages"}, ValueError, "profile must be None, or 'stages:P'"),
         (quadratic, {"optimizers": {"own": None}}, ValueError, "optimizers must be without the name 'own'"),
     ],
-)
+)  # fmt: skip
 def test_bad_studies(train, options, error, message):
     with pytest.raises(error, match=message):
         lg.tolerance(train, **{"delays": (0,), "seeds": 1, **options})
@@ -290,7 +289,10 @@ def test_the_command_runs_a_function_of_a_script(capsys, tmp_path):
         ([f"{SCRIPT}:missing"], "tolerance_script.py' has no 'missing'"),
         (["train"], "must be MODULE:FUNCTION or FILE.py:FUNCTION, got 'train'"),
         ([f"{SCRIPT}:train", "--delay", "0", "x"], "Invalid value for '--delay'"),
-        ([f"{SCRIPT}:train", "--optimizer", "x"], "--optimizer must be NAME=MODULE:FUNCTION, got 'x'"),
+        (
+            [f"{SCRIPT}:train", "--optimizer", "x"],
+            "--optimizer must be NAME=MODULE:FUNCTION, each with a name of its own, got ['x']",
+        ),
     ],
 )
 def test_bad_commands_are_one_line(capsys, arguments, message):
@@ -339,7 +341,9 @@ def test_runs_of_other_code_are_not_reused(change, changed, capsys, tmp_path, mo
     assert values_of(run()) == values_of(first)
     assert capsys.readouterr().err == f"4 of 4 runs are kept from before, in {tmp_path / 'tol'}\n"
     write_script(tmp_path, **change)
-    with pytest.raises(ValueError, match=f"out must be another folder: {changed} is {changed} now, .* other code"):
+    with pytest.raises(
+        ValueError, match=f"out must be another folder: the code of {changed} is not that of the runs in"
+    ):
         run()
     (tmp_path / "tol" / "study.json").unlink()  # the remedy, where the change does not matter
     assert values_of(run()) == values_of(first)

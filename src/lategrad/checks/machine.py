@@ -22,20 +22,20 @@ def check_machine(rule: AnyRule[Any], kind: str, title: str, dim: int, steps: in
     grads = gradients(steps, (3, dim), seed)
     x0 = gradients(1, (3, dim), seed + 1)[0]
     _check_first_state(rule, name, title, x0)
-    states = _run(rule, x0, grads)
+    states = _run(rule, name, x0, grads)
     _check_purity(rule, name, states, grads[-1])
     _check_tickets(rule, name, states)
     _check_shapes_and_dtypes(rule, name, dim, steps, seed)
-    again = _run(pickled_copy(rule, name), x0, grads)
+    again = _run(pickled_copy(rule, name), name, x0, grads)
     assert_close(again[-1], states[-1], f"{name}: a pickled copy behaves differently")
 
     # Only rounding may differ: reductions may add in another order for another shape.
     for run in range(3):
-        alone = _run(rule, x0[run], grads[:, run])[-1]
+        alone = _run(rule, name, x0[run], grads[:, run])[-1]
         row = map_tensors(lambda leaf, run=run: leaf[run], states[-1])  # type: ignore[misc]
         assert_close(alone, row, f"{name}: run {run} alone differs from run {run} in a batch", 1e-9, 1e-12)
     order = torch.tensor([2, 0, 1])
-    permuted = _run(rule, x0[order], grads[:, order])[-1]
+    permuted = _run(rule, name, x0[order], grads[:, order])[-1]
     in_order = map_tensors(lambda leaf: leaf[order], states[-1])
     assert_close(permuted, in_order, f"{name}: permuting the runs does not permute the results", 1e-9, 1e-12)
 
@@ -46,12 +46,18 @@ def check_machine(rule: AnyRule[Any], kind: str, title: str, dim: int, steps: in
     _check_in_place(rule, name, grads, states, compile)
 
 
-def _run(rule: AnyRule[Any], x0: Tensor, grads: Tensor) -> list[Any]:
-    """All states, from the first to the one after the last gradient; delays 0, 1, 0, 1, ..."""
+def _run(rule: AnyRule[Any], name: str, x0: Tensor, grads: Tensor) -> list[Any]:
+    """All states, from the first to the one after the last gradient; delays 0, 1, 0, 1, ... for each run."""
     states = [rule.init(x0)]
+    kinds = [(leaf.dtype, tuple(leaf.shape)) for leaf in tensors(states[0])]
     for t, grad in enumerate(grads):
         ticket = issue_ticket(rule, states[t - t % 2])  # of the query that the gradient was computed at
-        states.append(apply_update(rule, states[-1], grad, torch.tensor(t % 2), ticket))
+        states.append(apply_update(rule, states[-1], grad, torch.full((*x0.shape[:-1], 1), t % 2), ticket))
+        assert_true(tree_structure(states[-1]) == tree_structure(states[0]), f"{name}: the state changes its "
+                    f"structure from {tree_structure(states[0])} to {tree_structure(states[-1])}")  # fmt: skip
+        now = [(leaf.dtype, tuple(leaf.shape)) for leaf in tensors(states[-1])]
+        assert_true(now == kinds, f"{name}: the state changes its dtypes or shapes: {leaf_names(states[0])} had "
+                                  f"{kinds}, and then {now}")  # fmt: skip
     return states
 
 
@@ -106,11 +112,7 @@ def _check_shapes_and_dtypes(rule: AnyRule[Any], name: str, dim: int, steps: int
     for dtype in (torch.float32, torch.float64):
         for runs in ((), (1,), (2, 3)):
             x0 = gradients(1, (*runs, dim), seed, dtype)[0]
-            states = _run(rule, x0, gradients(steps, (*runs, dim), seed, dtype))
-            assert_true(all(tree_structure(state) == tree_structure(states[0]) for state in states),
-                        f"{name}: the state changes its structure")  # fmt: skip
-            kinds = [[(leaf.dtype, leaf.shape) for leaf in tensors(state)] for state in states]
-            assert_true(all(kind == kinds[0] for kind in kinds), f"{name}: the state changes its dtypes or shapes")
+            states = _run(rule, name, x0, gradients(steps, (*runs, dim), seed, dtype))
             for point in (rule.query(states[-1]), rule.output(states[-1])):
                 assert_true(point.dtype == dtype, f"{name}: a {dtype} start gives a {point.dtype} point")
                 assert_true(point.shape == x0.shape, f"{name}: a point has shape {tuple(point.shape)}")

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from lategrad.cli.options import RunFolder
 from lategrad.serve.observe.watch import BEST_FILE
 from lategrad.support.files import replacing
+from lategrad.support.validation import require
 
 
 def export(
@@ -27,6 +28,9 @@ def export(
     Neither data nor code are needed. The file has the trained parameters of the output; buffers and frozen parameters
     are those of your model: `model.load_state_dict(load_file("net.safetensors"), strict=False)`.
     """
+    is_the_runs = file.resolve().parent == folder.resolve() and file.name.startswith(("trace.", "best.", "checkpoint-"))
+    require("the file", str(file), file.suffix == ".safetensors" and not is_the_runs,
+            "a new one that ends in .safetensors, its format")  # fmt: skip
     source = folder / (BEST_FILE if best else "trace.safetensors")
     if not source.is_file():
         remedy = "it needs --monitor, and a record better than the start" if best else "a run writes it at its end"

@@ -2,9 +2,11 @@
 
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Collection, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +24,7 @@ COMMANDS = {
 }
 """Function and summary of each command. Only the one that is called is imported: torch takes a second."""
 
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What the parser raises for wrong options: an exception of the click that it comes with, or of the installed one."""
 
 
@@ -65,11 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> Any:
-    command = next(iter(arguments), "")
+    command = next((argument for argument in arguments if not argument.startswith("-")), "")
     try:
         lists = {name for parameter in _parameters(command) if parameter.multiple for name in parameter.opts}
         return program(command)(spread_values(arguments, lists), standalone_mode=False)
-    except _UsageError as error:
+    except UsageError as error:
         if message := error.format_message():  # type: ignore[attr-defined]
             typer.echo(f"error: {message}", err=True)  # without a message the help has been printed
         return 2
@@ -78,14 +80,33 @@ def _run(arguments: Sequence[str]) -> Any:
         return 2
     except (KeyboardInterrupt, typer.Abort):
         return 130
+    except Exception as error:
+        if (message := _of_own_code(error)) is None and "can't allocate memory" not in str(error):
+            raise
+        typer.echo(f"error: {message or str(error).partition(': ')[2].partition(chr(10))[0]}", err=True)
+        return 2
+
+
+def _of_own_code(error: Exception) -> str | None:
+    """The line of the user's own code, which may raise anything, that an error comes from; None if there is none.
+
+    Of an error in another process its traceback has the text alone.
+    """
+    from lategrad.tolerance_study.code_identity import is_own_file
+
+    places = re.findall(r'File "(.+)", line (\d+), in (.+)', "".join(traceback.format_exception(error)))
+    own = [place for place in places if Path(place[0]).is_file() and is_own_file(place[0])]
+    message = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return f"{own[-1][0]}, line {own[-1][1]}, in {own[-1][2]}: {message}" if own else None
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
+    from safetensors import SafetensorError
     from torch import OutOfMemoryError
 
     from lategrad.serve import TrainingError
 
-    return ValueError, OSError, MemoryError, OutOfMemoryError, TrainingError, ImportError
+    return ValueError, OSError, MemoryError, OutOfMemoryError, TrainingError, ImportError, SafetensorError
 
 
 def _with_option_name(message: str, command: str) -> str:

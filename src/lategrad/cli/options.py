@@ -21,7 +21,7 @@ Penalty = Annotated[float, typer.Option(help="Quadratic penalty, which makes the
 Domain = Annotated[str, typer.Option(help="Constraint set such as ball:5; by default none.")]
 Steps = Annotated[int, typer.Option(help="Server updates.")]
 RecordEvery = Annotated[int | None, typer.Option(help="Updates between records; by default ten records.")]
-Seeds = Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, ...")]
+Seeds = Annotated[int, typer.Option(min=1, max=100_000, help="Number of seeds; they are 0, 1, ...")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 _LOCAL_HELP = "Local steps that a worker takes in each job, such as 50; it sends their sum."
 LocalStepCount = Annotated[int | None, typer.Option(help=_LOCAL_HELP)]

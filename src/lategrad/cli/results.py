@@ -43,6 +43,8 @@ def file_name(label: str) -> str:
 def require_new(out: Path | None, overwrite: bool) -> None:
     if out is not None and (out / "results.csv").exists() and not overwrite:
         raise ValueError(f"--out {out} holds results already: choose another folder, or add --overwrite")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before anything runs
 
 
 def write_results(contenders: list[Contender], out: Path) -> str:

@@ -13,9 +13,8 @@ from lategrad.cli.train_options import NORM_OPTIONS, with_options
 from lategrad.delays import as_delay_model
 from lategrad.simulator import simulate as run_simulation
 
-_MAX_SEEDS = 100_000  # a larger number is almost certainly a typo
 _RULES, _DELAYS = ["anytime-sgd"], ["constant:0"]
-_LR_HELP = "Learning rates of rules that have an lr; several may follow."
+_LR_HELP = "Learning rates of rules that have an lr, by default their own or 0.1; several may follow."
 _OUT_HELP = "Folder for results.csv, a figure and a trace for each rule."
 _DELAY_HELP = "Delays such as constant:500 or lognormal:7,0.4; several may follow."
 
@@ -50,8 +49,6 @@ def simulate(
     built = {label: spec.build(the_set) for label, spec in rules.items()}
     for text in delay:
         as_delay_model(text)  # all are checked before anything runs
-    if not 1 <= seeds <= _MAX_SEEDS:
-        raise ValueError(f"--seeds must be an integer >= 1 and <= {_MAX_SEEDS}, got {seeds}")
     require_new(out, overwrite)
     contenders = []
     for label, one in built.items():

@@ -1,5 +1,6 @@
 """``lategrad tolerance``: how much delay does a training script tolerate?"""
 
+import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 
 from lategrad.cli.options import Drift, Seeds
 from lategrad.support.options import load_object, own_target
+from lategrad.support.validation import require
 from lategrad.tolerance_study import tolerance as run_study
 from lategrad.tolerance_study.study import DELAYS
 
@@ -35,11 +37,10 @@ def tolerance(
     The function calls `optimizer = wrap(optimizer)` once, trains, and returns a number, or yields it over time. With
     --out finished runs are kept: the same command continues an interrupted study.
     """
-    named = [text.partition("=") for text in optimizer or []]
-    for name, _, target in named:
-        if not target:
-            raise ValueError(f"--optimizer must be NAME=MODULE:FUNCTION, got {name!r}")
-    optimizers = {name: _load_function(target) for name, _, target in named}
+    named = {name: target for name, _, target in (text.partition("=") for text in optimizer or [])}
+    require("--optimizer", optimizer, len(named) == len(optimizer or []) and all((*named, *named.values())),
+            "NAME=MODULE:FUNCTION, each with a name of its own")  # fmt: skip
+    optimizers = {name: _load_function(target) for name, target in named.items()}
     result = run_study(_load_function(train), delay, optimizers, seeds, profile=profile, better=better, cost=cost,
                        workers=int(workers) if workers.isdecimal() else workers, out=out, drift=drift)  # fmt: skip
     typer.echo(result.table())
@@ -56,6 +57,8 @@ def _load_function(target: str) -> Any:
     if not module or options:
         raise ValueError(f"a function must be MODULE:FUNCTION or FILE.py:FUNCTION, got {target!r}")
     function = load_object(module, name)
-    if not callable(function):
-        raise ValueError(f"{name!r} of {module!r} must be a function, got {function!r}")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise ValueError(f"{name!r} of {module!r} must be a function of one argument: {error}") from None
     return function

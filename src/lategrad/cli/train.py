@@ -23,6 +23,7 @@ from lategrad.support.validation import did_you_mean, require_form
 from lategrad.trace import Trace
 
 _TEMPORARY_FAILURE = 75  # EX_TEMPFAIL: a batch system stopped the run; `lategrad resume` continues it
+_LR_HELP = "Learning rate of a rule that has an lr, by default its own or 0.1."
 _SECONDS_HELP = "Take only as many local steps in a job as fit into this number of seconds."
 
 
@@ -32,7 +33,7 @@ def train(
     preprocess: options.Preprocessing = None, batch: options.Batch = 64, sampling: options.Sampling = "iid",
     l2: options.Penalty = 0.0,
     rule: Annotated[str, typer.Option(help=f"Server rule, {options.RuleHelp}")] = "anytime-sgd",
-    lr: Annotated[float | None, typer.Option(help="Learning rate of a rule that has an lr.")] = None,
+    lr: Annotated[float | None, typer.Option(help=_LR_HELP)] = None,
     domain: options.Domain = "whole", local_steps: options.LocalStepCount = None, inner: options.Inner = None,
     scaled: options.Scaled = False, local_seconds: Annotated[float | None, typer.Option(help=_SECONDS_HELP)] = None,
     **settings: Any,
@@ -129,6 +130,8 @@ def confirm_own_code(command: dict[str, Any], **names: str | None) -> None:
         is_own = is_own_problem(saved) if option == "problem" else is_own_code(saved, RULES)
         if is_own and absolute(name or "") != saved:
             raise ValueError(f"the run used code of your own: name it again, --{option} {saved}")
+        if name is not None and absolute(name) != saved:
+            raise ValueError(f"--{option} must be the run's, {saved}, or be left out, got {name}")
 
 
 def _print_summary(trace: Trace, out: Path | None) -> None:

@@ -80,16 +80,13 @@ def with_options(options: Options) -> Callable[[Callable[..., None]], Callable[.
 
 def parse_slow(specs: Sequence[str]) -> str | dict[int, str] | None:
     """``constant:5`` for all workers, or ``2=constant:100`` for single ones."""
-    if not specs:
-        return None
     pairs = [spec.partition("=") for spec in specs]
-    numbered = [worker.isdecimal() for worker, _, _ in pairs]
-    if len(specs) == 1 and not numbered[0]:
+    if len(pairs) == 1 and not pairs[0][0].isdecimal():
         return specs[0]
-    if not all(numbered):
+    if not all(worker.isdecimal() for worker, _, _ in pairs):
         raise ValueError("--slow takes one distribution for all workers, or WORKER=DISTRIBUTION for each of some, got "
                          f"{' '.join(specs)}")  # fmt: skip
     by_worker = {int(worker): distribution for worker, _, distribution in pairs}
     if len(by_worker) < len(pairs):
         raise ValueError(f"--slow names a worker twice: {' '.join(specs)}")
-    return by_worker
+    return by_worker or None

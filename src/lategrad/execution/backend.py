@@ -70,14 +70,13 @@ def eager_run(rule: AnyRule[Any], maximize: bool = False) -> Run:
 
     def run(state: Any, grad: Tensor, delay: Tensor, ticket: Tensor, query_out: Tensor | None) -> None:
         updated = apply_update(rule, state, -grad if maximize else grad, delay, ticket)
+        shapes = [[tuple(leaf.shape) for leaf in tensors(tree)] for tree in (state, updated)]
+        if shapes[0] != shapes[1]:  # a copy would broadcast some of them
+            raise ValueError(f"the update of {type(rule).__name__} must keep the shapes of its state: "
+                             f"{leaf_names(state)} had {shapes[0]}, and then {shapes[1]}")  # fmt: skip
         if query_out is not None:
             query_out.copy_(rule.query(updated))
-        try:
-            overwrite(state, updated)
-        except RuntimeError:
-            shapes = [[tuple(leaf.shape) for leaf in tensors(tree)] for tree in (state, updated)]
-            raise ValueError(f"the update of {type(rule).__name__} must keep the shapes of its state: "
-                             f"{leaf_names(state)} had {shapes[0]}, and then {shapes[1]}") from None  # fmt: skip
+        overwrite(state, updated)
 
     return run
 

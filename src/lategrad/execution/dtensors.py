@@ -31,9 +31,10 @@ def local_part_of(value: Any, tensor: Any) -> Tensor:
         from torch.distributed.tensor import distribute_tensor
 
         value = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
-    ours, theirs = ((t.placements, t.device_mesh) if is_dtensor(t) else "a plain tensor" for t in (tensor, value))
+    ours, theirs = ((tuple(t.shape), *((t.placements, t.device_mesh) if is_dtensor(t) else ("a plain tensor",)))
+                    for t in (tensor, value))  # fmt: skip
     if ours != theirs:
-        raise ValueError(f"a gradient or state of shape {tuple(value.shape)} is {theirs}, its parameter {ours}")
+        raise ValueError(f"a gradient or saved state is {theirs}, its parameter {ours}")
     return local_parts([value])[0]
 
 

@@ -24,7 +24,7 @@ from lategrad.execution.backend import Backend, Compiled, Run, UnsupportedError,
 from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
 from lategrad.execution.codegen.staged import is_staged, staged_init
 from lategrad.execution.dtensors import is_dtensor, like_dtensor, local_part_of, local_parts, shards_of
-from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
+from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket, require_query
 from lategrad.support.runs import leaf_names, map_tensors, require_state
 from lategrad.support.runs import tensors as leaves_of
 from lategrad.support.sharded_vector import ShardedVector, Shards
@@ -57,8 +57,10 @@ def state_template(rule: AnyRule[Any], tensors: Sequence[Tensor]) -> tuple[Any, 
         shards = Shards([[(0, entries)]], rank=0)  # follows parts of the vector: some are of some tensors only
     local = entries if shards is None else shards.count([(0, entries)])
     meta_rule = in_shards(map_tensors(lambda t: t.to("meta"), rule), shards)
-    state = meta_rule.init(sharded(torch.empty(local, dtype=common_dtype(tensors), device="meta"), shards))
+    start = sharded(torch.empty(local, dtype=common_dtype(tensors), device="meta"), shards)
+    state = meta_rule.init(start)
     require_state(state, type(rule).__name__)
+    require_query(meta_rule, state, start)
     if shards is not None and shards.group is not None:
         delay = torch.zeros(1, dtype=torch.int64, device="meta")
         apply_update(meta_rule, state, meta_rule.query(state), delay, issue_ticket(meta_rule, state))
@@ -69,8 +71,7 @@ def in_shards(rule: Any, shards: Shards | None) -> Any:
     """The rule, with this rank's entries of the vectors that it has, such as the centre of a ball."""
     if shards is None or shards.size == 1:
         return rule
-    has_all = (shards.size,)
-    return map_tensors(lambda t: shards.scatter(t) if t.shape == has_all and local_of(t) is t else t, rule)
+    return map_tensors(lambda t: shards.scatter(t) if t.shape == (shards.size,) and local_of(t) is t else t, rule)
 
 
 def sharded(local: Tensor, shards: Shards | None) -> Tensor:
@@ -248,7 +249,7 @@ class ParameterStep:
             if self._query_name is not None and self._query_name in names:
                 values.setdefault(self._query_name, tensor.detach())  # the tensor was the only copy
             elif self._query_name in values:
-                tensor.copy_(values.pop(self._query_name))
+                local_parts([tensor])[0].copy_(local_part_of(values.pop(self._query_name), tensor))
             _require_names(values, names)
         for name in self._places:
             self._allocate(name, state)

@@ -6,9 +6,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lategrad.optim.arguments import require_object
 from lategrad.optim.rule_optimizer import RuleOptimizer, invalid
-from lategrad.registry import as_rule, parse_rule
+from lategrad.registry import as_rule
 from lategrad.rules.rule import AnyRule
 from lategrad.support.validation import Scalar
 
@@ -43,13 +42,11 @@ class FromRule(RuleOptimizer):
         self, params: ParamsT, rule: AnyRule[Any] | str, *, maximize: bool = False, per_parameter: bool = False,
         compile: bool | None = None,
     ) -> None:  # fmt: skip
-        rule = parse_rule(rule) if isinstance(rule, str) else rule
-        super().__init__(params, rule=rule, maximize=maximize, per_parameter=per_parameter, compile=compile)
+        super().__init__(params, rule=as_rule(rule), maximize=maximize, per_parameter=per_parameter, compile=compile)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its ``lr`` and ``weight_decay`` default to those of its rule."""
-        rule = param_group.get("rule", self.defaults["rule"])
-        require_object("rule", rule)
+        rule = param_group["rule"] = as_rule(param_group.get("rule", self.defaults["rule"]))
         if (lr := _find("lr", rule)) is not None:
             param_group.setdefault("lr", lr)
         decay = _find("weight_decay", rule)
@@ -58,7 +55,6 @@ class FromRule(RuleOptimizer):
 
     def _check(self, group: dict[str, Any]) -> None:
         super()._check(group)
-        as_rule(group["rule"])  # or raises
         invalid("learning rate", group.get("lr"), "lr" in group and _find("lr", group["rule"]) is None)
         has_none = _find("weight_decay", group["rule"]) is None
         refused = f"{group['weight_decay']}: {group['rule']!r} has none; put the penalty into the loss"

@@ -33,7 +33,6 @@ def output_of(optimizer: Any) -> Iterator[None]:
 
     Those of this library have ``output()``. Schedule-free ones have modes, which their groups name; they are restored
     afterwards. All others ship the parameters that they train.
-
     """
     while not hasattr(optimizer, "output") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
@@ -88,13 +87,12 @@ class OutputMode(Optimizer):
     _queries: Values | None = None  # of the parameters that hold an output now; None when they hold the query
     _loaded: Values  # the queries that came with a state saved in eval mode, until the first step
     _reminder: _Reminder | None = None
+    _gathering: GatherAnew | None = None
 
     def _remind(self, params: object) -> None:
         """If it is a module: warn once if that is evaluated, in evaluation mode, while it holds the query."""
         if isinstance(params, torch.nn.Module):
             self._reminder = _Reminder(self, params)
-
-    _gathering: GatherAnew | None = None
 
     @abstractmethod
     def _write_output(self) -> Values:

@@ -200,7 +200,7 @@ class RuleOptimizer(OutputMode):
                 group.pop("without_query", None)
                 group.setdefault("weight_decay", old["weight_decay"])  # missing in old states
             queries = self._saved_queries(state_dict)
-            undo.callback(write_values, {p: p.detach().clone() for p in queries})
+            undo.callback(write_values, {p: p.detach().clone() for p in self._all_params()})
             write_values(queries)
             self._restore(state_dict)
             self._loaded = {p: p.detach().clone() for p in queries}

@@ -144,7 +144,7 @@ class LanguageProblem(ModuleProblem):
             length = len(getattr(text, part))
             require(f"the number of characters in {part} of {text.name!r}", length, length > context,
                     f"more than context = {context}")  # fmt: skip
-        train, test = (_spaced_windows(tokens, context, evaluate) for tokens in (text.train, text.held_out))
+        train, test = (spaced_windows(tokens, context, evaluate) for tokens in (text.train, text.held_out))
         data = Dataset(text.name, *train, *test, len(text.vocabulary))
         super().__init__(module, data, batch=batch, sampling=sampling, micro_batch=micro_batch)
         self.text, self.context = text, context
@@ -166,7 +166,7 @@ class LanguageProblem(ModuleProblem):
         return f"{super().__repr__()[:-1]}, context={self.context})"
 
 
-def _spaced_windows(tokens: Tensor, context: int, count: int) -> tuple[Tensor, Tensor]:
+def spaced_windows(tokens: Tensor, context: int, count: int) -> tuple[Tensor, Tensor]:
     """At most ``count`` windows and their next characters: none overlap, and they are spread over the whole."""
     places = (len(tokens) - 1) // context
     chosen = torch.linspace(0, places - 1, min(count, places), dtype=torch.float64).round().long()

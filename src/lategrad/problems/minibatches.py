@@ -69,5 +69,5 @@ class Minibatches:
         >>> Minibatches(rows=9, batch=2, sampling="epochs").draw_from(range(1, 9, 3), seed=0, first=0, count=3).unique()
         tensor([1, 4, 7])
         """
-        require("data_shards", "a shard without rows", len(rows) > 0, f"at most {self.rows}, the rows of the data set")
+        require("data_shards", rows.step, len(rows) > 0, f"at most {self.rows}, the rows of the data set")
         return rows.start + rows.step * replace(self, rows=len(rows)).draw(seed, first, count)

@@ -129,17 +129,21 @@ def first_state(rule: _Server[State], x0: Tensor) -> State:
     """The state before any update, with memory of its own, as every host starts with it.
 
     Raises a ValueError for a state that hosts cannot keep (``lategrad.support.runs.require_state``), and for
-    one without a row for every run of the rule.
+    one whose query is not as long as the start, with a row for every run of the rule.
     """
-    name = type(rule).__name__
     state = rule.init(x0)
-    require_state(state, name)
-    runs, got = torch.broadcast_shapes(x0.shape[:-1], runs_shape(rule)), rule.query(state).shape[:-1]
-    if got != runs:
-        raise ValueError(f"{name} has hyper-parameters for runs of shape {tuple(runs)}, but its query has shape "
-                         f"{(*got, x0.shape[-1])}: begin its init with first_query(self, x0), which makes a row for "
-                         f"each run, or run it with one value at a time")  # fmt: skip
+    require_state(state, type(rule).__name__)
+    require_query(rule, state, x0)
     return owned(state)
+
+
+def require_query(rule: _Server[State], state: State, x0: Tensor) -> None:
+    """Raise unless the query is as long as the start, with a row for every run of the rule."""
+    shape = torch.Size((*torch.broadcast_shapes(x0.shape[:-1], runs_shape(rule)), x0.shape[-1]))
+    if (got := rule.query(state).shape) != shape:
+        raise ValueError(f"the query of {type(rule).__name__} must have shape {tuple(shape)}, got {tuple(got)}: begin "
+                         f"its init with first_query(self, x0), which makes a row for each value of a hyper-parameter, "
+                         f"or run it with one value at a time")  # fmt: skip
 
 
 def average_in(mean: Tensor, point: Tensor, share: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ before it is saved, and when a gradient is refused; if ``poisoned`` is set then,
 """
 
 import math
+import os
 import time
 import warnings
 from collections import Counter
@@ -40,7 +41,7 @@ from lategrad.serve.settings import Settings
 from lategrad.serve.worker import keeps_state
 from lategrad.sets import norm
 from lategrad.support.runs import map_tensors, tensors
-from lategrad.support.threads import free_cores, worthwhile_threads
+from lategrad.support.threads import worthwhile_threads
 from lategrad.support.validation import require
 from lategrad.trace import Trace, describe
 
@@ -82,7 +83,8 @@ class Server:
         require("rule", describe(rule), query.dim() == 1, "for one run: a number for every hyper-parameter")
         self.dim, self.dtype, self.device = query.shape[-1], query.dtype, device
         self.compression = Compression(settings.compression, self.dim, self.dtype)
-        vector, cores = (query.nbytes if device.type == "cpu" else 0), free_cores(settings.worker_range()[1])
+        vector = query.nbytes if device.type == "cpu" else 0
+        cores = len(os.sched_getaffinity(0)) - settings.worker_range()[1]  # those that the workers leave
         self.threads = worthwhile_threads(vector, cores) if settings.threads is None else settings.threads
         self._query_in_place = query_in_place and any(query is leaf for leaf in tensors(self.state))
         self._writes_query = not self._query_in_place and device.type == "cpu"  # in the pass of the update
@@ -292,7 +294,8 @@ class Server:
 
     def telemetry(self) -> Telemetry:
         return measure(self.log, self.records, steps=self.steps, seconds=self.seconds, traffic=self.traffic,
-                       refused=self.refusals.total(), memories_lost=self.memories_lost.total())  # fmt: skip
+                       refused=self.refusals.total(), memories_lost=self.memories_lost.total(),
+                       threads=self.threads)  # fmt: skip
 
     def trace(self, patience: float = math.inf) -> Trace:
         """What has happened so far, with a record of this moment; evaluations time out after ``patience`` seconds."""

@@ -177,7 +177,7 @@ def work(oracle: Oracle, link: Link, sleep: Callable[[float], object]) -> None:
         try:
             answer = oracle.answer(job, link.room())
         except Exception as error:  # a user's problem may raise anything; the server decides what follows
-            link.fail(job, f"{type(error).__name__}: {error}")
+            link.fail(job, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             continue
         if (pause := oracle.pause(job)) > 0:
             sleep(pause)

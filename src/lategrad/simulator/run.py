@@ -143,6 +143,7 @@ class Simulation:
         if self.workers is None:
             query = self.queries.fetch(slots).view(self.shape)
             grad = self.problem.gradient(query, chunk.samples.index_select(0, row)[0])
+            require("shape of a gradient", tuple(grad.shape), grad.shape == query.shape, f"x's {tuple(query.shape)}")
         else:
             grad, share = self.workers.next_gradient(), self.workers.share_of_steps(chunk.jobs.index_select(0, row)[0])
             if ticket is not None and share is not None:

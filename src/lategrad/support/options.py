@@ -283,7 +283,7 @@ def _as_one_line(what: str) -> Iterator[None]:
     """Code of users may raise anything, and torch writes pages."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ValueError(f"{what}: {kind}{str(error).partition(chr(10))[0]}") from error
 

@@ -1,7 +1,5 @@
 """How many threads of torch a block uses, and how many are worth using."""
 
-import os
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,14 +43,9 @@ def worthwhile_threads(size: int, most: int) -> int:
                 begin = time.perf_counter()
                 target.copy_(source)
                 times.append(time.perf_counter() - begin)
-        return statistics.median(times[1:])
+        return min(times[1:])
 
     chosen, fastest = 1, seconds(1)
     while 2 * chosen <= most and (faster := seconds(2 * chosen)) * _WORTH < fastest:
         chosen, fastest = 2 * chosen, faster
     return chosen
-
-
-def free_cores(used: int) -> int:
-    """The cores that this process may run on, but those that others use."""
-    return len(os.sched_getaffinity(0)) - used

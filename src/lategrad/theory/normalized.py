@@ -9,7 +9,6 @@ the order in which they arrive. All constants are explicit.
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from lategrad.support.validation import require, require_choice, require_number
@@ -31,9 +30,10 @@ def dual_ratio(norm: str, shape: tuple[int, ...]) -> float:
 def orthogonal_alignment(rank: int, level: float = 0.84) -> float:
     r"""A of an orthogonalised step of matrices whose shorter side is ``rank``.
 
-    For singular values above 1/500 that become at least ``level``, and smaller ones that are multiplied by at least 500
-    times as much: :math:`2\,\mathrm{level} / (1 + \sqrt{1 + (\mathrm{rank} - 1) / 500})`.
+    For singular values above 1/500 that become at least 1.00001 ``level``, and smaller ones that are multiplied by at
+    least 500 times as much: :math:`2\,\mathrm{level} / (1 + \sqrt{1 + (\mathrm{rank} - 1) / 500})`.
     """
+    require("rank", rank, 1 <= rank <= 10**6, "between 1 and 1,000,000, for which it is proved")
     return 2 * level / (1 + math.sqrt(1 + (rank - 1) / 500))
 
 
@@ -80,11 +80,8 @@ def normalized_momentum(
     .. math:: \frac{\Delta}{A D N} + \Big(1 + \frac BA\Big) \big(\rho \sigma\, \text{momentum\_noise} + L D B\,
         (\text{momentum\_age} + W - 1)\big) + \frac{L D B^2}{2 A}
     """
-    require_number("outstanding", outstanding, low=1)
-    drift = L * lr * B * (momentum_age(memory, nesterov) + outstanding - 1)
-    error = rho * sigma * momentum_noise(N, memory, nesterov) + drift
-    steps = torch.full((N,), lr, dtype=torch.float64)
-    return normalized_descent(steps, torch.full_like(steps, error), decrease=Delta, L=L, A=A, B=B)
+    noise = rho * sigma * momentum_noise(N, memory, nesterov)
+    return (Delta / (lr * N) + (A + B) * noise + lr * _growth(L, memory, outstanding, A, B, nesterov)) / A
 
 
 def normalized_lr(
@@ -92,8 +89,13 @@ def normalized_lr(
     nesterov: bool = False,
 ) -> float:  # fmt: skip
     """The learning rate D with the smallest :func:`normalized_momentum`; the noise does not enter."""
-    curvature = L * B * ((A + B) * (momentum_age(memory, nesterov) + outstanding - 1) + B / 2)
-    return math.sqrt(Delta / (N * curvature))
+    return math.sqrt(Delta / (N * _growth(L, memory, outstanding, A, B, nesterov)))
+
+
+def _growth(L: float, memory: float, outstanding: int, A: float, B: float, nesterov: bool) -> float:
+    """A times what the bound grows by with each unit of the learning rate: drift and curvature."""
+    require_number("outstanding", outstanding, low=1)
+    return L * B * ((A + B) * (momentum_age(memory, nesterov) + outstanding - 1) + B / 2)
 
 
 class NormalizedPlan(NamedTuple):
@@ -113,6 +115,7 @@ def normalized_plan(
     \epsilon^2,\; 2 M (1 + \ln(1 + M))) \rceil`.
     """
     require_number("eps", eps, low=0, strict=True)
+    require_number("outstanding", outstanding, low=1)
     memory = max(1, math.ceil(36 * (rho * sigma / eps) ** 2))
     size = memory + outstanding
     N = math.ceil(max(32 * L * Delta * size / eps**2, 2 * memory * (1 + math.log1p(memory))))

@@ -50,13 +50,9 @@ def strongly_convex_regret(H: float, D: float, *, surprise: Tensor, to_comparato
         ahead: :math:`\|x_t - y_{t-1}\|` for t = 1, ..., T.
     """
     eta = [strongly_convex_lr(t, H) for t in range(1, len(surprise) + 1)]
-    total = D**2 / eta[0]
-    for t, gap in enumerate(surprise.tolist(), start=1):
-        total += t**4 * eta[t - 1] / 2 * gap**2
-        if t > 1:
-            distances = to_comparator[t - 1].item() ** 2 + ahead[t - 1].item() ** 2
-            total += 2 * (1 / eta[t - 1] - 1 / eta[t - 2]) * distances
-    return total
+    away: list[float] = (to_comparator.double() ** 2 + ahead.double() ** 2).tolist()
+    learning: float = sum((t + 1) ** 4 * eta[t] / 2 * gap**2 for t, gap in enumerate(surprise.tolist()))
+    return D**2 / eta[0] + learning + 2 * sum((1 / eta[t] - 1 / eta[t - 1]) * away[t] for t in range(1, len(eta)))
 
 
 def _total_weight(steps: int) -> float:

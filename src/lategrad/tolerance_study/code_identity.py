@@ -56,8 +56,11 @@ def _texts(part: Any, seen: set[int]) -> Iterator[str]:
 
 def _is_own(module: ModuleType | None) -> bool:
     """Whether it is the user's code, and not of Python, an installed package or this library."""
-    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
-    if name.partition(".")[0] == "lategrad" or file is None:
-        return name == "__main__"
-    library = any(Path(file).is_relative_to(sysconfig.get_paths()[kind]) for kind in ("stdlib", "platstdlib"))
+    file = getattr(module, "__file__", None)  # a notebook has none
+    return getattr(module, "__name__", "") == "__main__" if file is None else is_own_file(file)
+
+
+def is_own_file(file: str) -> bool:
+    libraries = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(__file__).parents[1])
+    library = any(Path(file).is_relative_to(folder) for folder in libraries)
     return not library and not {"site-packages", "dist-packages"} & {*Path(file).parts}

@@ -41,8 +41,6 @@ class Point:
     gap_to_own: float  #: loss against the training's own optimizer without delay
     updates: int  #: T, the number of updates. The last gradients of a run are still in flight at its end
     rounds: float  #: T / (1 + delay): the length of a chain of updates each of which can depend on the one before
-    updates_to_match: int | None
-    """The number of updates after which the final value without delay was reached, if it was."""
     slowdown: float | None
     """The factor in updates to the best value that both runs reached, if values over time are known; a lower bound,
     if the run without delay had reached it at its first record."""
@@ -103,27 +101,24 @@ class Tolerance:
         gaps = self._worse(values, self.values(optimizer, 0))
         updates = int(np.mean([run.updates[-1] for run in self._of(optimizer, delay)]))
         drift = [run.drift for run in self._of(optimizer, delay) if run.drift is not None] or [math.nan]
-        updates_to_match, slowdown = self._over_time(optimizer, delay)
         return Point(optimizer=optimizer, delay=delay, value=float(values.mean()), spread=_deviation(values),
                      gap=float(gaps.mean()), gap_spread=_deviation(gaps),
                      gap_to_own=float(self._worse(values, self.values(OWN, 0)).mean()), updates=updates,
-                     rounds=updates / (1 + delay), updates_to_match=updates_to_match, slowdown=slowdown,
+                     rounds=updates / (1 + delay), slowdown=self._slowdown(optimizer, delay),
                      verdict=self.verdict(optimizer, delay), drift=finite_or_none(float(np.mean(drift))))  # fmt: skip
 
     def points(self) -> list[Point]:
         """All points, by optimizer and delay."""
         return [self.point(name, delay) for name in self.optimizers for delay in self.delays]
 
-    def _over_time(self, optimizer: str, delay: int) -> tuple[int | None, float | None]:
-        """``updates_to_match`` and ``slowdown`` of a :class:`Point`."""
+    def _slowdown(self, optimizer: str, delay: int) -> float | None:
         (at, values), (at_0, values_0) = self.curve(optimizer, delay), self.curve(optimizer, 0)
         if min(len(values), len(values_0)) < _MIN_RECORDS or not np.isfinite([*values, *values_0]).all():
-            return None, None
+            return None
         delayed, base = self._worse(_smooth(values), 0.0), self._worse(_smooth(values_0), 0.0)
         level = max(delayed.min(), base.min())
         time, time_0 = _first_passage(at, delayed, level), _first_passage(at_0, base, level)
-        match = _first_passage(at, delayed, base[-1])
-        return None if match is None else round(match), None if time is None or not time_0 else time / time_0
+        return None if time is None or not time_0 else time / time_0
 
     def verdict(self, optimizer: str, delay: int) -> str:
         """The kind of cost that a delay has: a name of ``lategrad.tolerance_study.show.MEANING``."""

@@ -92,11 +92,10 @@ class Wrap:
         from lategrad.optim import Delayed  # here: it imports torch's compiler, which takes a second
 
         if self.wrapped is not None:
-            raise RuntimeError("wrap was called twice: a training function wraps one optimizer")
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"wrap takes a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        if self._build is not None:
+            raise ValueError("wrap was called twice: a training function wraps one optimizer")
+        if self._build is not None and isinstance(optimizer, Optimizer):
             optimizer = self._build([p for group in optimizer.param_groups for p in group["params"]])
+        require(f"optimizer {self.name!r}", optimizer, isinstance(optimizer, Optimizer), "a torch.optim.Optimizer")
         delays: int | StageDelays = self.delay
         if self._stages is not None:
             if model is None:
@@ -126,11 +125,11 @@ def run_training(train: Train, builders: Mapping[str, Build | None], stages: int
 
     for value in all_values():
         if wrap.wrapped is None:
-            raise RuntimeError("the training function gave a value before it called wrap(optimizer)")
+            raise ValueError("the training function gave a value before it called wrap(optimizer)")
         try:
             number = float(value)
         except (TypeError, ValueError):
-            raise TypeError(f"the training function must give numbers, got {value!r}") from None
+            raise ValueError(f"the training function must give numbers, got {value!r}") from None
         values.append(number if math.isfinite(number) else math.nan)
         updates.append(wrap.wrapped.updates)
     return Run(task, tuple(updates), tuple(values), time.perf_counter() - begin, _peak_memory(),

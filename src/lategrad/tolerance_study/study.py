@@ -157,9 +157,8 @@ class _RunStore:
         code_before = {"train": before["train"], **before.get("optimizers", {})}
         for name in code_before.keys() & code:
             if code_before[name] != code[name]:
-                raise ValueError(f"out must be another folder: {name} is {code[name]['name']} now, and the runs in "
-                                 f"{str(folder)!r} had {code_before[name]['name']} with other code; if the difference "
-                                 f"changes no result, delete {description} to keep them")  # fmt: skip
+                raise ValueError(f"out must be another folder: the code of {name} is not that of the runs in "
+                                 f"{str(folder)!r}; if no result changes, delete {description}")  # fmt: skip
         with replacing(description) as part:
             optimizers = before.get("optimizers", {}) | about["optimizers"]
             part.write_text(json.dumps(about | {"optimizers": optimizers}, indent=1))

@@ -114,7 +114,7 @@ class RingmasterMuon(LastIterate):
 
     Must know: k when the query was handed out, its ticket, R, and which entries are matrices.
 
-    Guarantee: in its paper; none that we know of for this form, with a projection.
+    Guarantee: in its paper; with matrices alone, without a projection, also Theorem B of docs/theory-deep.md, W = R.
 
     Reference: Ringmaster LMO: asynchronous linear minimization oracle momentum method, arXiv 2605.18174, 2026.
     """
