@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from traceback import clear_frames
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -148,9 +148,9 @@ class Pipeline:
         own = set(self._stash.params.values())
         require("optimizer", f"{len(own - given)} parameters of the stage left out, {len(given - own)} of others",
                 own <= given, "one of all trained parameters of the stage's own module")  # fmt: skip
-        rules = [group["rule"] for group in optimizer.param_groups if "rule" in group]
-        self._tickets = any(needs_ticket(rule) for rule in rules)
-        require("update_every", self.update_every, not self._tickets or self.update_every == 1,
+        carrying = any("rule" in group and needs_ticket(group["rule"]) for group in optimizer.param_groups)
+        self._ticketed = cast(RuleOptimizer, optimizer) if carrying else None
+        require("update_every", self.update_every, not carrying or self.update_every == 1,
                 "1 with a rule that carries a ticket for each gradient")  # fmt: skip
         return optimizer
 
@@ -218,9 +218,7 @@ class Pipeline:
                 source.post()
             for spec, tensor in zip(source.specs or (), arguments, strict=True):
                 tensor.requires_grad_(spec.differentiable)
-        tickets = None
-        if self._tickets and isinstance(self.optimizer, RuleOptimizer):
-            tickets = self.optimizer.issue_tickets()
+        tickets = None if self._ticketed is None else self._ticketed.issue_tickets()
         weights = self._stash.take(self.updates)
         with self._span("forward", number), torch.enable_grad():
             result = self._run(weights, arguments)
@@ -244,10 +242,7 @@ class Pipeline:
     def _backward(self) -> None:
         one = self._in_flight.popleft()
         before, after = self._links.before, self._links.after
-        if after is None:
-            received = [torch.full_like(one.outputs[0], 1 / self.update_every)]
-        else:
-            received = after.gradients.receive()
+        received = after.gradients.receive() if after else [torch.full_like(one.outputs[0], 1 / self.update_every)]
         with self._span("backward", one.number):
             inputs = [*one.inputs, *one.weights.values()]
             self._stash.call_with(one.weights, partial(torch.autograd.backward, one.outputs, received, inputs=inputs))
