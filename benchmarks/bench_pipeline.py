@@ -178,11 +178,12 @@ def draw_busy(of_ranks: list[dict[str, Any]], path: Path) -> None:
                 ax.broken_barh(bars, (k - 0.4, 0.8), color=colour, edgecolor="white", linewidth=0.3,
                                label=kind if k == 0 else None)  # fmt: skip
         shares = ", ".join(f"{statistics.median(of_rank[name]['busy']):.0%}" for of_rank in of_ranks)
-        ax.set(yticks=range(RANKS), yticklabels=[f"stage {k}" for k in range(RANKS)], title=f"{name}: busy {shares}")
+        ax.set(yticks=range(RANKS), yticklabels=[f"stage {k}" for k in range(RANKS)])
+        ax.set_title(f"{name}: busy {shares}", loc="left")
         ax.invert_yaxis()
     seconds = statistics.median(of_ranks[0]["Schedule1F1B"]["seconds"])
     axes[-1].set(xlabel="seconds", xlim=(0, seconds / BATCHES * 4))
-    axes[0].legend(loc="upper right", ncols=3, fontsize="small")
+    axes[0].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize="small", frameon=False)  # above the bars
     figure.savefig(path)
     print(f"  picture: {path}")
 
@@ -281,6 +282,8 @@ def report_learning(of_ranks: list[dict[str, Any]], lrs: dict[str, float], path:
         ax.plot(*zip(*curve, strict=True), marker=".", label=name)
         print(f"  {name}, lr {lrs[name]:g}: " + "  ".join(f"{seconds:.1f} s {value:.3f}" for seconds, value in curve))
     ax.set(xlabel="seconds of training", ylabel="held-out loss", yscale="log")
+    for axis_format in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+        axis_format("{x:.1f}")
     ax.legend(fontsize="small")
     figure.savefig(path)
     print(f"  picture: {path}")

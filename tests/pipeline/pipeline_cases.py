@@ -152,6 +152,7 @@ def evaluate(steps):
     expected = None if trace is None else problem.test_loss(trace.output).item()
     in_flight = len(pipe._in_flight)
     pipe.step(*next(batches(problem, count=1)))
+    pipe.module[0].eval()  # a layer that the user has frozen
     with pipe.output():
         pipe.evaluate(inputs)
         with pipe.output():
@@ -161,7 +162,8 @@ def evaluate(steps):
                 call()
             except RuntimeError as error:
                 inside.append(str(error))
-    return {"loss": loss, "scores": scores, "expected": expected, "in flight": in_flight, "inside": inside}
+    return {"loss": loss, "scores": scores, "expected": expected, "in flight": in_flight, "inside": inside,
+            "modes": [part.training for part in pipe.module]}  # fmt: skip
 
 
 def several_targets():
@@ -248,6 +250,21 @@ def to_death(h):
     Path(os.environ["READY"]).touch()
     while True:  # signal.pause would miss a signal that comes just before it
         time.sleep(0.05)
+
+
+def handled(wrong, stage, folder):
+    """The broken stage handles its error and lives on until the others have ended, too."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    ended = [Path(folder) / str(k) for k in range(world)]
+    try:
+        broken(wrong, stage)
+    except lg.pipeline.PipelineError as error:
+        ended[rank].touch()
+        deadline = time.monotonic() + PATIENCE / 4
+        while not all(path.exists() for path in ended):
+            assert time.monotonic() < deadline, "the others still wait"
+            time.sleep(0.01)
+        return str(error)
 
 
 def to_words(h):

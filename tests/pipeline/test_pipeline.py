@@ -178,6 +178,7 @@ def test_evaluation_shows_what_ships_drained_and_training_continues(ranks):
     assert last["loss"].item() == pytest.approx(first["expected"], abs=1e-12)
     assert last["scores"].shape == (100, cases.CLASSES)
     for one in (first, last):
+        assert one["modes"] == [False] + [True] * (len(one["modes"]) - 1)
         assert one["inside"][0].startswith("trace() inside output()")
         assert "step() inside output()" in one["inside"][1]
 

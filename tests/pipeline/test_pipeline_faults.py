@@ -38,6 +38,14 @@ def test_bad_input_is_one_line_on_every_rank_that_names_the_stage(ranks, case, o
         assert message in line
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_the_connections_are_closed_although_all_ranks_live_on(ranks, tmp_path, stage):
+    ended = ranks(HERE + "handled", 3, wrong="to_error", stage=stage, folder=str(tmp_path))
+    assert [one.error for one in ended] == [None] * 3
+    assert len({one.value for one in ended}) == 1
+    assert f"stage {stage} of 3: forward pass on" in ended[0].value
+
+
 def test_a_rank_that_closes_before_it_has_drained_is_warned_and_the_others_are_told(ranks):
     lost = "stage 0 of 3: ended with 2 microbatches in flight, whose gradients are lost: call drain() after the last"
     assert all(lost in line for line in lines(ranks(HERE + "not_drained", 3)))

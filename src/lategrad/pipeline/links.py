@@ -166,6 +166,8 @@ class Links:
     def close(self) -> None:
         """Close the connections, which ends the neighbours' waiting."""
         groups, self._groups = self._groups, []
+        for link in self.all():  # which a traceback may refer to; a connection is open until nothing refers to it
+            vars(link).clear()
         self.before = self.after = None
         for group in groups:
             dist.destroy_process_group(group)

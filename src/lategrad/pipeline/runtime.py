@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from traceback import clear_frames
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -147,9 +148,9 @@ class Pipeline:
         own = set(self._stash.params.values())
         require("optimizer", f"{len(own - given)} parameters of the stage left out, {len(given - own)} of others",
                 own <= given, "one of all trained parameters of the stage's own module")  # fmt: skip
-        rules = [group["rule"] for group in optimizer.param_groups if "rule" in group]
-        self._tickets = any(needs_ticket(rule) for rule in rules)
-        require("update_every", self.update_every, not self._tickets or self.update_every == 1,
+        carrying = any("rule" in group and needs_ticket(group["rule"]) for group in optimizer.param_groups)
+        self._ticketed = cast(RuleOptimizer, optimizer) if carrying else None
+        require("update_every", self.update_every, not carrying or self.update_every == 1,
                 "1 with a rule that carries a ticket for each gradient")  # fmt: skip
         return optimizer
 
@@ -217,9 +218,7 @@ class Pipeline:
                 source.post()
             for spec, tensor in zip(source.specs or (), arguments, strict=True):
                 tensor.requires_grad_(spec.differentiable)
-        tickets = None
-        if self._tickets and isinstance(self.optimizer, RuleOptimizer):
-            tickets = self.optimizer.issue_tickets()
+        tickets = None if self._ticketed is None else self._ticketed.issue_tickets()
         weights = self._stash.take(self.updates)
         with self._span("forward", number), torch.enable_grad():
             result = self._run(weights, arguments)
@@ -243,10 +242,7 @@ class Pipeline:
     def _backward(self) -> None:
         one = self._in_flight.popleft()
         before, after = self._links.before, self._links.after
-        if after is None:
-            received = [torch.full_like(one.outputs[0], 1 / self.update_every)]
-        else:
-            received = after.gradients.receive()
+        received = after.gradients.receive() if after else [torch.full_like(one.outputs[0], 1 / self.update_every)]
         with self._span("backward", one.number):
             inputs = [*one.inputs, *one.weights.values()]
             self._stash.call_with(one.weights, partial(torch.autograd.backward, one.outputs, received, inputs=inputs))
@@ -311,7 +307,7 @@ class Pipeline:
         if not self._shows_output:
             with self.output():
                 return self.evaluate(inputs, targets)
-        training = self.module.training
+        modes = {module: module.training for module in self.module.modules()}
         before, after = self._links.before, self._links.after
         with self._guarded("evaluate()"):
             self.module.eval()
@@ -321,7 +317,8 @@ class Pipeline:
             else:
                 arguments = tuple(before.activations.receive(before.activations.receive_object()))
             result = self._run(self._stash.params, arguments)
-            self.module.train(training)
+            for module, training in modes.items():
+                module.training = training
             if after is not None:
                 outputs = activations_of(result, trained=False)
                 after.activations.send_object([TensorSpec.of(output) for output in outputs])
@@ -414,12 +411,15 @@ class Pipeline:
         try:
             yield
         except BaseException as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            self._failure = self._links.report(lines[0])
+            self._failure = self._links.report((str(error).strip() or type(error).__name__).splitlines()[0])
             self._in_flight.clear()
             self._links.close()
+            if isinstance(error, LinkError):
+                for one in filter(None, (error, error.__cause__)):
+                    clear_frames(one.__traceback__)  # they refer to the connection, which would stay open
+                raise PipelineError(self._failure) from None
             if isinstance(error, Exception):
-                raise PipelineError(self._failure) from None if isinstance(error, LinkError) else error
+                raise PipelineError(self._failure) from error
             raise
 
     @contextmanager
