@@ -174,7 +174,7 @@ class Plan(Generic[S]):
         number of seeds."""
         return [
             Task(setting, dataclasses.replace(candidate, lrs=candidate.lrs[:: self.lr_stride]),
-                 getattr(setting, "seeds", self.seeds), space)
+                 getattr(setting, "seed_count", self.seeds), space)
             for setting in self.settings for candidate in getattr(setting, "candidates", self.candidates)
             if candidate.rule in setting.rules
         ]  # fmt: skip

@@ -126,7 +126,7 @@ class LargeSetting(DeepSetting):
     tuned_at: tuple[str, ...] = _FEW
     rules: tuple[str, ...] = tuple(_CENTRES)
     candidates: tuple[Candidate, ...] = LARGE_CANDIDATES
-    seeds: int = 1
+    seed_count: int = 1
     evaluate: int = 1_024
     layers: int = 8
     width: int = 512

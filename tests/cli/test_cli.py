@@ -131,20 +131,20 @@ def nothing():
 @pytest.fixture(scope="module")  # a module is imported once
 def own_code(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
-    (folder / "own.py").write_text(OWN_CODE)
+    (folder / "late_code.py").write_text(OWN_CODE)
     (folder / "exits.py").write_text("raise SystemExit(4)")
-    return {"OWN": f"{folder}/own.py", "EXITS": f"{folder}/exits.py"}
+    return {"OWN": f"{folder}/late_code.py", "EXITS": f"{folder}/exits.py"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["simulate", "--rule", "OWN:Divides:lr=1"], "own.py, line 7, in update: ZeroDivisionError: "),
-        (["train", "--rule", "OWN:Divides:lr=1", "--engine", "threads"], "own.py, line 7, in update: ZeroDivision"),
-        (["simulate", "--problem", "OWN:Raises"], "own.py, line 11, in gradient: RuntimeError: broken"),
+        (["simulate", "--rule", "OWN:Divides:lr=1"], "late_code.py, line 7, in update: ZeroDivisionError: "),
+        (["train", "--rule", "OWN:Divides:lr=1", "--engine", "threads"], "late_code.py, line 7, in update: ZeroDivision"),
+        (["simulate", "--problem", "OWN:Raises"], "late_code.py, line 11, in gradient: RuntimeError: broken"),
         (["simulate", "--problem", "OWN:Short"], "shape of a gradient must be x's (1, 1, 10), got (1, 1, 3)"),
-        (["tolerance", "OWN:train"], "own.py, line 18, in train: KeyError: 'loss'"),
-        (["tolerance", "OWN:train", "--workers", "2"], "own.py, line 18, in train: KeyError: 'loss'"),
+        (["tolerance", "OWN:train"], "late_code.py, line 18, in train: KeyError: 'loss'"),
+        (["tolerance", "OWN:train", "--workers", "2"], "late_code.py, line 18, in train: KeyError: 'loss'"),
         (["tolerance", "OWN:twice"], "wrap was called twice"),
         (["tolerance", "OWN:nothing"], "must be a function of one argument"),
         (
