@@ -24,9 +24,7 @@ def _check_averaging(group: dict[str, Any]) -> None:
 class AnytimeSGD(RuleOptimizer):
     r"""Algorithm 1 of the paper with online gradient descent: SGD for late gradients.
 
-    .. math::
-
-        w_{t+1} = \Pi_K\big(w_t - \tfrac{\mathrm{lr}}{\sqrt t}\, g_t\big), \qquad
+    .. math:: w_{t+1} = \Pi_K\big(w_t - \tfrac{\mathrm{lr}}{\sqrt t}\, g_t\big), \qquad
         x_{t+1} = x_t + \tfrac{\alpha_{t+1}}{\alpha_{1:t+1}} (w_{t+1} - x_t), \qquad \alpha_t = t^{\mathrm{power}}
 
     The parameters are :math:`x_t`, where the gradients are taken and which is also what you ship; w is the
@@ -85,9 +83,7 @@ class AnytimeSGD(RuleOptimizer):
 class OptimisticAnytime(RuleOptimizer):
     r"""Algorithm 2 of the paper: anytime averaging of an optimistic learner that sets its own learning rate.
 
-    .. math::
-
-        y_t = \Pi_K(y_{t-1} - \eta_t \alpha_t g_t), \qquad
+    .. math:: y_t = \Pi_K(y_{t-1} - \eta_t \alpha_t g_t), \qquad
         w_{t+1} = \Pi_K(y_t - \eta_{t+1} \alpha_{t+1} g_t), \qquad
         \eta_t = \mathrm{lr} \cdot D / \sqrt{1 + \textstyle\sum_{i<t} \alpha_i^2 \|g_i - M_i\|^2}
 
@@ -143,9 +139,7 @@ class OptimisticAnytime(RuleOptimizer):
 class StronglyConvexSGD(RuleOptimizer):
     r"""Algorithms 3 and 4 of the paper, for strongly convex objectives (such as those with weight decay).
 
-    .. math::
-
-        y_t = \Pi_K(y_{t-1} - \tilde\eta_t g_t), \qquad x_{t+1} = \Pi_K(y_t - \tilde\eta_{t+1} g_t), \qquad
+    .. math:: y_t = \Pi_K(y_{t-1} - \tilde\eta_t g_t), \qquad x_{t+1} = \Pi_K(y_t - \tilde\eta_{t+1} g_t), \qquad
         \tilde\eta_t = \mathrm{lr} \cdot \frac{48\, t}{H (t+1)(2t+1)}
 
     The parameters are :math:`x_t`, where the gradients are taken. What you ship is their average with weights
