@@ -40,6 +40,8 @@ def tolerance(
         if not target:
             raise ValueError(f"--optimizer must be NAME=MODULE:FUNCTION, got {name!r}")
     optimizers = {name: _load_function(target) for name, _, target in named}
+    if len(optimizers) < len(named):
+        raise ValueError(f"--optimizer names one twice: {' '.join(name for name, _, _ in named)}")
     result = run_study(_load_function(train), delay, optimizers, seeds, profile=profile, better=better, cost=cost,
                        workers=int(workers) if workers.isdecimal() else workers, out=out, drift=drift)  # fmt: skip
     typer.echo(result.table())
