@@ -17,13 +17,13 @@ from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule
 from lategrad.rules.scheduled import Scheduled, has_lr, with_schedule
 from lategrad.serve.checkpoints.identity import require_same
-from lategrad.serve.compression import Compression
+from lategrad.serve.compression import COMPRESSIONS, Compression
 from lategrad.serve.settings import FUNCTION
 from lategrad.serve.worker import Streams
 from lategrad.simulator import simulate
 from lategrad.support.runs import map_tensors
 from lategrad.support.threads import torch_threads
-from lategrad.support.validation import require, require_form
+from lategrad.support.validation import require, require_choice, require_form
 from lategrad.trace import Trace
 
 _NEIGHBOURS = 256  # as many as the simulator asks for at once
@@ -40,6 +40,7 @@ class RecordedSamples:
         settings = trace.config["settings"]
         self._streams = Streams(settings["seed"], settings.get("data_shards"))
         self._compression = settings.get("compression", "none")
+        require_choice("compression", self._compression, COMPRESSIONS)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._problem, name)  # the rest is the problem's own
@@ -151,6 +152,9 @@ def replay(trace: Trace, problem: Problem, rule: AnyRule[Any] | str, *, record_e
         return _replay_pipeline(trace, as_problem(problem), as_rule(rule), shown)
     require("trace", trace.config.get("problem"), trace.sequence is not None and trace.worker is not None,
             "of a real training run: a simulation can be simulated again")  # fmt: skip
+    jobs = cast(Tensor, trace.sequence)
+    is_valid = jobs.shape == trace.delays.shape and jobs.dtype == torch.int64
+    require("sequence", f"{jobs.dtype} of shape {tuple(jobs.shape)}", is_valid, "an int64 for each update")
     lost = int((cast(Tensor, trace.worker) < 0).sum())
     require("trace", f"one that has lost {lost} updates' rows", lost == 0, "whole: its log of updates was damaged")
     problem = as_problem(problem)
@@ -170,8 +174,10 @@ def replay(trace: Trace, problem: Problem, rule: AnyRule[Any] | str, *, record_e
 
 def _replay_pipeline(trace: Trace, problem: Problem, rule: AnyRule[Any], shown: dict[str, Any]) -> Trace:
     """Simulate a pipeline's delays by stage, on the samples of its microbatches."""
-    options = trace.config["pipeline"]
-    require("problem", trace.config["problem"], "contents" in trace.config, "given to Pipeline.trace(problem, seed)")
+    form = {"pipeline": {"microbatches": int, "stashing": bool, "delays": [int]}, "seeds": [int]}
+    require_form("the trace", trace.config, form)
+    options, is_given = trace.config["pipeline"], "contents" in trace.config and hasattr(problem, "blocks")
+    require("problem", trace.config.get("problem"), is_given, "a module's, given to Pipeline.trace(problem, seed)")
     require_same(problem, trace.config, "that was trained on", same_start=True)
     require("trace", options, options["microbatches"] == 1 and options["stashing"],
             "of a pipeline with stashed weights, and with one microbatch for each sample")  # fmt: skip

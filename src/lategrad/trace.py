@@ -168,7 +168,12 @@ class Trace:
             axes = tuple(Axis(axis["name"], tuple(axis["values"])) for axis in json.loads(metadata["axes"]))
             optional = {name: tensors.pop(name, None) for name in _OPTIONAL}
             metrics = {name[len(_METRIC) :]: tensors.pop(name) for name in list(tensors) if name.startswith(_METRIC)}
-            return Trace(**tensors, **optional, metrics=metrics, axes=axes, config=dict(json.loads(metadata["config"])))
+            config = dict(json.loads(metadata["config"]))
+            trace = Trace(**tensors, **optional, metrics=metrics, axes=axes, config=config)
+            form = (len(trace.steps), *(len(axis.values) for axis in axes))
+            if wrong := [name for name, values in trace.recorded().items() if values.shape != form or not form[0]]:
+                raise TypeError(f"{wrong[0]} is not of shape {form}")
+            return trace
         except (SafetensorError, KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(f"{os.fspath(path)!r} is not a readable trace: {error}") from None
 

@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -140,7 +141,10 @@ def own_code(tmp_path_factory):
     ("arguments", "message"),
     [
         (["simulate", "--rule", "OWN:Divides:lr=1"], "late_code.py, line 7, in update: ZeroDivisionError: "),
-        (["train", "--rule", "OWN:Divides:lr=1", "--engine", "threads"], "late_code.py, line 7, in update: ZeroDivision"),
+        (
+            ["train", "--rule", "OWN:Divides:lr=1", "--engine", "threads"],
+            "late_code.py, line 7, in update: ZeroDivision",
+        ),
         (["simulate", "--problem", "OWN:Raises"], "late_code.py, line 11, in gradient: RuntimeError: broken"),
         (["simulate", "--problem", "OWN:Short"], "shape of a gradient must be x's (1, 1, 10), got (1, 1, 3)"),
         (["tolerance", "OWN:train"], "late_code.py, line 18, in train: KeyError: 'loss'"),
@@ -468,3 +472,13 @@ def test_more_errors_in_one_line(capsys, arguments, message, tmp_path, monkeypat
     assert code == 2
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_ctrl_c_while_torch_is_imported_is_no_traceback(tmp_path):
+    """Importing it once more, after a half of it, would be one, or a crash."""
+    torch_that_is_interrupted = tmp_path / "torch.py"
+    torch_that_is_interrupted.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('imported')\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run([sys.executable, "-m", "lategrad", "list"], env={**os.environ, "PYTHONPATH": path},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -1,13 +1,14 @@
 """Run folders that others made: code and clusters that they name are not used unasked, and nonsense is one line."""
 
 import hashlib
+import inspect
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save, save_file
 
 import lategrad as lg
 from lategrad.cli import main as cli
@@ -67,7 +68,8 @@ def change_trace(change_config):
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     config = json.loads(metadata["config"])
-    change_config(config)
+    change_config(*[config, tensors][: len(inspect.signature(change_config).parameters)])
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(tensors, path, metadata={**metadata, "config": json.dumps(config)})
 
 
@@ -95,6 +97,14 @@ def test_code_that_the_folder_names_runs_after_the_user_names_it_too(run, option
     assert code == 2
     assert f"error: the run used code of your own: name it again, --{option} {named}" in err
     assert not Path("executed").exists()
+
+
+def test_what_a_folder_names_can_be_pasted_and_printed(run):
+    named = "$(touch executed)\n\x1b[2J:P"
+    change("config.settings.notes.command.rule", json.dumps(named), all_of_them=True)
+    code, err = run("resume")
+    assert code == 2
+    assert err.endswith(r"name it again, --rule '$(touch executed)\n\x1b[2J:P'")
 
 
 def test_a_cluster_that_the_folder_names_is_not_dialled(run):
@@ -144,6 +154,27 @@ def test_nonsense_in_the_newest_checkpoint_is_one_line_and_the_one_before_is_use
     assert len(said) < 600
 
 
+@pytest.mark.parametrize(
+    ("nonsense", "name"),
+    [
+        (lambda tensors: tensors.clear(), "output"),
+        (lambda tensors: tensors.pop("output"), "output"),
+        (lambda tensors: tensors.pop("state.0"), r"state\.\d"),
+        (lambda tensors: tensors.update(other=tensors["output"].clone()), "other"),
+        (lambda tensors: tensors.update({"state.77": tensors["output"].clone()}), r"state\.\d"),
+        (lambda tensors: tensors.update({"record.15": tensors["output"][:2].clone()}), r"record\.15"),
+    ],
+)
+def test_tensors_that_are_not_of_a_checkpoint_are_one_line_and_the_one_before_is_used(run, nonsense, name):
+    path = checkpoint_paths(Path("run"))[0].with_suffix(".safetensors")
+    tensors = load_file(path)
+    nonsense(tensors)
+    path.write_bytes(save(tensors))
+    change("tensors", json.dumps(hashlib.sha256(path.read_bytes()).hexdigest()))
+    with pytest.warns(UserWarning, match=f"tensor '{name}' is missing, unknown or of another shape; trying the one"):
+        assert Archive(Path("run")).load().version == 10
+
+
 def test_a_run_resumes_from_the_checkpoint_before_one_of_a_newer_version(run):
     change("config.settings.invented", "1")
     code, err = run("resume", "--steps", "25")
@@ -164,6 +195,14 @@ def test_a_run_resumes_from_the_checkpoint_before_one_of_a_newer_version(run):
         lambda config: config["settings"]["notes"]["command"].update(lr="x"),
         lambda config: config.pop("compiled"),
         lambda config: config.update(contents=None),
+        lambda config: config.update(pipeline=3),
+        lambda config: config.update(pipeline={"microbatches": 1, "stashing": True, "delays": [1]}, seeds=[0]),
+        lambda config: config["settings"].update(compression="int9"),
+        lambda config, tensors: tensors.update(loss=tensors["loss"][:0]),
+        lambda config, tensors: tensors.update(loss=tensors["loss"].view(1, -1)),
+        lambda config, tensors: tensors.update(steps=tensors["steps"][0]),
+        lambda config, tensors: tensors.update(sequence=tensors["sequence"][:2]),
+        lambda config, tensors: tensors.update(sequence=tensors["sequence"].double()),
     ],
 )
 def test_nonsense_in_a_trace_is_one_line(run, nonsense):

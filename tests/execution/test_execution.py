@@ -177,6 +177,40 @@ assert torch.equal(rule.query(state), rule.query(want))
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow
+def test_a_compiler_that_is_killed_costs_no_update(tmp_path):
+    """As by the Ctrl-C that ends a run: it reaches the compiler too. Of SteadyMuon's programs, it is the second."""
+    program = """
+import torch, warnings, lategrad as lg
+blocks = lg.Blocks.of_module(torch.nn.Linear(4, 3))
+rule = lg.SteadyMuon(0.1, blocks=blocks)
+x, grad = torch.linspace(-1, 1, 15), torch.linspace(1, -2, 15)
+step = lg.in_place(rule, rule.init(x))
+assert step.backend == "loops"
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    step(grad, 0, query_out=torch.empty(15))
+assert step.backend == "eager"
+assert ["running eagerly: the compiler failed" in str(w.message) for w in caught] == [True], caught
+want = rule.update(rule.init(x), grad, torch.tensor([0]))
+assert torch.equal(rule.query(step.state), rule.query(want))
+"""
+    compiler, count = tmp_path / "compiler", tmp_path / "count"
+    compiler.write_text(f"""#!/bin/sh
+for last; do :; done
+if grep -qs "void run" $(echo "$@" | tr " " "\\n" | grep "main.cpp$"); then
+    echo >> {count}
+    [ $(wc -l < {count}) -ge 2 ] && kill -INT $$
+fi
+exec g++ "$@"
+""")
+    compiler.chmod(0o755)
+    env = {**os.environ, "CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(count.read_text()) == 2
+
+
 class _PairState(NamedTuple):
     start: torch.Tensor
     x: torch.Tensor

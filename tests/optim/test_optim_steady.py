@@ -198,6 +198,12 @@ def test_the_output_is_found_under_wrappers():
         assert torch.equal(flat(model), output)
     assert torch.equal(flat(model), query)
     assert not torch.equal(output, query)
+    for other in ([optimizer], SimpleNamespace(hidden=optimizer)):
+        with (
+            pytest.raises(ValueError, match="must be an optimizer, or have it as .optimizer"),
+            lg.optim.output_of(other),
+        ):
+            pass
 
 
 @pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, lambda optimizer: Delayed(optimizer, 1)])

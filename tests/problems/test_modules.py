@@ -12,6 +12,7 @@ import lategrad as lg
 from helpers.modules import Branching, Named, Pairs, Rows, Scaled, loader, top_two, with_batch_norm
 from lategrad.problems import ModuleProblem, NpyRows, load
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, read_checkpoint
+from lategrad.serve.observe.telemetry import Telemetry
 from lategrad.support.torch_private import gradients
 
 
@@ -160,9 +161,17 @@ def test_metrics_of_the_user_are_recorded_and_kept(tmp_path):
     assert swept.metrics["top 2"].shape == swept.loss.shape == (11, 2, 2)
 
 
-def test_a_metric_may_not_take_a_name_that_is_recorded_already():
+@pytest.mark.parametrize("name", ["loss", "rule", *sorted({*Telemetry._fields} - {"version", "metrics"})])
+def test_a_metric_may_not_take_a_name_that_is_recorded_already(name):
     with pytest.raises(ValueError, match="the name of a metric must be a text other than loss"):
-        ModuleProblem(nn.Linear(64, 10), load("digits"), metrics={"loss": top_two})
+        ModuleProblem(nn.Linear(64, 10), load("digits"), metrics={name: top_two})
+
+
+def test_a_metric_may_not_take_the_name_of_an_axis():
+    problem = ModuleProblem(nn.Linear(64, 10), load("digits"), metrics={"lr": top_two})
+    assert lg.simulate(problem, lg.SGD(lr=0.1), 0, 1).metrics.keys() == {"lr"}
+    with pytest.raises(ValueError, match="the name of a metric must be that of no axis, got 'lr'"):
+        lg.simulate(problem, lg.SGD(lr=torch.tensor([[0.1], [0.3]])), 0, 1)
 
 
 def test_a_validation_part_is_held_out_of_training_and_judges_it():

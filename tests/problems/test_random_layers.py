@@ -1,5 +1,8 @@
 """Random layers draw from a seed in the sample: workers, simulator, replay and resumed runs draw the same."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -41,6 +44,23 @@ class Noisy(nn.Linear):
         return super().forward(x + 0.1 * torch.randn_like(x))
 
 
+class Skipping(nn.Linear):
+    """Which draws from Python's and numpy's generators."""
+
+    def forward(self, x):
+        return super().forward(x) * (random.random() + np.random.rand())
+
+
+class Augmented:
+    """Rows that differ on every access."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        return DIGITS.x_train[number] + 0.1 * torch.randn(64) * random.random(), DIGITS.y_train[number]
+
+
 def perceptron(p=0.5):
     return nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Dropout(p), nn.Linear(8, 10))
 
@@ -52,7 +72,7 @@ def problem_of(module, **options):
 @pytest.mark.parametrize(
     ("module", "engine"),
     [(perceptron(), "threads"), (Encoder(), "threads"), (Recurrent(), "threads"), (Noisy(64, 10), "threads"),
-     pytest.param(Encoder(), "processes", marks=pytest.mark.slow)],
+     (Skipping(64, 10), "threads"), pytest.param(Encoder(), "processes", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_run_replays_bit_for_bit_also_after_it_was_resumed(module, engine, tmp_path):
     problem = problem_of(module)
@@ -61,6 +81,16 @@ def test_a_run_replays_bit_for_bit_also_after_it_was_resumed(module, engine, tmp
     resumed = lg.resume(tmp_path, problem, RULE, steps=40)
     assert torch.equal(resumed.sequence[:20], first.sequence)
     assert torch.equal(lg.replay(resumed, problem, RULE).output, resumed.output)
+
+
+def test_rows_that_are_augmented_at_random_replay_bit_for_bit_also_after_a_resume(tmp_path):
+    problem = ModuleProblem(nn.Linear(64, 10), Augmented(), batch=8)
+    how = {"workers": 2, "engine": "threads", "progress": False}
+    lg.train(problem, RULE, steps=20, out=tmp_path, **how)
+    again = ModuleProblem(problem.module, Augmented(), batch=8)
+    trace = lg.resume(tmp_path, again, RULE, steps=40)
+    assert torch.equal(lg.replay(trace, again, RULE).output, trace.output)
+    assert problem.loss(problem.start()) == problem.loss(problem.start())
 
 
 def test_local_steps_shards_and_pieces_replay_too():
@@ -100,9 +130,12 @@ def test_the_global_generator_continues_as_if_nothing_had_been_drawn():
     problem = problem_of(perceptron())
     torch.manual_seed(5)
     expected = torch.rand(3)
-    torch.manual_seed(5)
+    random.seed(5), np.random.seed(5)
+    others = random.random(), np.random.rand()
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)
     lg.simulate(problem, RULE, 0, 3)
     assert torch.equal(torch.rand(3), expected)
+    assert (random.random(), np.random.rand()) == others
     torch.manual_seed(5)
     with pytest.raises(RuntimeError, match="size"), seeded(1):
         torch.rand(3).view(2)

@@ -13,7 +13,7 @@ from lategrad.cli.train import _print_summary
 from lategrad.problems import Quadratic
 from lategrad.serve.checkpoints.archive import _WRITTEN
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths
-from lategrad.support.files import open_plain, read_plain
+from lategrad.support.files import open_plain, read_plain, replacing
 
 PROBLEM, RULE = Quadratic(), lg.SGD(lr=0.1)
 HOW = {"workers": 1, "engine": "threads", "progress": False, "compile": False}
@@ -90,7 +90,33 @@ def test_a_figure_that_cannot_be_written_is_a_warning_after_the_run(tmp_path, ca
     (tmp_path / "training.png" / "inside").mkdir(parents=True)
     with pytest.warns(UserWarning, match="training.png could not be written"):
         _print_summary(trace, tmp_path)
-    assert "5 updates in" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "5 updates in" in out
+    assert out.endswith(f"written to {tmp_path}: checkpoints\n")
+
+
+def test_ctrl_c_while_the_figure_is_drawn_leaves_the_line_that_resumes(tmp_path, capsys, monkeypatch):
+    with pytest.warns(UserWarning, match="stopped by on_record"):
+        trace = lg.train(PROBLEM, RULE, steps=10**6, record_every=5, on_record=lambda *_: "stop", **HOW)
+
+    def plot(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lg.Trace, "plot", plot)
+    with pytest.raises(KeyboardInterrupt):
+        _print_summary(trace, tmp_path)
+    assert capsys.readouterr().err.endswith(f"to continue: lategrad resume {tmp_path}\n")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_lies_at_the_name_of_a_temporary_file_is_not_opened(kind, tmp_path):
+    with replacing(tmp_path / "trace") as part:
+        part.touch()
+    put(kind, part, tmp_path / "target")
+    with replacing(tmp_path / "trace") as part:
+        part.write_text("new")
+    assert (tmp_path / "target").read_text() == "precious"
+    assert (tmp_path / "trace").read_text() == "new"
 
 
 def test_a_folder_of_tensorboard_that_takes_nothing_is_one_line(tmp_path):

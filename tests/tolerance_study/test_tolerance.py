@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 import math
+import os
 import sys
 import warnings
 from functools import cache, partial
@@ -293,6 +294,7 @@ def test_the_command_runs_a_function_of_a_script(capsys, tmp_path):
             [f"{SCRIPT}:train", "--optimizer", "x"],
             "--optimizer must be NAME=MODULE:FUNCTION, each with a name of its own, got ['x']",
         ),
+        ([f"{SCRIPT}:train", "--optimizer", *[f"x={SCRIPT}:small_steps"] * 2], "each with a name of its own, got ['x="),
     ],
 )
 def test_bad_commands_are_one_line(capsys, arguments, message):
@@ -302,8 +304,9 @@ def test_bad_commands_are_one_line(capsys, arguments, message):
     assert err.count("\n") == 1
 
 
-def write_script(folder, *, lr=0.1, other=0.01, helper=0.0):
+def write_script(folder, *, lr=0.1, other=0.01, helper=0.0, late=0.0):
     (folder / "their_helper.py").write_text(f"OFFSET = {helper}\n")
+    (folder / "their_late_helper.py").write_text(f"OFFSET = {late}\n")
     (folder / "their_script.py").write_text(
         f"import torch\nimport their_helper\nLR = {lr}\n"
         "def train(wrap):\n"
@@ -313,7 +316,8 @@ def write_script(folder, *, lr=0.1, other=0.01, helper=0.0):
         "        optimizer.zero_grad()\n"
         "        (x**2).sum().backward()\n"
         "        optimizer.step()\n"
-        "    return 1 + x.item() + their_helper.OFFSET\n"
+        "    import their_late_helper\n"
+        "    return 1 + x.item() + their_helper.OFFSET + their_late_helper.OFFSET\n"
     )
     (folder / "their_optimizers.py").write_text(
         f"import torch\nLR = {other}\ndef small(params):\n    return torch.optim.SGD(params, lr=LR)\n"
@@ -321,14 +325,15 @@ def write_script(folder, *, lr=0.1, other=0.01, helper=0.0):
 
 
 @pytest.mark.parametrize(
-    ("change", "changed"), [({"lr": 0.4}, "train"), ({"helper": 1.0}, "train"), ({"other": 0.02}, "small")]
+    ("change", "changed"),
+    [({"lr": 0.4}, "train"), ({"helper": 1.0}, "train"), ({"late": 1.0}, "train"), ({"other": 0.02}, "small")],
 )
 def test_runs_of_other_code_are_not_reused(change, changed, capsys, tmp_path, monkeypatch):
-    """A constant of the script, of a module that it imports, or of an optimizer's file has changed."""
+    """A constant of the script, of a module that it imports, also in a function, or of an optimizer's file changed."""
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def run():
-        for name in ("their_script", "their_helper", "their_optimizers"):
+        for name in ("their_script", "their_helper", "their_late_helper", "their_optimizers"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         importlib.invalidate_caches()
         small = load_object(str(tmp_path / "their_optimizers.py"), "small")
@@ -347,6 +352,33 @@ def test_runs_of_other_code_are_not_reused(change, changed, capsys, tmp_path, mo
         run()
     (tmp_path / "tol" / "study.json").unlink()  # the remedy, where the change does not matter
     assert values_of(run()) == values_of(first)
+
+
+@pytest.mark.parametrize("nonsense", ["", "[]", "{}", '{"optimizers": 3}', "[" * 100_000, "a pipe"])
+@pytest.mark.parametrize("name", ["study.json", "runs/*delay1*"])
+def test_damaged_files_of_a_study_are_one_line_that_names_them(nonsense, name, tmp_path):
+    def study():
+        return lg.tolerance(quadratic, (0, 1), seeds=1, out=tmp_path, progress=False)
+
+    first = study()
+    (path,) = tmp_path.glob(name)
+    path.unlink()
+    if nonsense == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text(nonsense)
+    with pytest.raises((ValueError, OSError), match=f"{path.name}' is (damaged|not a plain file)") as raised:
+        study()
+    assert "\n" not in str(raised.value)
+    path.unlink()
+    assert values_of(study()) == values_of(first)
+
+
+def test_a_figure_takes_the_place_of_a_link(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "tolerance.png").symlink_to(tmp_path / "precious")
+    lg.tolerance(quadratic, (0, 1), seeds=1, progress=False).plot(tmp_path / "tolerance.png")
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_values_that_a_training_closes_over_are_part_of_its_code():

@@ -75,11 +75,11 @@ def _run(arguments: Sequence[str]) -> Any:
         if message := error.format_message():  # type: ignore[attr-defined]
             typer.echo(f"error: {message}", err=True)  # without a message the help has been printed
         return 2
+    except (KeyboardInterrupt, typer.Abort):  # before the errors of torch, whose import it may have interrupted
+        return 130
     except _user_errors() as error:
         typer.echo(f"error: {_with_option_name(str(error), command)}", err=True)
         return 2
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
     except Exception as error:
         if (message := _of_own_code(error)) is None and "can't allocate memory" not in str(error):
             raise

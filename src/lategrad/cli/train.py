@@ -127,11 +127,12 @@ def confirm_own_code(command: dict[str, Any], **names: str | None) -> None:
     """Execute the user's own code that a run's folder names only if the user names it again."""
     for option, name in names.items():
         saved = command[option]
+        shown = shlex.quote(repr(saved)[1:-1])  # it may be pasted, and be of a stranger's choosing
         is_own = is_own_problem(saved) if option == "problem" else is_own_code(saved, RULES)
         if is_own and absolute(name or "") != saved:
-            raise ValueError(f"the run used code of your own: name it again, --{option} {saved}")
+            raise ValueError(f"the run used code of your own: name it again, --{option} {shown}")
         if name is not None and absolute(name) != saved:
-            raise ValueError(f"--{option} must be the run's, {saved}, or be left out, got {name}")
+            raise ValueError(f"--{option} must be the run's, {shown}, or be left out, got {name}")
 
 
 def _print_summary(trace: Trace, out: Path | None) -> None:
@@ -152,14 +153,15 @@ def _print_summary(trace: Trace, out: Path | None) -> None:
         if counts := trace.config.get(what):
             typer.echo(f"{what}: " + ", ".join(f"{worker} {count}" for worker, count in sorted(counts.items())))
     if out is not None:
+        if not trace.complete:  # before the figure, which another Ctrl-C may interrupt
+            typer.echo(f"to continue: lategrad resume {shlex.quote(str(out))}", err=True)
         try:
             trace.plot(out / "training.png")
         except OSError as error:  # the run itself is done
             warnings.warn(f"training.png could not be written: {error}", stacklevel=2)
-        typer.echo(f"written to {out}: trace.safetensors, records.csv, training.png, checkpoints")
+        names = [name for name in ("trace.safetensors", "records.csv", "training.png") if (out / name).is_file()]
+        typer.echo(f"written to {out}: {', '.join([*names, 'checkpoints'])}")
     if not trace.complete:
-        if out is not None:
-            typer.echo(f"to continue: lategrad resume {shlex.quote(str(out))}", err=True)
         terminated = trace.config.get("stopped") in (STOP_REASONS[SIGTERM], STOP_REASONS[SIGHUP])
         raise typer.Exit(_TEMPORARY_FAILURE if terminated and out is not None else 130)
 

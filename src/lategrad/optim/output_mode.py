@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from lategrad.execution.dtensors import GatherAnew, is_dtensor, largest_over_ranks, local_part_of, local_parts
+from lategrad.support.validation import require
 
 Values = dict[Tensor, Tensor]  # a value for some parameters
 
@@ -46,6 +47,7 @@ def output_of(optimizer: Any) -> Iterator[None]:
         finally:
             optimizer.train()
     else:
+        require("optimizer", optimizer, hasattr(optimizer, "param_groups"), "an optimizer, or have it as .optimizer")
         yield
 
 

@@ -46,9 +46,9 @@ class ModuleProblem:
     Losses and accuracies are taken in evaluation mode. Parameters that do not require a gradient stay as they are.
     A module in bfloat16 or float16 has its vector in float32.
 
-    Random layers (dropout) draw from a seed that is part of the sample, so that a worker, the simulator and a replay
-    draw the same; many runs are then computed one after another. A forward pass tells whether a module draws from
-    torch's generators; those of Python and numpy are not seeded.
+    Random layers (dropout), and rows that are augmented at random, draw from a seed that is part of the sample, so that
+    a worker, the simulator and a replay draw the same; many runs are then computed one after another. A first batch
+    tells whether the global generators of torch, Python or numpy are used; generators of your own are not seeded.
 
     Args:
         module: called with a minibatch of rows of the data set; reshape them inside (``nn.Unflatten``).
@@ -123,7 +123,8 @@ class ModuleProblem:
 
     def fingerprint(self) -> str:
         """Data, module with all that is not trained, name of the loss; not the first parameters, which are random."""
-        contents = hashlib.sha256(self.splits.loss_rows.fingerprint())
+        with seeded(0):  # rows may be augmented at random
+            contents = hashlib.sha256(self.splits.loss_rows.fingerprint())
         trained = {block.name: block.shape for block in self.blocks.parts}
         contents.update(repr(list(trained.items()) + self._labels).encode())
         for part in (part for name, part in self.module.state_dict().items() if name not in trained):
@@ -163,12 +164,14 @@ class ModuleProblem:
 
     @cached_property
     def is_random(self) -> bool:
-        """Whether a gradient draws from torch's global generators, as dropout does."""
-        inputs, targets, _ = next(self._chunks(self.splits.loss_rows, None, self.micro_batch or self.minibatches.batch))
-        with seeded(0) as generators, torch.no_grad():
-            before = [generator.get_state() for generator in generators]
+        """Whether a gradient draws from global generators: dropout does, and rows that are augmented at random."""
+        with seeded(0) as draw:
+            first = draw()
+        size = self.micro_batch or self.minibatches.batch
+        with seeded(0) as draw, torch.no_grad():
+            inputs, targets, _ = next(self._chunks(self.splits.loss_rows, None, size))
             self.loss_of_batch(self.training.output(inputs), targets)
-            return not all(map(torch.equal, before, (generator.get_state() for generator in generators)))
+            return draw() != first
 
     def samples(self, seed: int, first: int, count: int) -> Tensor:
         """Row numbers, ``(count, batch)``; of a stream of batches its seed and the batch's number, ``(count, 2)``.

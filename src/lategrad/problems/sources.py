@@ -102,8 +102,8 @@ class Subset:
 class Items:
     """Rows of a ``torch.utils.data.Dataset``, or of anything that has a length and gives a row for a number.
 
-    A row is a pair (input, target), or a dict, of which ``columns`` names the inputs and the targets. A row must be the
-    same on every access, or replays differ: random augmentation belongs in the module.
+    A row is a pair (input, target), or a dict, of which ``columns`` names the inputs and the targets. Random
+    augmentation may draw from the global generators of torch, Python and numpy, which a problem seeds.
     """
 
     dataset: Any

@@ -92,7 +92,7 @@ class Settings:
             warnings.warn(f"data_shards={self.data_shards} is more than the {high} workers: no worker draws from "
                           "some of the rows", stacklevel=3)  # fmt: skip
         most, valid = (0, "0 with engine='ray'") if on_ray else (_MAX_PREFETCH, f"in 0..{_MAX_PREFETCH}")
-        require("prefetch", self.prefetch, _is_count(self.prefetch, 0) and self.prefetch <= most, valid)
+        require("prefetch", self.prefetch, type(self.prefetch) is int and 0 <= self.prefetch <= most, valid)
         require("server_device", self.server_device, not on_ray or self.server_device == "cpu",
                 "'cpu' with engine='ray'")  # fmt: skip
         require_device("server_device", self.server_device)
@@ -130,7 +130,7 @@ class Settings:
 
     def _require_count(self, name: str, low: int, optional: bool = False) -> None:
         value, valid = getattr(self, name), f"an integer >= {low}{', or None' if optional else ''}"
-        require(name, value, _is_count(value, low) or (optional and value is None), valid)
+        require(name, value, (type(value) is int and value >= low) or (optional and value is None), valid)
 
     @property
     def folder(self) -> Path | None:
@@ -164,10 +164,6 @@ class Settings:
         if callable(self.schedule):
             saved["schedule"] = f"{FUNCTION}{getattr(self.schedule, '__qualname__', type(self.schedule).__qualname__)}"
         return saved
-
-
-def _is_count(value: object, low: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 
 def _distribution(spec: str) -> Distribution:

@@ -37,6 +37,7 @@ class Recorder:
         rule, state, problem = self.simulation.rule, self.simulation.state, self.simulation.problem
         output = rule.output(state)
         for name, value in measure(problem, output).by_name().items():
+            require("the name of a metric", name, all(name != axis.name for axis in self.axes), "that of no axis")
             self.values.setdefault(name, []).append(value.squeeze(-1).cpu())
         if self.simulation.drift is not None:
             before, self._drift = self._drift, self.simulation.drift.squeeze(-1).cpu().clone()

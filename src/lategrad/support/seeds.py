@@ -4,10 +4,12 @@ A key is a seed, a :class:`Stream` and the numbers that distinguish two draws of
 one seed share no random numbers. The values are part of every recorded result: they must never change.
 """
 
+import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,18 +55,26 @@ def derived_seed(*key: int) -> int:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[list[torch.Generator]]:
-    """Torch's global generators draw from this seed, and continue afterwards as if nothing had been drawn.
+def seeded(seed: int) -> Iterator[Callable[[], list[float]]]:
+    """The global generators of torch, Python and numpy draw from this seed, and then continue as if nothing was drawn.
 
-    One thread at a time: they belong to the process.
+    Yields a function that draws a number from each. One thread at a time: they belong to the process.
     """
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+    functions: list[Any] = [(one.get_state, one.manual_seed, one.set_state) for one in generators]
+    functions += [(random.getstate, random.seed, random.setstate),
+                  (np.random.get_state, np.random.seed, np.random.set_state)]  # fmt: skip
+
+    def draw() -> list[float]:
+        of_torch = [torch.rand((), generator=one, device=one.device).item() for one in generators]
+        return [*of_torch, random.random(), np.random.random()]
+
     with _GLOBAL_GENERATORS:
-        before = [generator.get_state() for generator in generators]
+        before = [get() for get, _, _ in functions]
         try:
-            for generator in generators:
-                generator.manual_seed(seed)
-            yield generators
+            for _, reseed, _ in functions:
+                reseed(seed)
+            yield draw
         finally:
-            for generator, state in zip(generators, before, strict=True):
-                generator.set_state(state)
+            for (_, _, restore), state in zip(functions, before, strict=True):
+                restore(state)

@@ -49,12 +49,13 @@ def missing_compiler(device_type: str, backend: str) -> str | None:
             cuda_kernel('extern "C" __global__ void works() {}', "works", torch.cuda.current_device())
         elif find_spec("triton") is None:
             return "the package triton is not installed"
-    except _compiler_errors() as error:
+    except compiler_errors() as error:
         return f"no compiler works here: {str(error).strip().splitlines()[0]}"
     return None
 
 
-def _compiler_errors() -> tuple[type[Exception], ...]:
+def compiler_errors() -> tuple[type[Exception], ...]:
+    """What is raised where a compiler is missing, fails or is killed, also by the Ctrl-C that ends a run."""
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
     return InvalidCxxCompiler, CppCompileError, OSError

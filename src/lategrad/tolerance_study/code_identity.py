@@ -2,11 +2,13 @@
 
 import hashlib
 import inspect
+import os
 import re
 import sys
 import sysconfig
 from collections.abc import Iterator
 from functools import partial
+from modulefinder import ModuleFinder
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -15,18 +17,29 @@ from typing import Any
 def identify_code(function: Any) -> dict[str, str]:
     """The name of a function, and a checksum of what it computes, as far as that can be seen.
 
-    It covers the file of its module and those of the user's own modules that are imported there, its code as it was
-    loaded, and the values that it uses from its module, its closure or a ``functools.partial``.
+    It covers the file of its module and those of the user's own modules that are imported there, also in functions,
+    its code as it was loaded, and the values that it uses from its module, its closure or a ``functools.partial``.
 
     >>> def train(wrap, lr): ...
     >>> identify_code(partial(train, lr=0.1)) == identify_code(partial(train, lr=0.2))
     False
     """
-    contents = hashlib.sha256("\0".join(_texts(function, set())).encode())
+    texts = [*_texts(function, set())]
     while isinstance(function, partial):
         function = function.func
+    contents = hashlib.sha256("\0".join([*texts, *_imported_files(function)]).encode())
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return {"name": name, "source": contents.hexdigest()[:16]}
+
+
+def _imported_files(function: Any) -> Iterator[str]:
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    file = getattr(module, "__file__", None) or ""
+    if _is_own(module) and file.endswith(".py"):
+        finder = ModuleFinder([str(Path(file).parent), os.getcwd()], excludes=["lategrad"])
+        finder.run_script(file)  # which executes nothing
+        files = filter(None, (vars(found)["__file__"] for found in finder.modules.values()))
+        yield from (Path(found).read_text(errors="replace") for found in files)
 
 
 def _texts(part: Any, seen: set[int]) -> Iterator[str]:

@@ -70,7 +70,7 @@ class DelayRecorder:
         self.dropped_by_worker: Counter[object] = Counter()
         self._weights = defaultdict[int, float](float)
         self._recent: deque[tuple[int, float]] = deque(maxlen=window)
-        self._lengths, self._distances, self._cosines = _Mean(), _Mean(), _Mean()
+        self._sums, self._numbers = defaultdict[str, float](float), Counter[str]()  # of lengths, distances and cosines
         self._last_point: Tensor | None = None
         self._last_grad: Tensor | None = None
 
@@ -104,14 +104,21 @@ class DelayRecorder:
         if grad is not None:
             last, self._last_grad = self._last_grad, _flat(grad)
             if last is not None and last.any() and self._last_grad.any():
-                self._cosines.add(float(cosine_similarity(self._last_grad.double(), last.double(), dim=0)))
+                self._add("cosine", float(cosine_similarity(self._last_grad.double(), last.double(), dim=0)))
         if (now is None) != (at is None):
             raise ValueError("at and now must be given together: the parameters of the gradient and the present ones")
         if now is not None and at is not None:
             point, self._last_point = self._last_point, _flat(now)
             if point is not None:
-                self._lengths.add(float((self._last_point - point).double().norm()))
-            self._distances.add(float((self._last_point - _flat(at)).double().norm()))
+                self._add("length", float((self._last_point - point).double().norm()))
+            self._add("distance", float((self._last_point - _flat(at)).double().norm()))
+
+    def _add(self, name: str, value: float) -> None:
+        self._sums[name] += value
+        self._numbers[name] += 1
+
+    def _mean(self, name: str) -> float | None:
+        return self._sums[name] / self._numbers[name] if self._numbers[name] else None
 
     def summary(self) -> DelayReport:
         """The report on the whole run."""
@@ -127,7 +134,7 @@ class DelayRecorder:
     def _report(self, counts: Mapping[int, int], weights: Mapping[int, float]) -> DelayReport:
         total, weight = sum(counts.values()), sum(weights.values())
         delays = sorted(counts)
-        length, distance = self._lengths.mean, self._distances.mean
+        length, distance = self._mean("length"), self._mean("distance")
         return DelayReport(
             applied=total, dropped=sum(self.dropped.values()), distinct=len(delays),
             min=delays[0] if delays else 0, max=delays[-1] if delays else 0,
@@ -135,7 +142,7 @@ class DelayRecorder:
             median=_quantile(delays, counts, 0.5 * total), p95=_quantile(delays, counts, 0.95 * total),
             weighted_mean=sum(delay * share for delay, share in weights.items()) / weight if weight else math.nan,
             drift=distance, relative_drift=None if not length or distance is None else distance / length,
-            cosine=self._cosines.mean,
+            cosine=self._mean("cosine"),
         )  # fmt: skip
 
     def histogram(self) -> str:
@@ -165,19 +172,6 @@ class DelayRecorder:
         for name, value in self.recent()._asdict().items():
             if value is not None and not math.isnan(value):
                 writer.add_scalar(f"delay/{name}", value, step)
-
-
-class _Mean:
-    def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
-
-    def add(self, value: float) -> None:
-        self._sum += value
-        self._count += 1
-
-    @property
-    def mean(self) -> float | None:
-        return self._sum / self._count if self._count else None
 
 
 def _flat(vector: Vector) -> Tensor:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lategrad.support.files import replacing
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -96,8 +98,9 @@ def plot(result: "Tolerance", path: str | os.PathLike[str] | None = None) -> "Fi
         if over_time:  # diverging curves leave the picture
             axis.set_ylim(*_range_without_delay(result))
     if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
+        path = Path(path)
+        with replacing(path) as part:
+            figure.savefig(part, dpi=120, format=path.suffix.removeprefix(".") or "png")
     return figure
 
 

@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from lategrad.support.files import replacing
+from lategrad.support.files import read_plain, replacing
 from lategrad.support.validation import require, require_choice, require_count, require_number, require_switch
 from lategrad.tolerance_study.code_identity import identify_code
 from lategrad.tolerance_study.result import BETTER, Tolerance
@@ -142,25 +142,34 @@ def parallel_runs(memory: int) -> int:
     return max(1, min(cores, free // 2 // max(1, memory)))
 
 
+def _read(path: Path, build: Callable[[Any], Any]) -> Any:
+    try:
+        return build(json.loads(read_plain(path)))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{str(path)!r} is damaged, or of another version: delete it ({error!r})") from None
+
+
 class _RunStore:
     """Finished runs in a folder, a file for each."""
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self._folder = folder / "runs"
         description = folder / "study.json"
-        before = {"drift": False} | (json.loads(description.read_text()) if description.exists() else about)
+        before = about
+        if description.exists():
+            before = _read(description, lambda saved: {name: saved[name] for name in about})
         for name in ("profile", "better", "drift"):
             if before[name] != about[name]:
                 raise ValueError(f"out must be another folder: the runs in {str(folder)!r} had {name} {before[name]}, "
                                  f"not {about[name]}")  # fmt: skip
         code = {"train": about["train"], **about["optimizers"]}
-        code_before = {"train": before["train"], **before.get("optimizers", {})}
+        code_before = {"train": before["train"], **before["optimizers"]}
         for name in code_before.keys() & code:
             if code_before[name] != code[name]:
                 raise ValueError(f"out must be another folder: the code of {name} is not that of the runs in "
                                  f"{str(folder)!r}; if no result changes, delete {description}")  # fmt: skip
         with replacing(description) as part:
-            optimizers = before.get("optimizers", {}) | about["optimizers"]
+            optimizers = before["optimizers"] | about["optimizers"]
             part.write_text(json.dumps(about | {"optimizers": optimizers}, indent=1))
 
     def _path(self, task: Task) -> Path:
@@ -170,7 +179,7 @@ class _RunStore:
 
     def load(self, task: Task) -> Run | None:
         path = self._path(task)
-        return Run.from_json(json.loads(path.read_text())) if path.exists() else None
+        return _read(path, Run.from_json) if path.exists() else None
 
     def save(self, run: Run) -> None:
         with replacing(self._path(run.task)) as part:

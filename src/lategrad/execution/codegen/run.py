@@ -13,7 +13,7 @@ from lategrad.execution.backend import Run, UnsupportedError
 from lategrad.execution.codegen.emit import CHUNK, THREADS, emit
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
 from lategrad.support.runs import map_tensors, tensors
-from lategrad.support.torch_private import cpu_library, cuda_kernel, missing_compiler
+from lategrad.support.torch_private import compiler_errors, cpu_library, cuda_kernel, missing_compiler
 from lategrad.support.validation import require
 
 _MAX_CACHED = 1024  # tables of addresses
@@ -78,8 +78,16 @@ class Loops:
         """How many loops over the vectors one call makes."""
         return sum(self.source.stages)
 
+    def compiled(self) -> Callable[..., None]:
+        """A function of the number of threads; an :class:`UnsupportedError` if the compiler fails or is killed."""
+        if self._call is None:
+            try:
+                self._call = self._compile()
+            except compiler_errors() as error:
+                raise UnsupportedError(f"the compiler failed: {str(error).strip().splitlines()[0]}") from error
+        return self._call
+
     def _compile(self) -> Callable[..., None]:
-        """A function of the number of threads."""
         if self._device.type == "cpu":
             run = cpu_library(self.source.cpu).run
             arguments = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_longlong(a)
@@ -119,9 +127,7 @@ class Loops:
             else:
                 self._table.copy_(torch.tensor(table), non_blocking=True)
             self._last_table = table
-        if self._call is None:
-            self._call = self._compile()
-        self._call(torch.get_num_threads())
+        self.compiled()(torch.get_num_threads())
 
 
 def update_loops(

@@ -135,6 +135,8 @@ class StagedLoops(Loops):
 
     def run(self, table: list[int]) -> None:
         """Run all stages on operands whose table is known."""
+        for _, loops in self._programs:
+            loops.compiled()  # all of them before the first writes anything
         begin = 0
         for number, ((places, loops), length) in enumerate(zip(self._programs, self._lengths, strict=True)):
             loops.run(table[begin : begin + length])

@@ -125,8 +125,12 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if hashlib.sha256(contents).hexdigest() != description["tensors"]:
             raise ValueError("the checksum of its tensors does not match")
         tensors = safetensors.torch.load(contents)
-        if bad := [name for name in tensors if not re.fullmatch(r"output|(state|record)\.\d{1,15}", name)]:
-            raise ValueError(f"it has a tensor {bad[0]!r}")
+        leaves = sum(name.startswith("state.") for name in tensors)
+        expected = {"output", *(f"state.{i}" for i in range(max(1, leaves)))}
+        records = {name for name in tensors if re.fullmatch(r"record\.\d{1,15}", name)}
+        odd = [name for name in records if tensors[name].shape != tensors["output"].shape]
+        if odd or (odd := sorted(tensors.keys() ^ (expected | records))):
+            raise ValueError(f"its tensor {odd[0]!r} is missing, unknown or of another shape")
         return tensors, description
     except DamagedError:
         raise
