@@ -99,7 +99,7 @@ class Measures(NamedTuple):
 
 RESERVED_NAMES = ("loss", "test_loss", "val_loss", "accuracy", "step", "steps", "excess_loss", "seed", "delay",
                   "record", "seconds", "workers", "drift", "rule", "refused", "updates_per_second", "delay_mean",
-                  "delay_p95", "delay_max", "bytes_up", "bytes_down", "memories_lost")  # fmt: skip
+                  "delay_p95", "delay_max", "bytes_up", "bytes_down", "memories_lost", "threads")  # fmt: skip
 
 
 def require_free_names(metrics: Iterable[object]) -> None:
