@@ -1,7 +1,7 @@
 """Optimizers with a query and an output, found under the wrappers that trainers put around them."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from lategrad.optim.output_mode import OutputMode
@@ -37,10 +37,8 @@ def show_query(optimizers: Iterable[Any]) -> None:
 
 @contextmanager
 def showing_output(optimizers: Iterable[Any]) -> Iterator[None]:
-    """A context in which all are in eval mode; afterwards each is in its previous mode."""
-    training = [optimizer for optimizer in with_output(optimizers) if not optimizer.evaluating]
-    show_output(training)
-    try:
+    """A context in which all hold their output; afterwards each is in its previous mode."""
+    with ExitStack() as stack:
+        for optimizer in with_output(optimizers):
+            stack.enter_context(optimizer.output())
         yield
-    finally:
-        show_query(training)

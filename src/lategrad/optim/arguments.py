@@ -1,6 +1,6 @@
 """Checks of what users pass to an optimizer by mistake."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,17 +12,17 @@ LABELS = ("params", "param_names", "name", "initial_lr")
 
 def require_params(optimizer: str, params: Any) -> None:
     """Raise for what is often passed instead of ``model.parameters()``."""
-    remedy = f"{optimizer} needs parameters, such as model.parameters()"
-    if isinstance(params, torch.nn.Module):
-        raise TypeError(f"{remedy}; params is a module, {type(params).__name__}: call its parameters()")
-    if isinstance(params, DataLoader | Dataset):
-        raise TypeError(f"{remedy}; params is a {type(params).__name__}, which holds data")
-    if isinstance(params, torch.optim.Optimizer):
-        raise TypeError(f"{remedy}; params is an optimizer, {type(params).__name__}")
-    if isinstance(params, type):
-        raise TypeError(f"{remedy}; params is the class {params.__name__}")
-    if callable(params):
-        raise TypeError(f"{remedy}; params is a function, {getattr(params, '__qualname__', params)}: call it")
+    name = getattr(params, "__qualname__", type(params).__name__)
+    mistakes = {
+        torch.nn.Module: f"a module, {name}: call its parameters()",
+        DataLoader | Dataset: f"a {name}, which holds data",
+        torch.optim.Optimizer: f"an optimizer, {name}",
+        type: f"the class {name}",
+        Callable: f"a function, {name}: call it",
+    }
+    for kind, mistake in mistakes.items():
+        if isinstance(params, kind):  # type: ignore[arg-type]
+            raise TypeError(f"{optimizer} needs parameters, such as model.parameters(); params is {mistake}")
 
 
 def require_object(name: str, value: object) -> None:
