@@ -474,10 +474,18 @@ def test_more_errors_in_one_line(capsys, arguments, message, tmp_path, monkeypat
     assert len(err.strip().splitlines()) == 1
 
 
+INTERRUPTED = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this process has inherited
+os.kill(os.getpid(), signal.SIGINT)
+print("imported")
+"""
+
+
 def test_ctrl_c_while_torch_is_imported_is_no_traceback(tmp_path):
     """Importing it once more, after a half of it, would be one, or a crash."""
     torch_that_is_interrupted = tmp_path / "torch.py"
-    torch_that_is_interrupted.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('imported')\n")
+    torch_that_is_interrupted.write_text(INTERRUPTED)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run([sys.executable, "-m", "lategrad", "list"], env={**os.environ, "PYTHONPATH": path},
                           capture_output=True, text=True, check=False)  # fmt: skip

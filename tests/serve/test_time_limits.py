@@ -21,6 +21,7 @@ from lategrad.problems import Quadratic
 from lategrad.serve import Settings, Training
 from lategrad.serve.checkpoints import writer
 from lategrad.serve.engines import processes
+from lategrad.support import files
 from lategrad.support.timeouts import OutOfTimeError, limited
 
 RULE = lg.SGD(lr=0.1)
@@ -102,44 +103,41 @@ def test_ctrl_c_goes_through_a_call_that_never_returns():
 # ---- A disk that hangs: a FIFO that nobody reads, where a part of a checkpoint is to be written
 
 
-def _hang_up(folder, version):
-    part = folder / f".checkpoint-{version:012d}.safetensors.{os.getpid()}.part"
-    os.mkfifo(part)
-    return part
+@contextlib.contextmanager
+def disk_that_hangs(monkeypatch, version):
+    """The file of one checkpoint does not reach the disk before the end of the context."""
+    released, sync = threading.Event(), files._sync
 
+    def sync_or_hang(path):
+        if path.name.startswith(f".checkpoint-{version:012d}.safetensors"):
+            released.wait()
+        sync(path)
 
-def _release(part):
-    both_ends = os.open(part, os.O_RDWR)  # whoever waits may go on, and finds that it is no file
+    monkeypatch.setattr(files, "_sync", sync_or_hang)
+    yield
+    released.set()
     wait_until(lambda: not any(thread.name == "lategrad-checkpoint" for thread in threading.enumerate()))
-    os.close(both_ends)
 
 
-@pytest.mark.filterwarnings("ignore:checkpoint at update .* failed")
 def test_a_disk_that_hangs_at_the_end_costs_the_last_checkpoint_and_not_the_trace(tmp_path, monkeypatch):
-    parts = []
+    def shorten(telemetry, output):  # the first checkpoint is written
+        monkeypatch.setattr(writer, "WRITE_TIMEOUT", 0.2)
 
-    def hang_up(telemetry, output):
-        if not parts:  # the first checkpoint is written
-            parts.append(_hang_up(tmp_path, version=30))
-            monkeypatch.setattr(writer, "WRITE_TIMEOUT", 0.2)
-
-    with pytest.warns(UserWarning, match="the checkpoint at update 30 timed out: the disk hangs"):
-        trace = lg.train(Quadratic(), RULE, steps=30, workers=1, engine="threads", out=tmp_path, compile=False,
-                         record_every=1, on_record=hang_up, checkpoint_every=100)  # fmt: skip
-    _release(*parts)
+    with disk_that_hangs(monkeypatch, version=30):
+        with pytest.warns(UserWarning, match="the checkpoint at update 30 timed out: the disk hangs"):
+            trace = lg.train(Quadratic(), RULE, steps=30, workers=1, engine="threads", out=tmp_path, compile=False,
+                             record_every=1, on_record=shorten, checkpoint_every=100)  # fmt: skip
+        assert trace.complete
+        assert lg.Trace.load(tmp_path / "trace.safetensors").complete
     monkeypatch.undo()
-    assert trace.complete
-    assert lg.Trace.load(tmp_path / "trace.safetensors").complete
-    assert lg.resume(tmp_path, Quadratic(), RULE).complete  # from the checkpoint before
+    assert lg.resume(tmp_path, Quadratic(), RULE).complete
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_disk_that_hangs_from_the_start_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(writer, "WRITE_TIMEOUT", 0.2)
-    part = _hang_up(tmp_path, version=0)
-    with pytest.raises(OSError, match="no checkpoint can be written to"):
+    with disk_that_hangs(monkeypatch, version=0), pytest.raises(OSError, match="no checkpoint can be written to"):
         lg.train(Quadratic(), RULE, steps=30, workers=1, engine="threads", out=tmp_path, compile=False)
-    _release(part)
 
 
 # ---- Processes
