@@ -135,6 +135,7 @@ def speed(out: dict[str, Any], pauses: bool) -> None:
                 measured[name]["spans"] = [span for span in pipe.timeline if begin <= span.begin <= mine]
     out |= measured
     out["stash"] = ours.stash_bytes / sum(p.nbytes for p in ours.module.parameters())
+    ours.drain()
     ours.close()
 
 
