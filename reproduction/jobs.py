@@ -57,9 +57,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def load_average() -> float:
-    """Of the last minute: about how many other programs want a core; 0 where the system does not say."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+def other_programs() -> float:
+    """About how many want a core at this moment; 0 where the system does not say.
+
+    Not the load average of the last minute, in which there is what has just ended, such as an installation.
+    """
+    running, samples = Path("/proc/loadavg"), []
+    for _ in range(5 if running.exists() else 0):
+        time.sleep(0.05)
+        samples.append(int(running.read_text().split()[3].partition("/")[0]) - 1)  # it counts this one
+    return sum(samples) / max(1, len(samples))
 
 
 def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> None:
@@ -70,7 +77,7 @@ def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> 
     beside_a_gpu = any(job.lane != "processes" for job in jobs)  # which has its own processes and threads to feed it
     here = processes or (max(1, cores() - 2) if beside_a_gpu else cores())
     width = {"processes": min(here, max(1, len(jobs))), **_WIDTH}
-    progress = Progress(jobs, width, say, load_average())
+    progress = Progress(jobs, width, say, other_programs())
     if {job.lane for job in jobs} == {"processes"} and width["processes"] == 1:
         for job in sorted(waiting, key=lambda job: bool(job.after)):
             progress.done(job, _run(job))

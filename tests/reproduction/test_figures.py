@@ -1,6 +1,10 @@
 """The paper's experiments in small, and verdicts that can come out both ways."""
 
+import subprocess
+import sys
 import threading
+import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +29,7 @@ from reproduction.figures.sweep import (
     own_experiment,
     sweep,
 )
-from reproduction.jobs import Job, Progress, Spent, cores, run_jobs
+from reproduction.jobs import Job, Progress, Spent, cores, other_programs, run_jobs
 from reproduction.study import Plan, Workspace, lr_grid
 
 pytestmark = pytest.mark.filterwarnings("ignore:delay .* is too long for:UserWarning")  # these runs are short
@@ -180,13 +184,22 @@ def test_a_job_waits_for_those_that_it_comes_after(tmp_path, lane):
 
 def test_jobs_that_share_a_gpu_run_beside_each_other(monkeypatch):
     """Jobs that wait for each other come to their end."""
-    monkeypatch.setattr("reproduction.jobs.load_average", lambda: 0.0)  # other programs would lengthen the forecast
+    monkeypatch.setattr("reproduction.jobs.other_programs", lambda: 0.0)  # other programs would lengthen the forecast
     there = threading.Barrier(2, timeout=600)
     said = []
     run_jobs([Job(name, 600, there.wait, lane="streams") for name in "ab"], said.append, processes=1)
     assert "2 pieces of work on 1 core(s) and a GPU" in said[0]
     assert "about 10 minutes" in said[0]
     assert said[-1].startswith("100%")
+
+
+def test_programs_that_want_a_core_are_counted_while_they_do():
+    with ExitStack() as stack:
+        for _ in range(4):
+            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(busy.kill)
+        time.sleep(0.5)
+        assert other_programs() >= 2
 
 
 def test_a_forecast_follows_the_pace_and_says_when_the_machine_is_busy():
