@@ -8,6 +8,13 @@ import typer
 from lategrad.cli.build import INNER
 from lategrad.problems.data import PREPROCESSING
 from lategrad.problems.linear import MODELS
+from lategrad.support.validation import require
+
+
+def _check_seeds(seeds: int) -> int:
+    require("--seeds", seeds, 1 <= seeds <= 100_000, "an integer >= 1 and <= 100000")  # more is almost certainly a typo
+    return seeds
+
 
 _PREPROCESSING = "; ".join(f"{name} ({meaning})" for name, meaning in PREPROCESSING.items())
 _PREPROCESSING_HELP = f"{_PREPROCESSING}; by default standardise for files, standardise-globally for the images."
@@ -21,7 +28,7 @@ Penalty = Annotated[float, typer.Option(help="Quadratic penalty, which makes the
 Domain = Annotated[str, typer.Option(help="Constraint set such as ball:5; by default none.")]
 Steps = Annotated[int, typer.Option(help="Server updates.")]
 RecordEvery = Annotated[int | None, typer.Option(help="Updates between records; by default ten records.")]
-Seeds = Annotated[int, typer.Option(min=1, max=100_000, help="Number of seeds; they are 0, 1, ...")]
+Seeds = Annotated[int, typer.Option(callback=_check_seeds, help="Number of seeds; they are 0, 1, ...")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 _LOCAL_HELP = "Local steps that a worker takes in each job, such as 50; it sends their sum."
 LocalStepCount = Annotated[int | None, typer.Option(help=_LOCAL_HELP)]
