@@ -88,8 +88,7 @@ class Baselines(Study[SoftmaxSetting, Scored]):
             )  # fmt: skip
 
         trace = space.trace(_trace_name(task), key, run)
-        assert trace.accuracy is not None
-        scores = split_points(candidate, trace.loss[-1], trace.accuracy[-1], len(problem.test))
+        scores = split_points(candidate, trace.loss[-1], trace.recorded()["accuracy"][-1], len(problem.test))
         own = {"data": setting.data, "regime": setting.regime, "rule": candidate.rule, "knob": candidate.knob}
         return Scored(scores, rows_of(trace, ("delay", "value", "lr", "seed", "point", "accuracy", "loss"), **own))
 

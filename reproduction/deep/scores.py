@@ -85,8 +85,7 @@ def best_position(trace: Trace) -> int:
 
 def final_scores(trace: Trace, by_loss: bool) -> Tensor:
     """``(seeds, lrs)``; a run that diverged has accuracy 0 and an infinite loss."""
-    values = trace.test_loss if by_loss else trace.accuracy
-    assert values is not None
+    values = trace.recorded()["test_loss" if by_loss else "accuracy"]
     finite = torch.isfinite(trace.loss[-1, 0]) & ~torch.isnan(values[-1, 0])
     return torch.where(finite, values[-1, 0], torch.inf if by_loss else 0.0)
 

@@ -165,13 +165,12 @@ def real_curves(setting: LocalSetting, candidate: Candidate, position: int, trac
     for trace in traces:
         assert trace.time is not None
         assert trace.local_steps is not None
-        assert trace.test_loss is not None
-        assert trace.accuracy is not None
+        recorded = trace.recorded()
         time = torch.cat([torch.zeros(1, dtype=torch.float64), trace.time - _start(setting, trace)])
-        recorded = time[trace.steps]
-        losses.append(np.interp(grid, recorded, trace.test_loss))
+        at = time[trace.steps]
+        losses.append(np.interp(grid, at, recorded["test_loss"]))
         gradients.append(np.interp(grid, time, torch.cat([torch.zeros(1), trace.local_steps.cumsum(0)])))
-        accuracies.append(float(np.interp(setting.seconds, recorded, trace.accuracy)))
+        accuracies.append(float(np.interp(setting.seconds, at, recorded["accuracy"])))
         in_time.append(trace.delays[time[1:] <= setting.seconds])
     return RealCurves(
         candidate,
