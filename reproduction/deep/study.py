@@ -201,18 +201,14 @@ def _first_elementwise(setting: DeepSetting, panel: Panel, delays: Sequence[str]
     return _claim("first_elementwise", all(lead > 0 for lead in leads.values()), model=setting.model, leads=leads)
 
 
-def good_neighbours(scores: DeepScores, delay: str, within: float) -> int:
-    """The most neighbouring learning rates whose score is that near to the best of all."""
-    means = scores.grids[delay].mean(0)
-    near = means <= means.min() + within if scores.by_loss else means >= means.max() - within
-    return max((len(list(run)) for is_near, run in groupby(near.tolist()) if is_near), default=0)
-
-
 def _wide(setting: DeepSetting, panel: Panel) -> Verdict | None:
+    """On the most neighbouring learning rates whose score is near to the best of all."""
     if "steady-muon" not in panel or "64" not in panel["steady-muon"].grids:
         return None
     within = 0.05 if setting.by_loss else 0.01
-    count = good_neighbours(panel["steady-muon"], "64", within)
+    means = panel["steady-muon"].grids["64"].mean(0)
+    near = means <= means.min() + within if setting.by_loss else means >= means.max() - within
+    count = max((len(list(run)) for is_near, run in groupby(near.tolist()) if is_near), default=0)
     return _claim("wide", count >= 4, model=setting.model, within=within, count=count)
 
 

@@ -83,16 +83,7 @@ class RangeFigure:
         )  # fmt: skip
 
 
-FIG2 = RangeFigure(
-    name="fig2",
-    title=f"Figure 2. Accuracy against the learning rate at delay {LATE}",
-    delay=LATE,
-    label=f"delay {LATE}",
-    opens_report=True,
-)
-FIG4 = RangeFigure(
-    name="fig4",
-    title="Figure 4. Accuracy against the learning rate under Lognormal(7, 0.4²) delays",
-    delay=HEAVY,
-    label="Lognormal(7, 0.4²) delays",
-)
+FIG2 = RangeFigure("fig2", f"Figure 2. Accuracy against the learning rate at delay {LATE}", LATE, f"delay {LATE}",
+                   opens_report=True)  # fmt: skip
+FIG4 = RangeFigure("fig4", "Figure 4. Accuracy against the learning rate under Lognormal(7, 0.4²) delays", HEAVY,
+                   "Lognormal(7, 0.4²) delays")  # fmt: skip

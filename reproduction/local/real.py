@@ -8,7 +8,7 @@ takes longer, too: the number of updates that each rule made in its time shows t
 import dataclasses
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -126,6 +126,12 @@ def train_for_real(task: Task[TwoSpeeds], lr: float, seed: int) -> Trace:
     rule = build_outer(candidate, lr, setting.workers)
     settings: dict[str, Any] = {"steps": _MOST_UPDATES, "workers": setting.workers, "slow": setting.pauses(),
                                 "seed": seed, "device": space.device}  # fmt: skip
+    recorded_at: list[float] = []
+
+    def stop_in_time(telemetry: Any, output: Tensor) -> str | None:
+        """Starting the workers, before the first record, is not counted."""
+        recorded_at.append(telemetry.seconds)
+        return "stop" if telemetry.seconds - recorded_at[0] >= setting.seconds else None
 
     def run() -> Trace:
         if candidate.rule == ANCHOR:
@@ -137,25 +143,13 @@ def train_for_real(task: Task[TwoSpeeds], lr: float, seed: int) -> Trace:
             warnings.filterwarnings("ignore", message=_TIME_IS_UP)
             trace = lg.train(
                 setting.problem(), rule, **settings, engine="processes", compile=False, progress=False, out=folder,
-                record_every=max(1, setting.updates(setting.cluster()) // _POINTS),
-                on_record=_stop_after(setting.seconds),
+                record_every=max(1, setting.updates(setting.cluster()) // _POINTS), on_record=stop_in_time,
             )  # fmt: skip
         if trace.config["stopped"] != _TIME_IS_UP:
             raise KeyboardInterrupt
         return dataclasses.replace(trace, config=trace.config | {"steps": len(trace.delays)})  # it is complete
 
     return space.trace(name, {"setting": setting.describe(), "rule": describe(rule), "seed": seed}, run)
-
-
-def _stop_after(seconds: float) -> Callable[[Any, Tensor], str | None]:
-    """Ends a run n seconds after its first record: starting the workers is not counted."""
-    first: list[float] = []
-
-    def on_record(telemetry: Any, output: Tensor) -> str | None:
-        first.append(telemetry.seconds)
-        return "stop" if telemetry.seconds - first[0] >= seconds else None
-
-    return on_record
 
 
 def real_curves(setting: LocalSetting, candidate: Candidate, position: int, traces: Sequence[Trace]) -> RealCurves:

@@ -337,7 +337,6 @@ def points_of(piece: str, plan: TheoremPlan, out: Path) -> list[Point]:
         return [with_bound(Point(**point)) for point in saved["points"]]
     with torch_threads(1):  # the tensors are small: a second thread would only cost time
         points = PIECES[piece](plan)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         bare = [asdict(replace(point, bound=None)) for point in points]  # bounds are theory, not measurements
         part.write_text(json.dumps({"made_from": key, "points": bare}))

@@ -103,13 +103,13 @@ def plot_noise(points: Iterable[Point]) -> Figure:
     T = max(distinct(points, "T"))
     figure, axes = _grid(1, 3.7, ["noise σ"] * 2, f"excess loss at T = {T:,}")
     for ax, delay in zip(axes, sorted(distinct(points, "delay")), strict=True):
-        ours = select(points, T=T, delay=delay)
+        ours = [point for point in select(points, T=T, delay=delay) if point.sigma > 0]
         for rule in RULES:
-            noisy = [point for point in select(ours, rule=rule) if point.sigma > 0]
+            noisy = select(ours, rule=rule)
             ax.plot([point.sigma for point in noisy], [point.excess for point in noisy], "o-", color=COLOURS[rule],
                     markersize=3.5, linewidth=1.5, label=TITLES[rule])  # fmt: skip
         for rule, dashes, label in ((OPTIMISTIC, "--", "σD/√T"), (STRONGLY_CONVEX, ":", "σ²/(HT)")):
-            noisy = [point for point in select(ours, rule=rule) if point.sigma > 0]
+            noisy = select(ours, rule=rule)
             ax.plot([point.sigma for point in noisy], [v.noise_term(point) for point in noisy], dashes, color=_BOUND,
                     linewidth=1.6, label=label)  # fmt: skip
         ax.set_title("no delay" if delay == 0 else "delay √T", fontsize=10)
