@@ -76,11 +76,19 @@ def verdict(
     block: str, holds: bool | None, *, source: Literal["paper", "ours"] = "paper", figure: str = "", **values: Any
 ) -> Verdict:
     """A verdict in the words of a block of ``prose/verdicts.md.j2``."""
-    template = _environment(autoescape=False).get_template("prose/verdicts.md.j2")
-    context = template.new_context({"TITLES": TITLES, **values})
-    text = "".join(template.blocks[block](context))
-    claim, criterion, measured, *quote = filter(None, map(str.strip, text.split("\n\n")))
+    paragraphs = _block("verdicts", block, values).split("\n\n")
+    claim, criterion, measured, *quote = filter(None, map(str.strip, paragraphs))
     return Verdict(claim, criterion, measured, holds, source, "".join(quote), figure)
+
+
+def finding(block: str, **values: Any) -> str:
+    """A finding in the words of a block of ``prose/findings.md.j2``."""
+    return _block("findings", block, values).strip()
+
+
+def _block(file: str, block: str, values: dict[str, Any]) -> str:
+    template = _environment(autoescape=False).get_template(f"prose/{file}.md.j2")
+    return "".join(template.blocks[block](template.new_context({"TITLES": TITLES, **values})))
 
 
 @lru_cache

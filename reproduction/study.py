@@ -122,9 +122,9 @@ class Candidate:
             changes[self.knob] = torch.tensor(self.values, dtype=torch.float64).view(-1, 1, 1)
         return dataclasses.replace(rule, **changes) if changes else rule  # type: ignore[type-var]
 
-    def is_end(self, position: int) -> bool:
-        """Whether a learning rate is the first or the last of the grid, so that the best may lie beyond."""
-        return position in (0, len(self.lrs) - 1)
+    def lr_in_table(self, position: int) -> str:
+        """A learning rate; the first and the last of the grid are marked, as the best may lie beyond."""
+        return f"{self.lrs[position]:.2g}" + (" (end)" if position in (0, len(self.lrs) - 1) else "")
 
 
 class Setting(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from reproduction import style
+from reproduction import report, style
 from reproduction.deep.models import MODELS
 from reproduction.deep.plan import PLANS, TARGET_DELAYS, DeepSetting, LargeSetting
 from reproduction.deep.scores import DeepScores, describe_delays, score_rule
@@ -28,7 +28,6 @@ Panel = dict[str, DeepScores]  # scores on one model by the name of the rule
 _claim = partial(verdict, source="ours")
 
 
-@dataclasses.dataclass(frozen=True)
 class Deep(Study[DeepSetting, DeepScores]):
     """Three models, every rule that its users would reach for, by both protocols."""
 
@@ -100,11 +99,8 @@ def table(setting: DeepSetting, panel: Panel, protocol: str) -> list[dict[str, s
         spreads = [(score.max() - score.min()).item() for score in values.values()]
         row["spread"] = number(max(spreads)) if len(next(iter(values.values()))) > 1 else ""
         tuned = protocol == "tuned" or scores.candidate.synchronous
-        row["lr"] = " / ".join(
-            f"{scores.lr(delay):.2g}" + (" (end)" if scores.candidate.is_end(scores.choice[delay]) else "")
-            for delay in (delays if tuned else ["0"])
-            if delay in scores.choice
-        )
+        chosen = [scores.choice[delay] for delay in (delays if tuned else ["0"]) if delay in scores.choice]
+        row["lr"] = " / ".join(map(scores.candidate.lr_in_table, chosen))
         rows.append(row)
     return rows
 
@@ -229,12 +225,8 @@ def finding(setting: DeepSetting, panel: Panel) -> str:
     if setting.by_loss or not own or not baselines:
         return ""
     best, baseline = (max(group, key=lambda scores: scores.mean(late)) for group in (own, baselines))
-    return (
-        f"On a deep model ({MODELS[setting.model]}, {setting.updates:,} updates), a delay of {late} takes "
-        f"{TITLES[best.candidate.rule]} from {best.mean('0'):.3f} to {best.mean(late):.3f} in test accuracy and the "
-        f"best baseline, {TITLES[baseline.candidate.rule]}, from {baseline.mean('0'):.3f} to "
-        f"{baseline.mean(late):.3f}. Learning rates are frozen from delay 0."
-    )
+    return report.finding("deep", model=MODELS[setting.model], updates=setting.updates, late=late, best=best,
+                          baseline=baseline)  # fmt: skip
 
 
 def _rows(setting: DeepSetting, scores: DeepScores) -> list[dict[str, Any]]:

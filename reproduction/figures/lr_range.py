@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from lategrad.trace import Trace
-from reproduction import style
+from reproduction import report, style
 from reproduction.figures import sweep
 from reproduction.figures.sweep import HEAVY, LATE, SGDS, Delay, Regime, SweepResults, Traces
 from reproduction.report import Section, Verdict, prose
@@ -62,8 +62,8 @@ class RangeFigure:
         good = {rule: count_good(accuracy, WITHIN) for rule, (_, accuracy) in by_rule.items()}
         n = len(by_rule["anytime-sgd"][0])
         ours, others = good["anytime-sgd"], max(good[rule] for rule in SGDS)
-        return (f"At {self.label}, anytime SGD is within {WITHIN:.0%} of its best accuracy at {ours} of {n} learning "
-                f"rates, SGD at {others} ({regime.updates:,} updates).")  # fmt: skip
+        return report.finding("lr_range", label=self.label, within=WITHIN, ours=ours, n=n, others=others,
+                              updates=regime.updates)  # fmt: skip
 
     def section(self, results: SweepResults) -> Section:
         regimes = results.those(self.needed, f"with all learning rates at {self.label}")

@@ -171,7 +171,6 @@ PLANS = {
 """The quick scale leaves out what shows least."""
 
 
-@dataclass(frozen=True)
 class Sweep(Study[Regime, Traces]):
     """Losses and accuracies of every rule of every regime along the run: axes seed, delay, and learning rate.
 

@@ -77,7 +77,6 @@ class RealCurves(LocalCurves):
     delays: Tensor  # of all updates in the time
 
 
-@dataclass(frozen=True)
 class LocalReal(Study[TwoSpeeds, RealCurves]):
     """Learning rates are chosen by jobs in virtual time; then trainings have the machine to themselves, one by one."""
 
@@ -160,7 +159,10 @@ def real_curves(setting: LocalSetting, candidate: Candidate, position: int, trac
         assert trace.time is not None
         assert trace.local_steps is not None
         recorded = trace.recorded()
-        time = torch.cat([torch.zeros(1, dtype=torch.float64), trace.time - _start(setting, trace)])
+        begin = 0.0  # of rounds, which are timed from there
+        if trace.worker is not None:  # when the workers got their first jobs: before the one that came back first
+            begin = trace.time[0].item() - setting.local_steps * setting.speeds()[int(trace.worker[0])].mean
+        time = torch.cat([torch.zeros(1, dtype=torch.float64), trace.time - begin])
         at = time[trace.steps]
         losses.append(np.interp(grid, at, recorded["test_loss"]))
         gradients.append(np.interp(grid, time, torch.cat([torch.zeros(1), trace.local_steps.cumsum(0)])))
@@ -175,15 +177,6 @@ def real_curves(setting: LocalSetting, candidate: Candidate, position: int, trac
         updates=sum(map(len, in_time)) / len(traces),
         delays=torch.cat(in_time),
     )  # fmt: skip
-
-
-def _start(setting: LocalSetting, trace: Trace) -> float:
-    """When the workers got their first jobs: before the first that came back, by its pause."""
-    if trace.worker is None:  # rounds are timed from there
-        return 0.0
-    assert trace.time is not None
-    first = setting.speeds()[int(trace.worker[0])]
-    return trace.time[0].item() - setting.local_steps * first.mean
 
 
 def real_table(setting: LocalSetting, panel: dict[str, RealCurves]) -> list[dict[str, str]]:

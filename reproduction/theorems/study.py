@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from reproduction import report
 from reproduction.jobs import Job
 from reproduction.report import Section, prose
 from reproduction.study import Part, Request
@@ -157,11 +158,7 @@ def finding(points: Sequence[Point]) -> str:
     for late in at_root(points):
         (without,) = select(points, problem=late.problem, rule=late.rule, T=late.T, delay=0)
         ratios.append(late.excess / without.excess)
-    horizons = distinct(points, "T")
-    return (
-        f"On two convex problems, in runs of T = {min(horizons):,} to {max(horizons):,} updates, a delay of √T "
-        f"multiplies the excess loss of the paper's first two algorithms by {min(ratios):.1f} to {max(ratios):.1f}."
-    )
+    return report.finding("theorems", horizons=distinct(points, "T"), ratios=ratios)
 
 
 class Theorems(Part):
