@@ -76,11 +76,19 @@ def verdict(
     block: str, holds: bool | None, *, source: Literal["paper", "ours"] = "paper", figure: str = "", **values: Any
 ) -> Verdict:
     """A verdict in the words of a block of ``prose/verdicts.md.j2``."""
-    template = _environment(autoescape=False).get_template("prose/verdicts.md.j2")
-    context = template.new_context({"TITLES": TITLES, **values})
-    text = "".join(template.blocks[block](context))
-    claim, criterion, measured, *quote = filter(None, map(str.strip, text.split("\n\n")))
+    paragraphs = _block("verdicts", block, values).split("\n\n")
+    claim, criterion, measured, *quote = filter(None, map(str.strip, paragraphs))
     return Verdict(claim, criterion, measured, holds, source, "".join(quote), figure)
+
+
+def finding(block: str, **values: Any) -> str:
+    """A finding in the words of a block of ``prose/findings.md.j2``."""
+    return _block("findings", block, values).strip()
+
+
+def _block(file: str, block: str, values: dict[str, Any]) -> str:
+    template = _environment(autoescape=False).get_template(f"prose/{file}.md.j2")
+    return "".join(template.blocks[block](template.new_context({"TITLES": TITLES, **values})))
 
 
 @lru_cache
@@ -106,12 +114,10 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
     """
     _check(sections)
     out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     drawings: dict[str, Markup] = {}
     for section in sections:
         if section.rows:
-            with replacing(out / f"{section.name}.csv") as part:
-                write_csv(part, section.rows)
+            write_csv(out / f"{section.name}.csv", section.rows)
         for stem, figure in section.figures.items():
             label = section.captions.get(stem) or section.title
             svg, png = _draw(figure, stem, label)
@@ -123,8 +129,7 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
                  "criterion": verdict.criterion, "measured": verdict.measured, "holds": verdict.outcome}
                 for section in sections for verdict in section.verdicts]  # fmt: skip
     if verdicts:
-        with replacing(out / "verdicts.csv") as part:
-            write_csv(part, verdicts)
+        write_csv(out / "verdicts.csv", verdicts)
     if tables := {section.name: section.tables for section in sections if section.tables}:
         with replacing(out / "tables.json") as part:
             part.write_text(json.dumps(tables, indent=1))
@@ -194,30 +199,20 @@ def _draw(figure: Figure, stem: str, title: str) -> tuple[bytes, bytes]:
 def _inline(svg: bytes, stem: str, label: str) -> Markup:
     """An SVG file as an element of an HTML page that holds others like it.
 
-    It scales with the page instead of having a size, keeps only the ids that are referred to, marked with the
-    stem, and loses what would act outside it: namespaces, metadata, and its style sheet (see ``figure svg``).
+    It scales with the page instead of having a size, has the stem in all of its ids, and loses what would act outside
+    it: namespaces, metadata, and its style sheet (see ``figure svg``).
     """
     root = ET.fromstring(svg)
-    for parent in list(root.iter()):
-        parent[:] = [child for child in parent if child.tag.rpartition("}")[2] not in ("metadata", "style", "title")]
-    referred: set[str] = set()
-
-    def rename(match: re.Match[str]) -> str:
-        referred.add(match[2])
-        return f"{match[1]}{stem}.{match[2]}"
-
-    elements = list(root.iter())
-    for element in elements:
+    for element in root.iter():
+        element[:] = [child for child in element if child.tag.rpartition("}")[2] not in ("metadata", "style", "title")]
         element.tag = element.tag.rpartition("}")[2]
         element.attrib = {
-            key.rpartition("}")[2]: re.sub(r"(^#|url\(#)([^)]+)", rename, value) if key != "id" else value
+            key.rpartition("}")[2]: re.sub(r"^#|url\(#", rf"\g<0>{stem}.", value)
             for key, value in element.attrib.items()
         }
+        if "id" in element.attrib:
+            element.set("id", f"{stem}.{element.attrib['id']}")
         element.tail = "\n"
-    for element in elements:
-        name = element.attrib.pop("id", None)
-        if name in referred:
-            element.set("id", f"{stem}.{name}")
     view = root.attrib["viewBox"]
     root.attrib = {"role": "img", "aria-label": label, "viewBox": view}
     # Its own width bounds it (see ``.drawing``), so that letters are about alike in all figures.

@@ -21,7 +21,7 @@ from reproduction.local.real import LocalReal
 from reproduction.local.study import Local
 from reproduction.report import Section, write_report
 from reproduction.study import Part, Request, Workspace
-from reproduction.theorems.section import Theorems
+from reproduction.theorems.study import Theorems
 
 PARTS: tuple[Part, ...] = (
     FigurePart("fig1", fig1.needed, fig1.section),

@@ -48,9 +48,12 @@ class Workspace:
         return self.find(name, key) or self.keep(name, key, simulate())
 
     def find(self, name: str, key: dict[str, Any]) -> Trace | None:
-        found = load_trace(self.path(name))
-        same = found is not None and found.config.get("made_from") == _fingerprint(key) and found.complete
-        return found if same else None
+        """The same trace; None if there is none, or if its file is damaged."""
+        try:
+            found = Trace.load(self.path(name))
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if found.config.get("made_from") == _fingerprint(key) and found.complete else None
 
     def keep(self, name: str, key: dict[str, Any], trace: Trace) -> Trace:
         """Save a trace with the choices that it was made from; an interrupted one interrupts the reproduction."""
@@ -59,14 +62,6 @@ class Workspace:
         trace = dataclasses.replace(trace, config={**trace.config, "made_from": _fingerprint(key)})
         trace.save(self.path(name))
         return trace
-
-
-def load_trace(path: Path) -> Trace | None:
-    """The trace at ``path``; None if it is missing or damaged."""
-    try:
-        return Trace.load(path) if path.exists() else None
-    except ValueError:
-        return None
 
 
 def without_vectors(trace: Trace) -> Trace:
@@ -127,9 +122,9 @@ class Candidate:
             changes[self.knob] = torch.tensor(self.values, dtype=torch.float64).view(-1, 1, 1)
         return dataclasses.replace(rule, **changes) if changes else rule  # type: ignore[type-var]
 
-    def is_end(self, position: int) -> bool:
-        """Whether a learning rate is the first or the last of the grid, so that the best may lie beyond."""
-        return position in (0, len(self.lrs) - 1)
+    def lr_in_table(self, position: int) -> str:
+        """A learning rate; the first and the last of the grid are marked, as the best may lie beyond."""
+        return f"{self.lrs[position]:.2g}" + (" (end)" if position in (0, len(self.lrs) - 1) else "")
 
 
 class Setting(Protocol):
@@ -235,6 +230,10 @@ class Study(Part, Generic[S, R]):
     def measure(self, task: Task[S]) -> R:
         """All numbers of one rule in one setting; what is finished is read from the workspace."""
 
+    def prepare(self, task: Task[S]) -> Any:
+        """What a job does; the section does the rest."""
+        return self.measure(task)
+
     @abstractmethod
     def show(self, plan: Plan[S], panels: dict[S, dict[str, R]]) -> Section:
         """The section of the report, from results by setting and rule."""
@@ -254,7 +253,7 @@ class Study(Part, Generic[S, R]):
     def jobs_of(self, plan: Plan[S], space: Workspace) -> list[Job]:
         return [
             Job(f"{self.name}: {task.setting.name}, {TITLES[task.candidate.rule]}", self.seconds(task),
-                partial(self.measure, task), self.files(task), self.lane(task))
+                partial(self.prepare, task), self.files(task), self.lane(task))
             for task in plan.tasks(space)
         ]  # fmt: skip
 

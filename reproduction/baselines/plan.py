@@ -9,21 +9,21 @@ from lategrad.simulator import Delays
 from reproduction.figures.sweep import LOGNORMAL
 from reproduction.study import Candidate, Plan, dataset, lr_grid
 
-SCENARIOS: dict[str, Delays] = {
-    **{str(delay): delay for delay in (0, 100, 250, 500, 1000)},
-    "lognormal": LOGNORMAL,
-    "10-1000-10": "regimes:0.33*10;0.34*1000;10",
-    "slow worker": "cluster:workers=50,speed=lognormal,spread=0.4,slow=1x100",
-    "by class": ByClass((0,) * 5 + (1000,) * 5, reduce="mean"),
-}
-"""Kinds of delays by their names in tables; the first is the one that learning rates are frozen from."""
-
 
 def scenarios_for(classes: int) -> dict[str, Delays]:
-    """The same kinds for a data set with another number of classes; gradients of the last half of them are late."""
+    """Kinds of delays by their names in tables; gradients of the last half of the classes are late."""
     late = classes // 2
-    return SCENARIOS | {"by class": ByClass((0,) * (classes - late) + (1000,) * late, reduce="mean")}
+    return {
+        **{str(delay): delay for delay in (0, 100, 250, 500, 1000)},
+        "lognormal": LOGNORMAL,
+        "10-1000-10": "regimes:0.33*10;0.34*1000;10",
+        "slow worker": "cluster:workers=50,speed=lognormal,spread=0.4,slow=1x100",
+        "by class": ByClass((0,) * (classes - late) + (1000,) * late, reduce="mean"),
+    }
 
+
+SCENARIOS = scenarios_for(10)
+"""The first is the one that learning rates are frozen from."""
 
 _LOW, _MIDDLE, _HIGH = lr_grid(-3, 1), lr_grid(-2, 2), lr_grid(-1, 3)
 CANDIDATES = (

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from lategrad.simulator import simulate
 from lategrad.trace import Axis, Trace, describe
-from reproduction import style
+from reproduction import report, style
 from reproduction.baselines.plan import LARGE, PLANS, SCENARIOS, SoftmaxSetting, scenarios_for
 from reproduction.baselines.scores import SoftmaxScores, mean_late, place, ranked, split_points, spread, worst_drop
 from reproduction.jobs import Lane
@@ -34,7 +33,6 @@ class Scored(NamedTuple):
     rows: list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
 class Baselines(Study[SoftmaxSetting, Scored]):
     """All learning rates of a rule under all delays are one simulation, judged at its output and at its query.
 
@@ -88,8 +86,7 @@ class Baselines(Study[SoftmaxSetting, Scored]):
             )  # fmt: skip
 
         trace = space.trace(_trace_name(task), key, run)
-        assert trace.accuracy is not None
-        scores = split_points(candidate, trace.loss[-1], trace.accuracy[-1], len(problem.test))
+        scores = split_points(candidate, trace.loss[-1], trace.recorded()["accuracy"][-1], len(problem.test))
         own = {"data": setting.data, "regime": setting.regime, "rule": candidate.rule, "knob": candidate.knob}
         return Scored(scores, rows_of(trace, ("delay", "value", "lr", "seed", "point", "accuracy", "loss"), **own))
 
@@ -182,18 +179,16 @@ def plot(panels: Panels, data: str) -> Figure:
 
 
 def finding(panels: Panels) -> str:
-    first, parts = next(iter(panels)), []
+    first, settings = next(iter(panels)), []
     for setting, panel in panels.items():
         if setting.data != first.data:
             continue
         order = ranked(panel)
         ours = next(scores for scores in order if scores.candidate.ours)
-        best = next(scores for scores in order if not scores.candidate.ours)
+        others = [scores for scores in order if not scores.candidate.ours]
         rank = place(ours, order, "frozen")
-        tied = any(place(other, order, "frozen") == rank for other in order if not other.candidate.ours)
-        parts.append(
-            f"{'tied for ' if tied else ''}{style.ordinal(rank)} of {len(order)} rules on {setting.name} "
-            f"(mean accuracy under delays {mean_late(ours.frozen):.3f}; best other rule: {TITLES[best.rule]}, "
-            f"{mean_late(best.frozen):.3f})"
-        )
-    return f"Steady, our rule, with its learning rate frozen from delay 0, is {' and '.join(parts)}."
+        tied = any(place(other, order, "frozen") == rank for other in others)
+        settings.append({"name": setting.name, "rank": style.ordinal(rank), "tied": tied, "rules": len(order),
+                         "mean": mean_late(ours.frozen), "best": others[0].rule,
+                         "best_mean": mean_late(others[0].frozen)})  # fmt: skip
+    return report.finding("baselines", settings=settings)

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from lategrad.problems import LanguageProblem, ModuleProblem, Text
+from lategrad.problems import LanguageProblem, ModuleProblem
 from reproduction.study import dataset
 from reproduction.text import load_shakespeare
 
@@ -15,6 +15,7 @@ MODELS = {"mlp": "MLP 784-64-10, Fashion-MNIST", "cnn": "CNN, Fashion-MNIST", "g
           "gpt-34m": "GPT, Python sources", "gpt-34m-long": "GPT, Python sources"}  # fmt: skip
 """By their names on the command line: the model and its data."""
 _DRAWING = threading.Lock()
+_shakespeare = lru_cache(maxsize=1)(load_shakespeare)
 
 
 def model_title(model: str, layers: int, width: int) -> str:
@@ -42,11 +43,6 @@ def build_problem(
         module = {"mlp": mlp, "cnn": cnn}[model]()
     data = dataset("fashion-mnist", "standardise-globally")
     return ModuleProblem(module, data, batch=batch, evaluate=evaluate, micro_batch=micro_batch)
-
-
-@lru_cache(maxsize=1)
-def _shakespeare() -> Text:
-    return load_shakespeare()
 
 
 def mlp(side: int = 28, width: int = 64) -> nn.Module:

@@ -2,7 +2,7 @@
 kept."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -85,8 +85,7 @@ def best_position(trace: Trace) -> int:
 
 def final_scores(trace: Trace, by_loss: bool) -> Tensor:
     """``(seeds, lrs)``; a run that diverged has accuracy 0 and an infinite loss."""
-    values = trace.test_loss if by_loss else trace.accuracy
-    assert values is not None
+    values = trace.recorded()["test_loss" if by_loss else "accuracy"]
     finite = torch.isfinite(trace.loss[-1, 0]) & ~torch.isnan(values[-1, 0])
     return torch.where(finite, values[-1, 0], torch.inf if by_loss else 0.0)
 
@@ -120,31 +119,29 @@ class _Runner:
         return {"setting": self.setting.describe(), "rule": rule, "delay": delays, "seeds": runs[1],
                 "synchronous": bool(self.candidate.synchronous), "drift": True}  # fmt: skip
 
-    def _groups(self, missing: dict[str, _Runs]) -> Iterator[list[str]]:
+    def _groups(self, missing: dict[str, _Runs]) -> list[list[str]]:
         """Delays to simulate together: the same learning rates and seeds, and waiting queries that fit in memory.
 
         On a CPU a pipeline runs alone, and last, as looking up every stage's own past costs the others time.
         """
         if self.candidate.synchronous or isinstance(self.setting, LargeSetting):
-            yield from ([delay] for delay in missing)  # each has a minibatch, or a loop, of its own
-            return
+            return [[delay] for delay in missing]  # each has a minibatch, or a loop, of its own
         setting, on_gpu = self.setting, self.space.device.startswith("cuda")
         dim = setting.problem(setting.batch).dim
-        group: list[str] = []
+        groups: list[list[str]] = [[]]
         taken = 0.0
         for delay in sorted(missing, key=lambda delay: (missing[delay], delay == PIPELINE, setting.mean_delay(delay))):
             lrs, seeds = missing[delay]
             queries = 1 + needs_ticket(setting.build(self.candidate, lrs))
             needed = 4.0 * dim * queries * (2 + setting.mean_delay(delay)) * len(lrs) * len(seeds)
             memory = HISTORY_BYTES["cuda" if on_gpu else "cpu"]
-            alone = PIPELINE in (delay, *group) and not on_gpu
-            if group and (alone or missing[delay] != missing[group[0]] or taken + needed > memory):
-                yield group
-                group, taken = [], 0.0
-            group.append(delay)
+            alone = PIPELINE in (delay, *groups[-1]) and not on_gpu
+            if groups[-1] and (alone or missing[delay] != missing[groups[-1][0]] or taken + needed > memory):
+                groups.append([])
+                taken = 0.0
+            groups[-1].append(delay)
             taken += needed
-        if group:
-            yield group
+        return groups if missing else []
 
     def _simulate(
         self, phase: str, delays: list[str], lrs: tuple[float, ...], seeds: Sequence[int]

@@ -1,19 +1,21 @@
-"""Tables, figures and the report's section."""
+"""Tables, figures, verdicts (all of them on claims of our own) and the report's section."""
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from reproduction import style
+from reproduction import report, style
 from reproduction.deep.models import MODELS
-from reproduction.deep.plan import PLANS, DeepSetting, LargeSetting
+from reproduction.deep.plan import PLANS, TARGET_DELAYS, DeepSetting, LargeSetting
 from reproduction.deep.scores import DeepScores, describe_delays, score_rule
-from reproduction.deep.verdicts import Panel, verdicts
 from reproduction.jobs import Job
-from reproduction.report import Section, prose
+from reproduction.report import Section, Verdict, prose, verdict
 from reproduction.study import Plan, Study, Task, Workspace, rows_of
 from reproduction.style import TITLES
 
@@ -22,8 +24,10 @@ SECONDS = {"mlp": 11.0, "cnn": 9.0, "gpt": 70.0}
 forecasts. Rules that orthogonalise take twice as long. A large model takes a quarter of a second for each update of a
 run, of all runs together: twice what an H200 needs, as forecasts take it to be shared."""
 
+Panel = dict[str, DeepScores]  # scores on one model by the name of the rule
+_claim = partial(verdict, source="ours")
 
-@dataclasses.dataclass(frozen=True)
+
 class Deep(Study[DeepSetting, DeepScores]):
     """Three models, every rule that its users would reach for, by both protocols."""
 
@@ -95,11 +99,8 @@ def table(setting: DeepSetting, panel: Panel, protocol: str) -> list[dict[str, s
         spreads = [(score.max() - score.min()).item() for score in values.values()]
         row["spread"] = number(max(spreads)) if len(next(iter(values.values()))) > 1 else ""
         tuned = protocol == "tuned" or scores.candidate.synchronous
-        row["lr"] = " / ".join(
-            f"{scores.lr(delay):.2g}" + (" (end)" if scores.candidate.is_end(scores.choice[delay]) else "")
-            for delay in (delays if tuned else ["0"])
-            if delay in scores.choice
-        )
+        chosen = [scores.choice[delay] for delay in (delays if tuned else ["0"]) if delay in scores.choice]
+        row["lr"] = " / ".join(map(scores.candidate.lr_in_table, chosen))
         rows.append(row)
     return rows
 
@@ -141,6 +142,82 @@ def plot_drift(panels: dict[DeepSetting, Panel]) -> Figure:
     return figure
 
 
+def behind(scores: DeepScores, other: DeepScores, delay: str) -> float:
+    """How much worse the first is than the second: accuracy lost, or loss added."""
+    difference = other.mean(delay) - scores.mean(delay)
+    return -difference if scores.by_loss else difference
+
+
+def verdicts(setting: DeepSetting, panel: Panel, judged: bool) -> list[Verdict]:
+    late = [delay for delay in TARGET_DELAYS if delay in setting.delays]
+    found: list[Verdict | None] = [_ahead(setting, panel, [delay for delay in late if delay != "8"])]
+    if judged:
+        limits = (0.05, 0.15, 0.10) if setting.by_loss else (0.003,) * 3
+        muon = {delay: limit for delay, limit in zip(TARGET_DELAYS, limits, strict=True) if delay in late}
+        adamw = dict.fromkeys(late, 0.0 if setting.by_loss else 0.015)
+        ours = "steady-muon" if setting.by_loss else "steady-adam"
+        found += [
+            _near_anchor(setting, panel, "steady-muon", "synchronous-muon", muon),
+            _near_anchor(setting, panel, ours, "synchronous-adamw", adamw),
+            None if setting.by_loss else _first_elementwise(setting, panel, late),
+            _wide(setting, panel),
+            *(_nothing_lost(setting, panel, name) for name in ("steady-muon", "steady-adam")),
+        ]
+    return [verdict for verdict in found if verdict is not None]
+
+
+def _near_anchor(
+    setting: DeepSetting, panel: Panel, ours: str, anchor: str, allowed: dict[str, float]
+) -> Verdict | None:
+    if ours not in panel or anchor not in panel:
+        return None
+    gaps = {delay: behind(panel[ours], panel[anchor], delay) for delay in allowed}
+    holds = all(gap <= allowed[delay] for delay, gap in gaps.items())
+    return _claim("near_anchor", holds, model=setting.model, ours=ours, anchor=anchor, allowed=allowed, gaps=gaps)
+
+
+def _ahead(setting: DeepSetting, panel: Panel, delays: Sequence[str]) -> Verdict | None:
+    others = [scores for scores in panel.values() if scores.candidate.is_baseline]
+    if "steady-muon" not in panel or not others or not delays:
+        return None
+    leads = {}
+    for delay in delays:
+        by_rule = {other.candidate.rule: behind(other, panel["steady-muon"], delay) for other in others}
+        leads[delay] = min(by_rule.items(), key=lambda item: item[1])
+    required = 0.0 if setting.by_loss else 0.03
+    holds = all(lead >= required for _, lead in leads.values())
+    return _claim("ahead", holds, model=setting.model, required=required, leads=leads)
+
+
+def _first_elementwise(setting: DeepSetting, panel: Panel, delays: Sequence[str]) -> Verdict | None:
+    others = [s for s in panel.values() if s.candidate.is_baseline and s.candidate.elementwise]
+    if "steady-adam" not in panel or not others:
+        return None
+    leads = {delay: min(behind(other, panel["steady-adam"], delay) for other in others) for delay in delays}
+    return _claim("first_elementwise", all(lead > 0 for lead in leads.values()), model=setting.model, leads=leads)
+
+
+def _wide(setting: DeepSetting, panel: Panel) -> Verdict | None:
+    """On the most neighbouring learning rates whose score is near to the best of all."""
+    if "steady-muon" not in panel or "64" not in panel["steady-muon"].grids:
+        return None
+    within = 0.05 if setting.by_loss else 0.01
+    means = panel["steady-muon"].grids["64"].mean(0)
+    near = means <= means.min() + within if setting.by_loss else means >= means.max() - within
+    count = max((len(list(run)) for is_near, run in groupby(near.tolist()) if is_near), default=0)
+    return _claim("wide", count >= 4, model=setting.model, within=within, count=count)
+
+
+def _nothing_lost(setting: DeepSetting, panel: Panel, ours: str) -> Verdict | None:
+    others = [scores for scores in panel.values() if not scores.candidate.synchronous]
+    if ours not in panel or len(others) < 2:
+        return None
+    gap = max(behind(panel[ours], other, "0") for other in others)
+    allowed = 0.03 if setting.by_loss else 0.005
+    holds = gap <= allowed and math.isfinite(gap)
+    return _claim("nothing_lost", holds, model=setting.model, ours=ours, allowed=allowed, gap=gap)
+
+
 def finding(setting: DeepSetting, panel: Panel) -> str:
     late = [delay for delay in setting.delays if delay.isdecimal()][-1]
     own = [scores for scores in panel.values() if scores.candidate.ours]
@@ -148,12 +225,8 @@ def finding(setting: DeepSetting, panel: Panel) -> str:
     if setting.by_loss or not own or not baselines:
         return ""
     best, baseline = (max(group, key=lambda scores: scores.mean(late)) for group in (own, baselines))
-    return (
-        f"On a deep model ({MODELS[setting.model]}, {setting.updates:,} updates), a delay of {late} takes "
-        f"{TITLES[best.candidate.rule]} from {best.mean('0'):.3f} to {best.mean(late):.3f} in test accuracy and the "
-        f"best baseline, {TITLES[baseline.candidate.rule]}, from {baseline.mean('0'):.3f} to "
-        f"{baseline.mean(late):.3f}. Learning rates are frozen from delay 0."
-    )
+    return report.finding("deep", model=MODELS[setting.model], updates=setting.updates, late=late, best=best,
+                          baseline=baseline)  # fmt: skip
 
 
 def _rows(setting: DeepSetting, scores: DeepScores) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from lategrad.trace import Trace
-from reproduction import style
+from reproduction import report, style
 from reproduction.figures import sweep
 from reproduction.figures.sweep import LATE, SGDS, Regime, SweepResults, Traces
 from reproduction.report import Section, Verdict, prose
@@ -86,19 +86,16 @@ def table(regime: Regime, traces: Traces, tuned_at: int) -> list[dict[str, str]]
 
 def finding(regimes: dict[Regime, Traces]) -> str:
     """What the delay does to anytime SGD and to the better output of SGD, at every horizon."""
-    parts, delays, at = [], [0], 0
+    runs, delays, at = [], [0], 0
     for regime, traces in sorted(regimes.items(), key=lambda item: -item[0].updates):
         if not verdicts(regime, traces):
             return ""
         delays, ours, _ = frozen(traces["anytime-sgd"], 0)
         at = late(delays)
-        by_rule = {rule: frozen(traces[rule], 0)[1].mean(0)[[0, at]].tolist() for rule in SGDS}
-        best = max(by_rule, key=lambda rule: by_rule[rule][1])
-        (before, after), (sgd, sgd_late) = ours.mean(0)[[0, at]].tolist(), by_rule[best]
-        parts.append(f"from {before:.3f} to {after:.3f} in {regime.updates:,} updates (SGD: {sgd:.3f} to "
-                     f"{sgd_late:.3f})")  # fmt: skip
-    return (f"Gradients that arrive {delays[at]} updates late take the test accuracy of anytime SGD, the paper's rule, "
-            f"{', and '.join(parts)}; {next(iter(regimes)).title}, learning rates best without delay.")  # fmt: skip
+        sgds = [frozen(traces[rule], 0)[1].mean(0)[[0, at]].tolist() for rule in SGDS]
+        best = max(sgds, key=lambda accuracies: accuracies[1])
+        runs.append((regime.updates, *ours.mean(0)[[0, at]].tolist(), *best))
+    return report.finding("fig1", delay=delays[at], runs=runs, title=next(iter(regimes)).title)
 
 
 def section(results: SweepResults) -> Section:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from lategrad.trace import Trace
-from reproduction import style
+from reproduction import report, style
 from reproduction.figures.fig1 import ALLOWED_DROP, frozen
 from reproduction.figures.fig3 import needed
 from reproduction.figures.sweep import LATE, Regime, SweepResults, Traces, plot
@@ -56,10 +56,8 @@ def _table(regime: Regime, traces: Traces) -> list[dict[str, str]]:
 
 
 def finding(traces: Traces) -> str:
-    drops = list(lost(traces["anytime-sgd"]).items())
-    listed = ", ".join(f"{drop.mean():.3f} in {updates:,} updates" for updates, (drop, _) in drops[::2])
-    return (f"The paper's theorem is about runs of at least delay² updates, {LATE**2:,} for a delay of {LATE}. "
-            f"Accuracy that anytime SGD loses to that delay: {listed}.")  # fmt: skip
+    drops = [(updates, drop.mean().item()) for updates, (drop, _) in lost(traces["anytime-sgd"]).items()]
+    return report.finding("horizon", delay=LATE, drops=drops[::2])
 
 
 def section(results: SweepResults) -> Section:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from lategrad.trace import Trace
-from reproduction import style
+from reproduction import report, style
 from reproduction.figures import sweep
 from reproduction.figures.sweep import HEAVY, LATE, SGDS, Delay, Regime, SweepResults, Traces
 from reproduction.report import Section, Verdict, prose
@@ -62,8 +62,8 @@ class RangeFigure:
         good = {rule: count_good(accuracy, WITHIN) for rule, (_, accuracy) in by_rule.items()}
         n = len(by_rule["anytime-sgd"][0])
         ours, others = good["anytime-sgd"], max(good[rule] for rule in SGDS)
-        return (f"At {self.label}, anytime SGD is within {WITHIN:.0%} of its best accuracy at {ours} of {n} learning "
-                f"rates, SGD at {others} ({regime.updates:,} updates).")  # fmt: skip
+        return report.finding("lr_range", label=self.label, within=WITHIN, ours=ours, n=n, others=others,
+                              updates=regime.updates)  # fmt: skip
 
     def section(self, results: SweepResults) -> Section:
         regimes = results.those(self.needed, f"with all learning rates at {self.label}")
@@ -83,16 +83,7 @@ class RangeFigure:
         )  # fmt: skip
 
 
-FIG2 = RangeFigure(
-    name="fig2",
-    title=f"Figure 2. Accuracy against the learning rate at delay {LATE}",
-    delay=LATE,
-    label=f"delay {LATE}",
-    opens_report=True,
-)
-FIG4 = RangeFigure(
-    name="fig4",
-    title="Figure 4. Accuracy against the learning rate under Lognormal(7, 0.4²) delays",
-    delay=HEAVY,
-    label="Lognormal(7, 0.4²) delays",
-)
+FIG2 = RangeFigure("fig2", f"Figure 2. Accuracy against the learning rate at delay {LATE}", LATE, f"delay {LATE}",
+                   opens_report=True)  # fmt: skip
+FIG4 = RangeFigure("fig4", "Figure 4. Accuracy against the learning rate under Lognormal(7, 0.4²) delays", HEAVY,
+                   "Lognormal(7, 0.4²) delays")  # fmt: skip

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -170,7 +171,6 @@ PLANS = {
 """The quick scale leaves out what shows least."""
 
 
-@dataclass(frozen=True)
 class Sweep(Study[Regime, Traces]):
     """Losses and accuracies of every rule of every regime along the run: axes seed, delay, and learning rate.
 
@@ -241,12 +241,10 @@ class Sweep(Study[Regime, Traces]):
         for rule, of_rule in {task.candidate.rule: "", **({"sgd": "last_"} if parts[0].metrics else {})}.items():
             values: dict[str, Any] = {name: torch.full(shape, torch.nan).double() for name in ("loss", "accuracy")}
             for part in parts:
-                at = torch.meshgrid(*(torch.tensor([axis.values.index(value) for value in own.values])
-                                      for axis, own in zip(axes, part.axes, strict=True)), indexing="ij")  # fmt: skip
+                at = np.ix_(range(shape[0]), *([axis.values.index(value) for value in own.values]
+                                               for axis, own in zip(axes, part.axes, strict=True)))  # fmt: skip
                 for name, whole in values.items():
-                    whole.movedim(0, -1)[at] = (
-                        part.metrics[of_rule + name] if of_rule else getattr(part, name)
-                    ).movedim(0, -1)
+                    whole[at] = part.metrics[of_rule + name] if of_rule else getattr(part, name)
             found[rule] = dataclasses.replace(parts[0], axes=axes, metrics={}, **values)
         return found
 
@@ -347,8 +345,7 @@ def _path(task: Task[Regime], phase: str, seeds: Sequence[int]) -> Path:
 
 def final_accuracy(trace: Trace, record: int = -1) -> Tensor:
     """Test accuracy at the end (or at another record), ``(seeds, delays, lrs)``; 0 for runs that diverged."""
-    assert trace.accuracy is not None
-    return torch.where(torch.isfinite(trace.loss[record]), trace.accuracy[record], 0.0)
+    return torch.where(torch.isfinite(trace.loss[record]), trace.recorded()["accuracy"][record], 0.0)
 
 
 def best_position(trace: Trace, delay: Delay, record: int = -1) -> int:

@@ -118,12 +118,12 @@ class VirtualRuns:
 
     def _curve(self, trace: Trace, position: int) -> Curve:
         assert trace.time is not None
-        assert trace.test_loss is not None
         assert trace.local_steps is not None
         workers = self.setting.workers if self.candidate.synchronous else 1
         gradients = workers * torch.cat([torch.zeros(1), trace.local_steps[:, 0].cumsum(0)])
         seconds = torch.cat([trace.time.new_zeros(1), trace.time[:, 0]])
-        return Curve(seconds[trace.steps], gradients[trace.steps], finite_loss(trace.test_loss[:, :, position]))
+        losses = trace.recorded()["test_loss"][:, :, position]
+        return Curve(seconds[trace.steps], gradients[trace.steps], finite_loss(losses))
 
 
 def _best(trace: Trace) -> int:

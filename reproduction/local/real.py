@@ -8,10 +8,9 @@ takes longer, too: the number of updates that each rule made in its time shows t
 import dataclasses
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,12 @@ import lategrad as lg
 from lategrad.delays.clocks import Worker
 from lategrad.serve import Settings
 from lategrad.trace import Trace, describe
-from reproduction.jobs import Job
 from reproduction.local.curves import Curve, LocalCurves, VirtualRuns
 from reproduction.local.plan import ANCHOR, CANDIDATES, LocalSetting, build_outer
 from reproduction.local.rounds import train_in_rounds
-from reproduction.local.study import TITLES, csv_rows, plot, ranked, table
+from reproduction.local.study import csv_rows, plot, ranked, table
 from reproduction.report import Section, prose
-from reproduction.study import Candidate, Plan, Request, Study, Task, Workspace, finite_loss, load_trace
+from reproduction.study import Candidate, Plan, Study, Task, Workspace, finite_loss
 from reproduction.style import loss_in_table, three_digits
 
 _POINTS = 25  # of a curve; records are about as frequent
@@ -79,7 +77,6 @@ class RealCurves(LocalCurves):
     delays: Tensor  # of all updates in the time
 
 
-@dataclass(frozen=True)
 class LocalReal(Study[TwoSpeeds, RealCurves]):
     """Learning rates are chosen by jobs in virtual time; then trainings have the machine to themselves, one by one."""
 
@@ -91,12 +88,8 @@ class LocalReal(Study[TwoSpeeds, RealCurves]):
     def seconds(self, task: Task[TwoSpeeds]) -> float:
         return _CHOOSING[task.setting.model] * task.setting.rounds
 
-    def jobs(self, request: Request) -> list[Job]:
-        return [
-            Job(f"local: {task.setting.name}, {TITLES[task.candidate.rule]}, learning rate", self.seconds(task),
-                VirtualRuns(task).frozen, lane=self.lane(task))
-            for task in self.plan(request).tasks(request.space)
-        ]  # fmt: skip
+    def prepare(self, task: Task[TwoSpeeds]) -> int:
+        return VirtualRuns(task).frozen()
 
     def section_of(self, plan: Plan[TwoSpeeds], space: Workspace) -> Section:
         seconds = [plan.seeds * (task.setting.seconds + _OVERHEAD) for task in plan.tasks(space)]
@@ -126,52 +119,36 @@ class LocalReal(Study[TwoSpeeds, RealCurves]):
 
 
 def train_for_real(task: Task[TwoSpeeds], lr: float, seed: int) -> Trace:
-    """One real training, recorded in a folder of its own under ``out/runs``, where a finished one is found again."""
+    """One real training, recorded in a folder of its own under ``out/runs``; a finished one is found again."""
     setting, candidate, space = task.setting, task.candidate, task.space
-    folder = space.out / "runs" / f"local-{setting.name}-{candidate.rule}-{seed}"
+    name = f"local-{setting.name}-{candidate.rule}-{seed}"
     rule = build_outer(candidate, lr, setting.workers)
-    key = {"setting": setting.describe(), "rule": describe(rule), "seed": seed}
-    found = _find(folder / "trace.safetensors", key)
-    if found is not None:
-        return found
-    if folder.exists():  # interrupted, or made from other choices
-        shutil.rmtree(folder)
-    settings: dict[str, Any] = {
-        "steps": _MOST_UPDATES, "workers": setting.workers, "slow": setting.pauses(), "seed": seed,
-        "device": space.device, "notes": {"made_from": key},
-    }  # fmt: skip
-    if candidate.rule == ANCHOR:
-        trace = train_in_rounds(setting.problem(), rule, Settings(**settings), setting.seconds)
-        trace.save(folder / "trace.safetensors")
-        return trace
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_TIME_IS_UP)
-        trace = lg.train(
-            setting.problem(), rule, **settings, engine="processes", compile=False, progress=False, out=folder,
-            record_every=max(1, setting.updates(setting.cluster()) // _POINTS), on_record=_stop_after(setting.seconds),
-        )  # fmt: skip
-    if trace.config["stopped"] != _TIME_IS_UP:
-        raise KeyboardInterrupt
-    return trace
+    settings: dict[str, Any] = {"steps": _MOST_UPDATES, "workers": setting.workers, "slow": setting.pauses(),
+                                "seed": seed, "device": space.device}  # fmt: skip
+    recorded_at: list[float] = []
 
+    def stop_in_time(telemetry: Any, output: Tensor) -> str | None:
+        """Starting the workers, before the first record, is not counted."""
+        recorded_at.append(telemetry.seconds)
+        return "stop" if telemetry.seconds - recorded_at[0] >= setting.seconds else None
 
-def _find(path: Path, key: dict[str, Any]) -> Trace | None:
-    """The trace of a training that was made from the same choices and had all of its time."""
-    found = load_trace(path)
-    if found is None or found.config["stopped"] not in (None, _TIME_IS_UP):
-        return None
-    return found if found.config["settings"]["notes"] == {"made_from": key} else None
+    def run() -> Trace:
+        if candidate.rule == ANCHOR:
+            return train_in_rounds(setting.problem(), rule, Settings(**settings), setting.seconds)
+        folder = space.out / "runs" / name
+        if folder.exists():  # interrupted, or made from other choices
+            shutil.rmtree(folder)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_TIME_IS_UP)
+            trace = lg.train(
+                setting.problem(), rule, **settings, engine="processes", compile=False, progress=False, out=folder,
+                record_every=max(1, setting.updates(setting.cluster()) // _POINTS), on_record=stop_in_time,
+            )  # fmt: skip
+        if trace.config["stopped"] != _TIME_IS_UP:
+            raise KeyboardInterrupt
+        return dataclasses.replace(trace, config=trace.config | {"steps": len(trace.delays)})  # it is complete
 
-
-def _stop_after(seconds: float) -> Callable[[Any, Tensor], str | None]:
-    """Ends a run n seconds after its first record: starting the workers is not counted."""
-    first: list[float] = []
-
-    def on_record(telemetry: Any, output: Tensor) -> str | None:
-        first.append(telemetry.seconds)
-        return "stop" if telemetry.seconds - first[0] >= seconds else None
-
-    return on_record
+    return space.trace(name, {"setting": setting.describe(), "rule": describe(rule), "seed": seed}, run)
 
 
 def real_curves(setting: LocalSetting, candidate: Candidate, position: int, traces: Sequence[Trace]) -> RealCurves:
@@ -181,13 +158,15 @@ def real_curves(setting: LocalSetting, candidate: Candidate, position: int, trac
     for trace in traces:
         assert trace.time is not None
         assert trace.local_steps is not None
-        assert trace.test_loss is not None
-        assert trace.accuracy is not None
-        time = torch.cat([torch.zeros(1, dtype=torch.float64), trace.time - _start(setting, trace)])
-        recorded = time[trace.steps]
-        losses.append(np.interp(grid, recorded, trace.test_loss))
+        recorded = trace.recorded()
+        begin = 0.0  # of rounds, which are timed from there
+        if trace.worker is not None:  # when the workers got their first jobs: before the one that came back first
+            begin = trace.time[0].item() - setting.local_steps * setting.speeds()[int(trace.worker[0])].mean
+        time = torch.cat([torch.zeros(1, dtype=torch.float64), trace.time - begin])
+        at = time[trace.steps]
+        losses.append(np.interp(grid, at, recorded["test_loss"]))
         gradients.append(np.interp(grid, time, torch.cat([torch.zeros(1), trace.local_steps.cumsum(0)])))
-        accuracies.append(float(np.interp(setting.seconds, recorded, trace.accuracy)))
+        accuracies.append(float(np.interp(setting.seconds, at, recorded["accuracy"])))
         in_time.append(trace.delays[time[1:] <= setting.seconds])
     return RealCurves(
         candidate,
@@ -198,15 +177,6 @@ def real_curves(setting: LocalSetting, candidate: Candidate, position: int, trac
         updates=sum(map(len, in_time)) / len(traces),
         delays=torch.cat(in_time),
     )  # fmt: skip
-
-
-def _start(setting: LocalSetting, trace: Trace) -> float:
-    """When the workers got their first jobs: before the first that came back, by its pause."""
-    if trace.worker is None:  # rounds are timed from there
-        return 0.0
-    assert trace.time is not None
-    first = setting.speeds()[int(trace.worker[0])]
-    return trace.time[0].item() - setting.local_steps * first.mean
 
 
 def real_table(setting: LocalSetting, panel: dict[str, RealCurves]) -> list[dict[str, str]]:

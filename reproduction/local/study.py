@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from reproduction import style
+from reproduction import report, style
 from reproduction.deep.models import MODELS
 from reproduction.local.curves import PROTOCOLS, LocalCurves, VirtualRuns
 from reproduction.local.plan import ANCHOR, PLANS, LocalSetting
@@ -21,7 +21,6 @@ TITLES = {**style.TITLES, "sgd": "SGD"}  # whose average is not shown here
 Panel = Mapping[str, LocalCurves]  # curves in one setting by the name of the rule
 
 
-@dataclasses.dataclass(frozen=True)
 class Local(Study[LocalSetting, LocalCurves]):
     """Outer rules in virtual time."""
 
@@ -81,8 +80,7 @@ def table(setting: LocalSetting, panel: Panel, protocol: str) -> list[dict[str, 
         if ANCHOR in panel:
             share = share_of_time(setting, panel, candidate.rule, protocol)
             row["time to synchronous loss"] = "never" if share is None else f"{share:.2f}"
-        end = " (end)" if candidate.is_end(curves.choice[protocol]) else ""
-        rows.append(row | {"lr": f"{curves.lr(protocol):.2g}{end}"})
+        rows.append(row | {"lr": candidate.lr_in_table(curves.choice[protocol])})
     return rows
 
 
@@ -130,12 +128,8 @@ def finding(setting: LocalSetting, panel: Panel, protocol: str = "frozen") -> st
     if OURS not in panel or ANCHOR not in panel:
         return ""
     share = share_of_time(setting, panel, OURS, protocol)
-    reaches = "does not reach" if share is None else f"needs {share:.0%} of the time to reach"
-    return (
-        f"With {setting.local_steps} local steps on {setting.workers} workers of different speed "
-        f"({MODELS[setting.model]}), {TITLES[OURS]} {reaches} the loss at which synchronous DiLoCo ends "
-        f"({panel[ANCHOR].final(protocol):.3f})."
-    )
+    return report.finding("local", setting=setting, model=MODELS[setting.model], ours=OURS, share=share,
+                          loss=panel[ANCHOR].final(protocol))  # fmt: skip
 
 
 def csv_rows(setting: LocalSetting, curves: LocalCurves) -> list[dict[str, Any]]:

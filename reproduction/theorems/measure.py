@@ -173,19 +173,6 @@ def theorem_for(panel: str, rule: str, delay: int) -> int | None:
     return {ANYTIME: 1, OPTIMISTIC: 2, STRONGLY_CONVEX: 4 if delay else 3}[rule]
 
 
-def bound(theorem: int, T: int, c: Constants, delays: Tensor) -> float:
-    """The right-hand side of a theorem after T updates, where ``delays`` are those of T + 1 updates."""
-    if theorem == 3:
-        return theory.theorem_3(T, **c._asdict(), D=D)
-    if theorem == 4:
-        return theory.theorem_4(T, **c._asdict(), D=D, delays=theory.delay_statistics(delays[:T]))
-    statistics = theory.delay_statistics(delays[: T + 1])
-    if theorem == 2:
-        return theory.theorem_2(T + 1, L=c.L, D=D, G=c.G, sigma=c.sigma, delays=statistics)
-    regret = theory.ogd_regret(T + 1, D, theory.gradient_bound(c.G, c.sigma))
-    return theory.theorem_1(T + 1, L=c.L, D=D, mu=statistics.mu, regret=regret)
-
-
 def order(T: int, mu: float, L: float, sigma: float) -> float:
     r"""The order of Theorem 2's bound: :math:`L D^2 / T^{3/2} + L D^2 \mu_\tau / T + \sigma D / \sqrt T`."""
     return L * D**2 / math.pow(T, 1.5) + L * D**2 * mu / T + sigma * D / math.sqrt(T)
@@ -261,11 +248,20 @@ def measure_points(
 
 
 def with_bound(point: Point) -> Point:
+    """The point with the right-hand side of its theorem after T updates, if there is a theorem on its rule."""
     if point.theorem is None:
         return point
-    constants = Constants(point.L, point.H, point.G, point.sigma)
-    delays = _delays(point.delays, point.delay, point.T + 1)
-    return replace(point, bound=bound(point.theorem, point.T, constants, delays))
+    T, known = point.T, {"L": point.L, "D": D, "G": point.G, "sigma": point.sigma}
+    delays = _delays(point.delays, point.delay, T + 1)
+    statistics = theory.delay_statistics(delays if point.theorem <= 2 else delays[:T])
+    if point.theorem == 1:
+        regret = theory.ogd_regret(T + 1, D, theory.gradient_bound(point.G, point.sigma))
+        return replace(point, bound=theory.theorem_1(T + 1, L=point.L, D=D, mu=statistics.mu, regret=regret))
+    if point.theorem == 2:
+        return replace(point, bound=theory.theorem_2(T + 1, **known, delays=statistics))
+    if point.theorem == 3:
+        return replace(point, bound=theory.theorem_3(T, **known, H=point.H))
+    return replace(point, bound=theory.theorem_4(T, **known, H=point.H, delays=statistics))
 
 
 @lru_cache(maxsize=256)
@@ -337,7 +333,6 @@ def points_of(piece: str, plan: TheoremPlan, out: Path) -> list[Point]:
         return [with_bound(Point(**point)) for point in saved["points"]]
     with torch_threads(1):  # the tensors are small: a second thread would only cost time
         points = PIECES[piece](plan)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         bare = [asdict(replace(point, bound=None)) for point in points]  # bounds are theory, not measurements
         part.write_text(json.dumps({"made_from": key, "points": bare}))

@@ -73,12 +73,6 @@ def doubling_delay(points: Iterable[Point]) -> float:
     return before
 
 
-def doubling_exponent(points: Iterable[Point]) -> float:
-    points = list(points)
-    horizons = measure.compared(distinct(points, "T"))
-    return exponent(horizons, [doubling_delay(select(points, T=T)) for T in horizons])
-
-
 def normalised(points: Iterable[Point]) -> dict[tuple[float, float], float]:
     """The excess divided by the order of Theorem 2's bound, by L and sigma."""
     return {(p.L, p.sigma): p.excess / measure.order(p.T, p.mean_delay, p.L, p.sigma) for p in points}
@@ -137,13 +131,14 @@ def threshold_verdict(points: Iterable[Point], rule: str) -> Verdict:
     at_threshold, beyond, exponents = [], [], {}
     for problem in distinct(points, "problem"):
         ours = select(points, problem=problem)
-        for T in measure.compared(distinct(ours, "T")):
+        horizons = measure.compared(distinct(ours, "T"))
+        for T in horizons:
             late = curve(select(ours, T=T))
             ((root, ratio),) = [(point, ratio) for point, ratio in late if at_root([point])]
             if rule != STRONGLY_CONVEX or T >= (24 * root.L / root.H) ** 2:  # past Algorithm 4's first, long updates
                 at_threshold.append(ratio)
             beyond.append(late[-1][1] / ratio)
-        exponents[problem] = doubling_exponent(ours)
+        exponents[problem] = exponent(horizons, [doubling_delay(select(ours, T=T)) for T in horizons])
     holds = None
     if at_threshold:
         growth = min(exponents.values()) >= 0.5 - SLOPE_TOLERANCE

@@ -16,8 +16,7 @@ from reproduction.deep.plan import CANDIDATES, PLANS, DeepSetting
 from reproduction.deep.plan import DELAYS as ALL_DELAYS
 from reproduction.deep.plan import RULES as ALL_RULES
 from reproduction.deep.scores import DeepScores, best_position, final_scores, score_rule
-from reproduction.deep.study import Deep
-from reproduction.deep.verdicts import verdicts
+from reproduction.deep.study import Deep, verdicts
 from reproduction.report import write_report
 from reproduction.study import Candidate, Plan, Workspace
 

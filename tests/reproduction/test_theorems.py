@@ -27,7 +27,7 @@ from reproduction.theorems.measure import (
     measure_points,
     points_of,
 )
-from reproduction.theorems.section import section_of
+from reproduction.theorems.study import section_of
 
 TINY = TheoremPlan(
     quadratic_horizons=(16, 32, 64, 128, 256),

@@ -20,10 +20,6 @@ def _number(name: str, text: str, *types: type) -> int | float:
     return Option(name, types).parse(text, "a delay")[0]  # type: ignore[no-any-return]
 
 
-def _integers(text: str) -> list[int | float]:
-    return [_number("sequence", part, int) for part in text.split(",")]
-
-
 def _regimes(text: str) -> list[tuple[int | float | None, DelayModel]]:
     """``0.33*10;500*uniform:0,9;10``: lengths and models."""
     parts: list[tuple[int | float | None, DelayModel]] = []
@@ -79,7 +75,8 @@ DELAYS: dict[str, Entry[DelayModel]] = {
     "lognormal": entry_of("exp of a normal with mean 7 and standard deviation 0.4, rounded down", LogNormal,
                           "lognormal:7,0.4"),
     "pareto": entry_of("heavy tail: P(delay >= k) = (k / 100)^-1.5 from 100 on", Pareto, "pareto:1.5,100"),
-    "cyclic": _whole("0, 10, 100, 0, 10, 100, ...", Cyclic, _integers, "cyclic:0,10,100"),
+    "cyclic": _whole("0, 10, 100, 0, 10, 100, ...", Cyclic,
+                     lambda text: [_number("sequence", part, int) for part in text.split(",")], "cyclic:0,10,100"),
     "regimes": _whole("a third of the run at 10, then 500 updates, then the rest", Regimes, _regimes,
                       "regimes:0.33*10;500*lognormal:7,0.4;10"),
     "queue": _whole("an update queue: each query's gradient arrives once, after such a delay", UpdateQueue,

@@ -1,18 +1,26 @@
-"""The figures of the theorems' section."""
+"""The theorems' figures, and their section of the report."""
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from reproduction import report
+from reproduction.jobs import Job
+from reproduction.report import Section, prose
+from reproduction.study import Part, Request
 from reproduction.style import COLOURS, TITLES
 from reproduction.theorems import measure
 from reproduction.theorems import verdicts as v
 from reproduction.theorems.measure import ANYTIME, CONSTANT, ONE_IN_TEN, OPTIMISTIC, RULES, STRONGLY_CONVEX, Point
 from reproduction.theorems.verdicts import at_root, curve, distinct, select
 
+SECONDS = {"quick": 2.0, "paper": 60.0, "full": 200.0}  # of one core for one piece, about; for forecasts
 ALGORITHM = {ANYTIME: "Algorithm 1", OPTIMISTIC: "Algorithm 2", STRONGLY_CONVEX: "Algorithm 4"}
 _BOUND = "#999999"
 
@@ -96,13 +104,13 @@ def plot_noise(points: Iterable[Point]) -> Figure:
     T = max(distinct(points, "T"))
     figure, axes = _grid(1, 3.7, ["noise σ"] * 2, f"excess loss at T = {T:,}")
     for ax, delay in zip(axes, sorted(distinct(points, "delay")), strict=True):
-        ours = select(points, T=T, delay=delay)
+        ours = [point for point in select(points, T=T, delay=delay) if point.sigma > 0]
         for rule in RULES:
-            noisy = [point for point in select(ours, rule=rule) if point.sigma > 0]
+            noisy = select(ours, rule=rule)
             ax.plot([point.sigma for point in noisy], [point.excess for point in noisy], "o-", color=COLOURS[rule],
                     markersize=3.5, linewidth=1.5, label=TITLES[rule])  # fmt: skip
         for rule, dashes, label in ((OPTIMISTIC, "--", "σD/√T"), (STRONGLY_CONVEX, ":", "σ²/(HT)")):
-            noisy = [point for point in select(ours, rule=rule) if point.sigma > 0]
+            noisy = select(ours, rule=rule)
             ax.plot([point.sigma for point in noisy], [v.noise_term(point) for point in noisy], dashes, color=_BOUND,
                     linewidth=1.6, label=label)  # fmt: skip
         ax.set_title("no delay" if delay == 0 else "delay √T", fontsize=10)
@@ -143,3 +151,47 @@ def plot(points: Sequence[Point]) -> dict[str, Figure]:
         "theorems-noise": plot_noise(points),
         "theorems-constants": plot_constants(points),
     }
+
+
+def finding(points: Sequence[Point]) -> str:
+    points, ratios = [p for p in select(points, panel="delay") if p.rule != STRONGLY_CONVEX], []
+    for late in at_root(points):
+        (without,) = select(points, problem=late.problem, rule=late.rule, T=late.T, delay=0)
+        ratios.append(late.excess / without.excess)
+    return report.finding("theorems", horizons=distinct(points, "T"), ratios=ratios)
+
+
+class Theorems(Part):
+    """Theorems 1 to 4."""
+
+    name = "theorems"
+
+    def jobs(self, request: Request) -> list[Job]:
+        plan, out = measure.PLANS[request.scale], request.space.out
+        return [Job(f"theorems: {piece}", SECONDS[request.scale], partial(measure.points_of, piece, plan, out),
+                    (measure.path_of(piece, out),)) for piece in measure.PIECES]  # fmt: skip
+
+    def section(self, request: Request) -> Section:
+        return section_of(measure.PLANS[request.scale], request.space.out)
+
+
+def section_of(plan: measure.TheoremPlan, out: Path) -> Section:
+    points = [point for piece in measure.PIECES for point in measure.points_of(piece, plan, out)]
+    seen = dict.fromkeys((p.problem, p.L, p.H, p.G, p.sigma) for p in select(points, panel="delay"))
+    constants = [dict(zip(("problem", "L", "H", "G", "sigma"), values, strict=True)) for values in seen]
+    with_ones = sorted(select(points, panel="constants", L=1.0, sigma=1.0), key=lambda point: point.delay)
+    at_one = {TITLES[rule]: [v.normalised([point])[1.0, 1.0] for point in select(with_ones, rule=rule)]
+              for rule in (OPTIMISTIC, measure.SGD_AVERAGE)}  # fmt: skip
+    text, captions = prose("theorems", plan=plan, p=measure, constants=constants, no_degradation=v.NO_DEGRADATION,
+                  independent=v.INDEPENDENT, at_one=at_one)  # fmt: skip
+    return Section(
+        name="theorems",
+        title="Theorems. Bounds, rates and thresholds, measured",
+        text=text,
+        figures=plot(points),
+        captions=captions,
+        rows=[asdict(point) for point in points],
+        verdicts=v.verdicts(points),
+        finding=finding(points),
+        config={**asdict(plan), "D": measure.D, "batch": measure.BATCH, "dim": measure.DIM, "constants": constants},
+    )
