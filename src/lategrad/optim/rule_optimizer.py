@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class RuleOptimizer(OutputMode):
 
     recompile_keys: ClassVar[tuple[str, ...]] = ()  #: entries of a group that take effect at the next step
     optional: ClassVar[tuple[str, ...]] = ()  #: the entries that a group may have beside the optimizer's own arguments
+    _has_warned = False  # of a step without gradients
     not_saved: ClassVar[tuple[str, ...]] = ("rule", "domain", "compile")  #: loading keeps the present ones
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
@@ -110,7 +112,7 @@ class RuleOptimizer(OutputMode):
         """One update of every group, with the gradients in ``.grad``; returns what the closure returns.
 
         In a group in which some parameter has a gradient, a parameter without one has a gradient of zero.
-        A group without any gradient is left alone, and so are parameters that require none.
+        A group without any gradient is left alone, as are parameters that require none; with none at all it warns once.
 
         Args:
             closure: computes the gradients and returns the loss.
@@ -130,6 +132,10 @@ class RuleOptimizer(OutputMode):
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         delays = self._delays_of_groups(delay)
         present = [i for i, grads in enumerate(all_grads) if any(grad is not None for grad in grads)]
+        if not present and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"no parameter of {type(self).__name__} has a gradient, and nothing is updated: build the "
+                          f"optimizer after fully_shard(model), and check requires_grad", stacklevel=2)  # fmt: skip
         for i in present:
             if isinstance(delays[i], list):  # from now on, and in the saved state
                 self.param_groups[i]["block_delays"] = True
