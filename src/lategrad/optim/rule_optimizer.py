@@ -15,8 +15,8 @@ from torch.optim.optimizer import ParamsT
 from lategrad.execution import ParameterState, ParameterStep, in_place
 from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
 from lategrad.execution.codegen.staged import is_staged
-from lategrad.execution.dtensors import check_sharding, is_dtensor, largest_over_ranks, local_parts, shards_of
-from lategrad.execution.parameter_state import Ticket, in_shards, local_of, sharded, state_template
+from lategrad.execution.dtensors import check_sharding, is_dtensor, local_parts, max_over_ranks, shards_of
+from lategrad.execution.parameter_state import Ticket, in_shards, sharded, state_template
 from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
 from lategrad.optim.output_mode import OutputMode, Values, write_values
 from lategrad.registry import parse_set
@@ -24,6 +24,7 @@ from lategrad.rules.blocks import Blocks, fill_in, fill_in_delays
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
+from lategrad.support.sharded_vector import local_of
 from lategrad.support.torch_private import gather, scatter
 from lategrad.support.validation import Scalar, is_count, require
 
@@ -287,9 +288,7 @@ class RuleOptimizer(OutputMode):
         lr = torch.ones(1, dtype=torch.float64, device=params[0].device if params else None)
         vectors = self._vectors(group, lr)
         compile = group["compile"]
-        if any(shards_of(members) is not None for _, members in vectors):
-            invalid("compile value", "True: the step of sharded parameters cannot be compiled", compile is True)
-            compile = False
+        required = "loops" if compile and any(shards_of(members) is not None for _, members in vectors) else None
         if compile is None:
             total = sum(p.numel() for p in params)
             shaped = any(getattr(rule, "blocks", None) is not None and not is_staged(rule) for rule, _ in vectors)
@@ -301,7 +300,7 @@ class RuleOptimizer(OutputMode):
         steps = []
         for (rule, members), scalars in zip(vectors, saved, strict=True):
             state = None if scalars is None else ParameterState([self.state[p] for p in members], scalars)
-            backend = None if compile else "eager"
+            backend = required if compile else "eager"
             step = in_place(rule, state, tensors=members, maximize=group["maximize"], backend=backend)
             self.state.update(zip(members, step.state.vectors, strict=True))
             steps.append(step)
@@ -346,7 +345,7 @@ class _CachedSteps:
         if self.steps and is_dtensor(self.params[0]) and often:
             late = delay if isinstance(delay, list) else [delay] * len(self.params)
             own = [self.lr.item(), *map(float, late)]
-            both = largest_over_ranks(self.params[0], [*own, *(-one for one in own)])
+            both = max_over_ranks(self.params[0], [*own, *(-one for one in own)])
             for i, (high, low) in enumerate(zip(both[: len(own)], both[len(own) :], strict=True)):
                 valid = "the same on every rank"
                 require("delay" if i else "lr", f"values from {-low:g} to {high:g}", -low == high, valid)
