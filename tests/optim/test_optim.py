@@ -434,7 +434,8 @@ def test_a_missing_gradient_is_zero_and_no_gradient_is_no_step():
     rule = lg.Anytime(lg.OGD(0.5, lg.Ball(1.0)))
     assert torch.equal(flat(params), rule.query(pure_run(rule, start, [first, second])))
     optimizer.zero_grad()
-    optimizer.step()
+    with pytest.warns(UserWarning, match="no parameter of AnytimeSGD has a gradient"):
+        optimizer.step()
     assert optimizer.param_groups[0]["scalars"][0]["t"].item() == 2
     assert optimizer.param_groups[1]["scalars"] == []
 

@@ -136,7 +136,7 @@ class RuleOptimizer(OutputMode):
         if not present and not self._has_warned:
             self._has_warned = True
             warnings.warn(f"no parameter of {type(self).__name__} has a gradient, and nothing is updated: build the "
-                          f"optimizer after fully_shard(model), and check requires_grad", stacklevel=2)  # fmt: skip
+                          f"optimizer after fully_shard(model), and check requires_grad", stacklevel=4)  # fmt: skip
         for i in present:
             if isinstance(delays[i], list):  # from now on, and in the saved state
                 self.param_groups[i]["block_delays"] = True
