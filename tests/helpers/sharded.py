@@ -2,8 +2,11 @@
 
 import warnings
 from dataclasses import dataclass
+from unittest import mock
 
+import numpy as np
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -18,8 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lategrad as lg
 from helpers.examples import example
+from helpers.memory import largest_allocation
+from helpers.parameters import backends
+from lategrad.execution import UnsupportedError
+from lategrad.execution.codegen import run, staged
+from lategrad.optim import rule_optimizer
 from lategrad.registry import build_rule
-from lategrad.rules import _orthogonalize
+from lategrad.rules import _orthogonalize, _owners
 
 SHAPES = [(5, 3), (4,), (1,), (3, 4), (6, 4), (5, 3)]
 """Uneven over 2 and 3 ranks; one is smaller than the mesh."""
@@ -92,19 +100,125 @@ def steps(optimizer, params, first, last, delay=None):
 
 
 def train(mesh, name, domain, count, options=None, delays=None, form="sharded"):
-    """Parameters and output after some steps; late by ``delays`` if given. Forms: sharded, replicated, bfloat16."""
+    """Parameters and output after some steps; late by ``delays`` if given. Forms: sharded, replicated, bfloat16.
+
+    With ``compile=True`` among the options the ranks run loops. One process runs eagerly, whatever the options.
+    """
+    options = {"compile": False, **(options or {})}
+    options["compile"] &= mesh is not None
     if form == "replicated" and mesh is not None:
         params = [nn.Parameter(distribute_tensor(p.detach(), mesh, [Replicate()]), p.requires_grad)
                   for p in Holder().parameters()]  # fmt: skip
     else:
         params = list(holder(mesh, torch.bfloat16 if form == "bfloat16" else torch.float32).parameters())
-    optimizer = optimizers(name, params, domain, **(options or {}))
+    own = optimizer = optimizers(name, params, domain, **options)
     if delays is not None:
-        optimizer = lg.optim.Delayed(optimizer, delays)
+        optimizer = lg.optim.Delayed(own, delays)
     steps(optimizer, params, 0, count)
+    assert set(backends(own)) == {"loops" if options["compile"] else "eager"}
     with optimizer.output():
         output = whole(params)
     return torch.stack([whole(params), output])
+
+
+def train_in_small_batches(mesh, *args):
+    """What :func:`train` returns, with the fewest matrices in a batch."""
+    with mock.patch.object(staged, "_LEAST", 1):
+        return train(mesh, *args)
+
+
+def train_a_few_entries(mesh, name, options):
+    """Parameters that two ranks share, and a third one has no entries of; the vectors have more than one number."""
+    last = [4.0, 1.0] if options.get("per_parameter") else [4.0]
+    values = torch.tensor([[1.0, -2.0], [3.0, 0.5]]), torch.tensor(last)
+    params = [nn.Parameter(like_shard(value, mesh)) for value in values]
+    optimizer = optimizers(name, params, lg.Ball(2.0), **options)
+    steps(optimizer, params, 0, 20)
+    assert set(backends(optimizer)) == {"loops" if mesh else "eager"}
+    return whole(params)
+
+
+def like_shard(value, mesh):
+    return value if mesh is None else distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None)
+
+
+def train_without_a_compiler(mesh, name, count):
+    """Train where only the last rank has no compiler: what requiring loops says, the backends, and the parameters."""
+    params = list(holder(mesh).parameters())
+    reason = "no compiler works here" if mesh.get_local_rank() == mesh.size() - 1 else None
+    with mock.patch.object(run, "missing_compiler", return_value=reason):
+        step = optimizers(name, params, lg.Ball(2.0), compile=True)
+        set_gradients(params, 0)
+        said = message(step.step)
+        with mock.patch.object(rule_optimizer, "compiling_pays", return_value=True), \
+             warnings.catch_warnings(record=True) as caught:  # fmt: skip
+            warnings.simplefilter("always")
+            optimizer = optimizers(name, params, lg.Ball(2.0))
+            steps(optimizer, params, 0, count)
+    told = [str(one.message) for one in caught if "running eagerly" in str(one.message)]
+    return said, backends(optimizer), told, whole(params)
+
+
+def train_with_the_default(mesh, name, domain):
+    """Two steps of parameters that are just large enough for loops: what runs them, and the warnings."""
+    params = [nn.Parameter(like_shard(torch.ones(500, 400), mesh))]
+    optimizer = optimizers(name, params, domain)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        steps(optimizer, params, 0, 2)
+    return backends(optimizer), [str(one.message) for one in caught if "running eagerly" in str(one.message)]
+
+
+def temporaries(mesh, name, compile):
+    """The memory that the first step takes above the state, and a later one, in shards of the parameters.
+
+    The model has the proportions of GPT-2, in a sixth of the width.
+    """
+    width, layers = 128, 12
+    matrices = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)] * layers
+    shapes = [(8376, width), (256, width), *matrices, (10 * width,)]
+    params = [nn.Parameter(like_shard(torch.zeros(shape), mesh)) for shape in shapes]
+    kinds = ["embedding"] * 2 + ["matrix"] * len(matrices) + ["other"]
+    set_gradients(params, 0)
+    sizes = [p.to_local().nbytes for p in params]
+    is_muon = name == "SteadyMuon"
+    state = 3 + sum(s for s, kind in zip(sizes, kinds, strict=True) if kind != "matrix") / sum(sizes) if is_muon else 2
+
+    def first_step():
+        groups = [{"params": params, "kinds": kinds}] if is_muon else params
+        optimizer = getattr(lg.optim, name)(groups, compile=compile)
+        optimizer.step()
+        return optimizer
+
+    exchange = dist.all_to_all_single
+
+    def exchange_uncounted(received, sent, *args, **kwargs):
+        """In memory that torch does not count: gloo's threads free it, which the profiler does not see."""
+        theirs = torch.from_numpy(np.empty(received.shape, np.float32))
+        exchange(theirs, torch.from_numpy(sent.numpy().copy()), *args, **kwargs)
+        received.copy_(theirs)
+
+    with mock.patch.object(staged, "_LEAST", 2**13), mock.patch.object(dist, "all_to_all_single", exchange_uncounted):
+        first = largest_allocation(first_step) / sum(sizes) - state
+        return first, largest_allocation(first_step().step) / sum(sizes)
+
+
+def orthogonalised_by_batch(mesh):
+    """How many matrices of which work this rank orthogonalises between two exchanges."""
+    owned, original = [], _owners.choose_owners
+
+    def choosing(blocks, ranks):
+        result = original(blocks, ranks)
+        owned.append([[blocks.parts[i].size for i in own] for own in result])
+        return result
+
+    params = [
+        nn.Parameter(like_shard(torch.ones(shape), mesh)) for shape in [(6, 4), (9, 9), (4, 6), (9, 9), (5, 5)] * 3
+    ]
+    optimizer = lg.optim.SteadyMuon(params, compile=True)
+    with mock.patch.object(staged, "_LEAST", 90), mock.patch.object(_owners, "choose_owners", choosing):
+        steps(optimizer, params, 0, 1)
+    return owned
 
 
 def train_measured(mesh, name, domain, count):
@@ -130,9 +244,9 @@ def delays_of_ranks(mesh, name):
     return message(lambda: optimizer.step(delay=[2, 1, 0, 0, 0, mesh.get_rank(), 0]))
 
 
-def train_all(mesh, names, domain, count):
+def train_all(mesh, names, *args):
     """What :func:`train` returns, for many rules."""
-    return {name: train(mesh, name, domain, count) for name in names}
+    return {name: train(mesh, name, *args) for name in names}
 
 
 class Tied(nn.Module):
@@ -150,7 +264,7 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.hidden(self.frozen(self.embedding(tokens)))))
 
 
-def train_tied(mesh, name, wrapper, count=6):
+def train_tied(mesh, name, wrapper, count=6, compile=False):
     """Training with the gradients that FSDP2 or DDP computes, each rank from its share of the batch.
 
     Returns the parameters at the end and the losses on the way, of the query and of the output.
@@ -164,7 +278,8 @@ def train_tied(mesh, name, wrapper, count=6):
             model = DistributedDataParallel(model, process_group=mesh.get_group(), find_unused_parameters=True)
         else:
             fully_shard(model, mesh=mesh)
-    optimizer = optimizers(name, model if name == "SteadyMuon" else model.parameters(), lg.Ball(5.0))
+    trained = model if name == "SteadyMuon" else model.parameters()
+    optimizer = optimizers(name, trained, lg.Ball(5.0), compile=compile and mesh is not None)
     for t in range(count):
         tokens = torch.randint(7, (12,), generator=torch.Generator().manual_seed(t))
         own = tokens[rank * 12 // ranks : (rank + 1) * 12 // ranks]
@@ -189,11 +304,11 @@ def validation_loss(model):
 # ---- Checkpoints
 
 
-def save(mesh, name, folder, count):
+def save(mesh, name, folder, count, compile=False):
     """Train for some steps and save model and optimizer with torch.distributed.checkpoint."""
     model = holder(mesh)
     params = list(model.parameters())
-    optimizer = optimizers(name, params, lg.Ball(2.0))
+    optimizer = optimizers(name, params, lg.Ball(2.0), compile=compile)
     steps(optimizer, params, 0, count)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder,
@@ -201,15 +316,16 @@ def save(mesh, name, folder, count):
     return whole(params)
 
 
-def resume(mesh, name, folder, first, last):
+def resume(mesh, name, folder, first, last, compile=False):
     """Load what :func:`save` saved into new objects and train on; returns the parameters as loaded and at the end."""
     model = holder(mesh)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(0.9)
     params = list(model.parameters())
-    optimizer = optimizers(name, params, lg.Ball(2.0))
+    optimizer = optimizers(name, params, lg.Ball(2.0), compile=compile)
     model_state, optimizer_state = get_state_dict(model, optimizer)
+    assert set(backends(optimizer)) == {"loops" if compile else "eager"}
     state = {"model": model_state, "optimizer": optimizer_state}
     group = None if mesh is None else mesh.get_group()
     with warnings.catch_warnings():
@@ -287,10 +403,22 @@ def state_in_eval_mode(mesh, name):
 # ---- Errors
 
 
+def built_before_sharding(mesh):
+    """What the first step of an optimizer says that has the parameters from before ``fully_shard``."""
+    model = nn.Linear(4, 3)
+    optimizer = lg.optim.SteadyAdam(model.parameters(), lr=0.05)
+    fully_shard(model, mesh=mesh)
+    model(torch.ones(2, 4)).sum().backward()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    return [str(one.message) for one in caught]
+
+
 def message(call):
     try:
         call()
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+    except (ValueError, TypeError, RuntimeError, IndexError, UnsupportedError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 
@@ -321,9 +449,10 @@ def refused_parameters(meshes):
         model = fully_shard(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), mesh=mesh)
         plain = torch.optim.SGD(model.parameters(), lr=0.1)
         said["by stage"] = message(lambda: lg.optim.Delayed(plain, lg.delays.by_stage(model, 2)))
-        compiled = lg.optim.AnytimeSGD([placed(mesh, Shard(0))], lr=0.1, compile=True)
-        set_gradients(compiled.param_groups[0]["params"], 0)
-        said["compile"] = message(compiled.step)
+        sharded = [placed(mesh, Shard(0))]
+        set_gradients(sharded, 0)
+        said["compile"] = message(lg.optim.AnytimeSGD(sharded, lr=0.1, domain=lg.Simplex(), compile=True).step)
+        said["torch.compile"] = message(lambda: lg.in_place(lg.SGD(0.1), None, tensors=sharded, backend="compile"))
     return said
 
 

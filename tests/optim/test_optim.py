@@ -434,7 +434,8 @@ def test_a_missing_gradient_is_zero_and_no_gradient_is_no_step():
     rule = lg.Anytime(lg.OGD(0.5, lg.Ball(1.0)))
     assert torch.equal(flat(params), rule.query(pure_run(rule, start, [first, second])))
     optimizer.zero_grad()
-    optimizer.step()
+    with pytest.warns(UserWarning, match="no parameter of AnytimeSGD has a gradient"):
+        optimizer.step()
     assert optimizer.param_groups[0]["scalars"][0]["t"].item() == 2
     assert optimizer.param_groups[1]["scalars"] == []
 
@@ -763,3 +764,23 @@ def test_a_model_learns_within_its_set():
         optimizer.step()
     assert lg.L1Ball(2.0).contains(flat(model.parameters()))
     assert loss.item() == pytest.approx(0.06, abs=0.01)  # the solution has an l1 norm of 2.5
+
+
+def test_the_first_step_in_which_no_parameter_has_a_gradient_warns_and_changes_nothing():
+    """As of an optimizer that was built before ``fully_shard``, which replaces the parameters of a model."""
+    params = parameters()
+    optimizer, start = AnytimeSGD(params, lr=0.5), flat(params)
+    with pytest.warns(UserWarning, match="no parameter of AnytimeSGD has a gradient.* after fully_shard"):
+        optimizer.step()
+    optimizer.step()  # says it once
+    assert torch.equal(flat(params), start)
+    set_grads(params, seed=0)
+    optimizer.step()
+    assert not torch.equal(flat(params), start)
+
+
+def test_a_frozen_group_is_no_reason_to_warn():
+    params = parameters()
+    optimizer = AnytimeSGD([{"params": params[:2]}, {"params": params[2:]}], lr=0.5)
+    set_grads(params[:2], seed=0)
+    optimizer.step()

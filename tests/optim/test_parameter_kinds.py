@@ -119,7 +119,7 @@ def test_a_parameter_of_which_nothing_tells_is_refused_by_every_host_that_needs_
     for muon in (lg.baselines.Muon(0.1), lg.SteadyMuon(0.1), lg.Scheduled(lg.SteadyMuon(0.1), warmup=2)):
         with pytest.raises(ValueError, match=r"'0' \(1, 4\)"):
             FromRule(parameters([(1, 4)]), muon)
-    FromRule(parameters([(1, 4)]), lg.SGD(0.1)).step()  # it takes no blocks
+    FromRule(parameters([(1, 4)]), lg.SGD(0.1)).in_place_steps(0)  # it takes no blocks
     blocks = Blocks.of_tensors(parameters([(1, 4)]))
     rule = lg.baselines.Muon(0.1, blocks=blocks)
     with pytest.raises(ValueError, match=r"'0' \(1, 4\)"):

@@ -11,6 +11,7 @@ import torch
 
 import lategrad as lg
 from helpers import sharded
+from helpers.parameters import ELEMENTWISE
 from helpers.rank_pool import RankPool
 from lategrad.registry import RULES
 
@@ -41,6 +42,8 @@ def distance(results, expected):
     return max(float((result - expected).norm() / expected.norm()) for result in results)
 
 
+LOOPS = {"compile": True}
+SETS_IN_LOOPS = ["whole", "ball", "ball-center", "box", "box-tensors", "half-space"]
 STEPS = pytest.mark.parametrize("count", [6, pytest.param(50, marks=pytest.mark.slow)])
 
 
@@ -131,7 +134,114 @@ def test_ranks_must_agree_about_the_delay_of_each_parameter(ranks):
         assert "delay must be the same on every rank, got 'values from 0 to 1'" in said
 
 
+# ---- In loops
+
+
+@pytest.mark.parametrize("name", SETS_IN_LOOPS)
+def test_loops_with_every_set_that_has_them_give_the_numbers_of_one_process(ranks, name):
+    args = "AnytimeSGD-0.5", SETS[name], 50, LOOPS
+    assert distance(ranks.run(2, sharded.train, *args), sharded.train(None, *args)) < 1e-5
+
+
+@pytest.mark.parametrize("name", sharded.DROP_INS)
+def test_loops_of_every_optimizer_give_the_numbers_of_one_process(ranks, name):
+    args = name, lg.Ball(2.0), 50, LOOPS
+    assert distance(ranks.run(2, sharded.train, *args), sharded.train(None, *args)) < 1e-5
+
+
+def test_loops_of_every_rule_that_has_them_give_the_numbers_of_one_process(ranks):
+    args = ELEMENTWISE, lg.Ball(2.0), 50, LOOPS
+    results = ranks.run(2, sharded.train_all, *args)
+    for name, expected in sharded.train_all(None, *args).items():
+        assert distance([result[name] for result in results], expected) < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    ("mesh", "name", "options", "delays", "form"),
+    [
+        (3, "SteadyMuon", {}, None, "sharded"),
+        (3, "SteadyAdam", {}, None, "sharded"),
+        (3, "OptimisticAnytime", {"maximize": True}, None, "sharded"),
+        ("2x2", "SteadyMuon", {}, None, "sharded"),
+        ("2x2", "OptimisticAnytime", {}, None, "sharded"),
+        (1, "SteadyAdam", {}, None, "sharded"),
+        (2, "SteadyMuon", {}, None, "bfloat16"),
+        (2, "SteadyAdam", {}, None, "bfloat16"),
+        (2, "AnytimeSGD-0.5", {}, None, "bfloat16"),
+        (2, "SteadyMuon", {}, "uniform:0,4", "sharded"),
+        (2, "adaptive-revision", {}, "uniform:0,4", "sharded"),
+        (2, "ringmaster", {}, "uniform:0,4", "sharded"),
+    ],
+)
+def test_loops_on_every_kind_of_shards_give_the_numbers_of_one_process(ranks, mesh, name, options, delays, form):
+    args = name, lg.Ball(2.0), 20, {**options, **LOOPS}, delays, form
+    assert distance(ranks.run(mesh, sharded.train, *args), sharded.train(None, *args)) < 1e-5
+
+
+@pytest.mark.parametrize(("mesh", "name"), [(2, "SteadyAdam"), (3, "SteadyMuon"), ("2x2", "AnytimeSGD-0.5")])
+def test_loops_with_tied_frozen_and_unused_weights_give_the_numbers_of_one_process(ranks, mesh, name):
+    args = name, "fsdp", 6, True
+    assert distance(ranks.run(mesh, sharded.train_tied, *args), sharded.train_tied(None, *args)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("SteadyAdam", {}), ("SteadyMuon", {}), ("OptimisticAnytime", {}), ("OptimisticAnytime", {"per_parameter": True})],
+)
+def test_a_rank_without_entries_takes_part_in_every_sum(ranks, name, options):
+    expected = sharded.train_a_few_entries(None, name, {**options, "compile": False})
+    assert distance(ranks.run(3, sharded.train_a_few_entries, name, {**options, **LOOPS}), expected) < 1e-5
+
+
+def test_matrices_in_many_batches_give_the_same_numbers(ranks):
+    args = "SteadyMuon", lg.WholeSpace(), 20, LOOPS
+    assert distance(ranks.run(2, sharded.train_in_small_batches, *args), sharded.train(None, *args)) < 1e-5
+
+
+def test_every_rank_has_about_the_same_work_in_every_batch(ranks):
+    by_rank = ranks.run(2, sharded.orthogonalised_by_batch)
+    assert by_rank[0] == by_rank[1]
+    assert len(by_rank[0]) > 3
+    assert sorted(size for batch in by_rank[0] for own in batch for size in own) == sorted([24, 81, 24, 81, 25] * 3)
+    for one, other in by_rank[0][:-1]:  # the last has what is left
+        assert 0.9 < sum(one) / sum(other) < 1.1
+
+
+def test_all_ranks_run_eagerly_if_one_has_no_compiler(ranks):
+    expected = sharded.train(None, "SteadyAdam", lg.Ball(2.0), 5)[0]
+    results = ranks.run(3, sharded.train_without_a_compiler, "SteadyAdam", 5)
+    for rank, (said, ran, told, result) in enumerate(results):
+        reason = f"SteadyAdam has no loops: {'no compiler works here' if rank == 2 else 'another rank has none'}"
+        assert said == f"UnsupportedError: {reason}"
+        assert ran == ["eager"]
+        assert told == [f"running eagerly: {reason}"]
+        assert distance([result], expected) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "domain"), [("AnytimeSGD", "ball"), ("AnytimeSGD", "simplex"), ("muon", "whole")])
+def test_large_shards_run_in_loops_where_there_are_any(ranks, name, domain):
+    for ran, told in ranks.run(2, sharded.train_with_the_default, name, SETS[domain]):
+        assert ran == ["loops" if domain == "ball" else "eager"]
+        assert len(told) == (domain == "simplex")  # which has no form as loops, unlike what the rule says
+
+
+@pytest.mark.parametrize("name", ["SteadyAdam", "SteadyMuon"])
+def test_a_step_takes_little_memory_besides_the_state(ranks, name):
+    for first, later in ranks.run(2, sharded.temporaries, name, True):
+        assert max(first, later) <= 0.35
+
+
 # ---- Checkpoints
+
+
+@pytest.mark.parametrize("name", ["SteadyAdam", "SteadyMuon"])
+@pytest.mark.parametrize("loops_first", [True, False], ids=["from loops", "from eager"])
+def test_a_checkpoint_of_loops_continues_eagerly_and_the_reverse(ranks, tmp_path, name, loops_first):
+    saved = ranks.run(2, sharded.save, name, str(tmp_path), 6, loops_first)[0]
+    results = ranks.run(3, sharded.resume, name, str(tmp_path), 6, 12, not loops_first)
+    assert distance([loaded for loaded, _ in results], saved) == 0
+    straight = sharded.train(None, name, lg.Ball(2.0), 12)[0]
+    assert distance([end for _, end in results], straight) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["AnytimeSGD-0.5", "StronglyConvexSGD", "SteadyMuon"])
@@ -179,12 +289,13 @@ def test_parameters_that_cannot_be_trained_are_refused_before_the_first_step(ran
         "FSDP1 True": "use fully_shard",
         "FSDP1 False": "use fully_shard",
         "by stage": "plain tensors, with delays by stage",
-        "compile": "the step of sharded parameters cannot be compiled",
+        "compile": "Anytime has no loops: aten.amax.default of a vector",
+        "torch.compile": "compile: sharded parameters run in loops or eagerly",
     }
     for rank, said in enumerate(ranks.run("all", sharded.refused_parameters)):
         assert set(said) == (set(expected) if rank < 2 else {"two sharded dimensions"})
         for case, text in said.items():
-            assert re.search(f"^ValueError: .*{expected[case]}", text), (case, text)
+            assert re.search(f"^(ValueError|UnsupportedError): .*{expected[case]}", text), (case, text)
 
 
 @pytest.mark.parametrize("way", list(sharded.WAYS)[:8])
@@ -204,6 +315,11 @@ def test_a_rule_that_cannot_run_on_shards_raises_before_the_first_step(ranks, wa
     for error, result in ranks.run(2, sharded.reduce_in, way):
         assert re.search("not defined on a vector that is sharded|out of bounds|cannot be called on meta", error), error
         assert torch.equal(result, before)
+
+
+def test_an_optimizer_that_was_built_before_fully_shard_is_told(ranks):
+    for (said,) in ranks.run(2, sharded.built_before_sharding):
+        assert "build the optimizer after fully_shard(model)" in said
 
 
 def test_ranks_that_disagree_are_told(ranks):

@@ -90,7 +90,7 @@ def shards_of(tensors: Sequence[Any]) -> Shards | None:
     return Shards(intervals, mesh.get_local_rank(dims[0]), mesh.get_group(dims[0]))
 
 
-def largest_over_ranks(tensor: Any, numbers: Sequence[float]) -> list[float]:
+def max_over_ranks(tensor: Any, numbers: Sequence[float]) -> list[float]:
     """The largest of each number over the ranks that share a DTensor; for a plain tensor, the numbers themselves."""
     if not is_dtensor(tensor):
         return list(numbers)

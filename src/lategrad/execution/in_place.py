@@ -86,7 +86,7 @@ def in_place(
         maximize: with ``tensors``, ascend instead of descend.
         backend: "eager", "compile" or "loops"; one that cannot run this rule raises
             :class:`~lategrad.execution.UnsupportedError`. None takes loops where the rule has such a form, else
-            ``torch.compile``; where neither works, a warning says why it runs eagerly.
+            ``torch.compile`` (not for shards); where neither works, a warning says why it runs eagerly.
 
     >>> import lategrad as lg
     >>> rule = lg.Anytime(lg.OGD(lr=0.5))

@@ -9,13 +9,13 @@ dtype, the tensor is the only copy.
   after it. Rules that look at shapes (:mod:`lategrad.rules.blocks`), sort or slice run this way.
 
 Tensors that are sharded over ranks (:mod:`lategrad.execution.dtensors`) have the same state, of which every rank stores
-its part. The update runs eagerly, on a :class:`~lategrad.support.sharded_vector.ShardedVector`.
+its part. Loops run on these parts, and everything else on a :class:`~lategrad.support.sharded_vector.ShardedVector`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import accumulate
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +23,11 @@ from torch import Tensor
 from lategrad.execution.backend import Backend, Compiled, Run, UnsupportedError, eager_run
 from lategrad.execution.codegen.run import Address, Loops, addresses_of, check_form, update_loops
 from lategrad.execution.codegen.staged import is_staged, staged_init
-from lategrad.execution.dtensors import is_dtensor, like_dtensor, local_part_of, local_parts, shards_of
+from lategrad.execution.dtensors import is_dtensor, like_dtensor, local_part_of, local_parts, max_over_ranks, shards_of
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket, require_query
 from lategrad.support.runs import leaf_names, map_tensors, require_state
 from lategrad.support.runs import tensors as leaves_of
-from lategrad.support.sharded_vector import ShardedVector, Shards
+from lategrad.support.sharded_vector import ShardedVector, Shards, local_of
 from lategrad.support.torch_private import gather, scatter
 
 
@@ -79,10 +79,6 @@ def sharded(local: Tensor, shards: Shards | None) -> Tensor:
     return local if shards is None else shards.vector(local)
 
 
-def local_of(vector: Tensor) -> Tensor:
-    return vector.local if isinstance(vector, ShardedVector) else vector
-
-
 class ParameterStep:
     """A rule's update on tensors that hold its query.
 
@@ -104,15 +100,15 @@ class ParameterStep:
         self.rule = rule = in_shards(rule, self._shards)
         parts = local_parts(self.tensors)
         self.sizes, self.dtype = [t.numel() for t in parts], common_dtype(self.tensors)
-        meta_rule, template = state_template(rule, self.tensors)
-        self._leaves: dict[str, Tensor] = dict(zip(leaf_names(template), leaves_of(template), strict=True))
+        self._size = sum(t.numel() for t in self.tensors)
+        meta_rule, self._template = state_template(rule, self.tensors)
+        self._leaves: dict[str, Tensor] = dict(zip(leaf_names(self._template), leaves_of(self._template), strict=True))
         self._places = {name: places for name, leaf in self._leaves.items() if (places := self._places_of(name, leaf))}
         self._short = [name for name, places in self._places.items() if len(places) < len(self.tensors)]
-        query = meta_rule.query(template)
+        query = meta_rule.query(self._template)
         self._query_name = next((name for name, leaf in self._leaves.items() if leaf is query), None)
-        self.output_is_query = meta_rule.output(template) is query
-        self._ticket_form = meta_rule.ticket(template) if needs_ticket(meta_rule) else None
-        self._template = map_tensors(local_of, template)
+        self.output_is_query = meta_rule.output(self._template) is query
+        self._ticket_form = meta_rule.ticket(self._template) if needs_ticket(meta_rule) else None
         self._query_is_copied = any(not self._holds_query(t) for t in self.tensors)
         # empty_like: the strides of a copy, which has no gaps in its memory.
         self._strides = [torch.empty_like(t, device="meta").stride() for t in parts]
@@ -133,9 +129,9 @@ class ParameterStep:
                                                   "eager": lambda: eager_run(rule, maximize)}  # fmt: skip
         self._starts = state is None
         if self._shards is not None:
-            if backend not in (None, "eager"):
-                raise UnsupportedError(f"{backend}: sharded parameters run eagerly")
-            backend = "eager"
+            if backend == "compile":
+                raise UnsupportedError("compile: sharded parameters run in loops or eagerly")
+            del builders["compile"]
         self._backend = Backend(builders, backend)
         self.state = self._first_state() if state is None else self._adopt(state)
 
@@ -215,7 +211,7 @@ class ParameterStep:
         if self.backend == "loops":
             parts = [self._whole[n] if n in self._short else self._pieces[n] if n in self._places else state.scalars[n]
                      for n in self._leaves]  # fmt: skip
-            rule_tensors = [leaf.split(self.sizes) if leaf.shape == (sum(self.sizes),) else leaf
+            rule_tensors = [local_of(leaf).split(self.sizes) if leaf.shape == (self._size,) else leaf
                             for leaf in leaves_of(self.rule)]  # fmt: skip
             self._init([*rule_tensors, local_parts(self.tensors), *parts])
             torch.autograd.graph.increment_version(self.tensors)
@@ -239,7 +235,7 @@ class ParameterStep:
         inputs: list[Tensor | torch.dtype] = [*leaves_of(self.rule), self.tensors[0].dtype]
         dtypes = [leaf.dtype for leaf in self._leaves.values()]
         targets = [*range(len(inputs), len(inputs) + len(dtypes)), len(inputs) - 1]
-        return Loops(init, inputs, targets, dtypes, self.sizes, self.device)
+        return Loops(init, inputs, targets, dtypes, self.sizes, self.device, self._shards)
 
     def _adopt(self, state: ParameterState) -> ParameterState:
         """Continue from a state that was saved, or made for another form of the tensors."""
@@ -272,7 +268,7 @@ class ParameterStep:
         self._delay.copy_(delay) if isinstance(delay, Tensor) else self._delay.fill_(delay)
         aligned = self._align(grads)
         if self.backend == "loops":
-            loops, table = self._loops_and_table(aligned, cast("Tensor | None", ticket))
+            loops, table = self._loops_and_table(aligned, ticket)
             loops.run(table)
             torch.autograd.graph.increment_version(self.tensors)
             return
@@ -323,35 +319,50 @@ class ParameterStep:
         return map_tensors(lambda _: leaves[next(names)], self._template), copies
 
     def _build_loops(self) -> Loops:
+        """The loops of an update; where ranks share the tensors, all of them have loops, or none."""
+        reason = ""
+        try:
+            self._require_loops()
+        except UnsupportedError as error:
+            reason = str(error)
+        if any(max_over_ranks(self.tensors[0], [bool(reason)])):
+            raise UnsupportedError(f"{type(self.rule).__name__} has no loops: {reason or 'another rank has none'}")
+        return self._loops[False]
+
+    def _require_loops(self) -> None:
         if len({t.dtype for t in self.tensors}) > 1 or self._forms[0] != self._strides:
             raise UnsupportedError("tensors of several dtypes, or with gaps in their memory")
         whole = leaves_of((self.rule, self._ticket_form))
         has_matrices = getattr(self.rule, "blocks", None) is not None
-        if not self._row_major and (has_matrices or any(t.shape == (sum(self.sizes),) for t in whole)):
+        if not self._row_major and (has_matrices or any(t.shape == (self._size,) for t in whole)):
             raise UnsupportedError("a vector in another memory layout")
         self._loops[False] = self._update_loops(None)
         if self._starts:
             self._init = staged_init(self.rule, self.dtype) if is_staged(self.rule) else self._init_loops()
-        return self._loops[False]
+        if is_dtensor(self.tensors[0]) and self._ticket_form is not None:  # now: later, one rank could fail alone
+            self._loops[True] = self._update_loops(self._ticket_form)
 
     def _update_loops(self, ticket: Tensor | None) -> Loops:
         dtype = self.tensors[0].dtype
         query_dtype = dtype if self._query_is_copied else None
         return update_loops(self.rule, self._template, dtype, self.sizes, self.device, ticket=ticket,
-                            query_dtype=query_dtype, maximize=self._maximize)  # fmt: skip
+                            query_dtype=query_dtype, maximize=self._maximize, shards=self._shards)  # fmt: skip
 
-    def _loops_and_table(self, grads: list[Tensor], ticket: Tensor | None) -> tuple[Loops, list[int]]:
+    def _loops_and_table(self, grads: list[Tensor], ticket: Ticket | None) -> tuple[Loops, list[int]]:
         """The loops to run, and the addresses of what they read and write."""
         has_ticket = ticket is not None and self._ticket_form is not None
         if has_ticket not in self._loops:
-            self._loops[has_ticket] = self._update_loops(ticket)
+            self._loops[has_ticket] = self._update_loops(self._ticket_form)
         loops = self._loops[has_ticket]
         if not self._rule_addresses:
             self._rule_addresses = [*map(loops.address, leaves_of(self.rule)), self._delay.data_ptr()]
         addresses = self._rule_addresses.copy()
-        if ticket is not None and self._ticket_form is not None:
-            self._ticket = check_form("ticket", ticket, self._ticket_form, self.device)  # a copy must outlive the run
-            addresses.append(loops.address(self._ticket))
+        if ticket is not None and self._ticket_form is not None:  # a copy must outlive the run
+            form = self._ticket_form
+            own = ([part.to(form.dtype) for part in map(local_part_of, ticket, self.tensors)]
+                   if isinstance(ticket, list) else check_form("ticket", ticket, form, self.device))  # fmt: skip
+            addresses.append(addresses_of(own) if isinstance(own, list) else loops.address(own))
+            self._ticket = own
         for name in self._leaves:
             if name in self._places:
                 self._current_pieces(name)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from lategrad.execution.dtensors import GatherAnew, is_dtensor, largest_over_ranks, local_part_of, local_parts
+from lategrad.execution.dtensors import GatherAnew, is_dtensor, local_part_of, local_parts, max_over_ranks
 from lategrad.support.validation import require
 
 Values = dict[Tensor, Tensor]  # a value for some parameters
@@ -193,7 +193,7 @@ class OutputMode(Optimizer):
         loaded, self._loaded = self._loaded, {}
         queries = [local_part_of(query, p).to(p.device, p.dtype) for p, query in loaded.items()]
         equal = all(map(torch.equal, local_parts(list(loaded)), queries))
-        if loaded and largest_over_ranks(next(iter(loaded)), [not equal])[0]:
+        if loaded and max_over_ranks(next(iter(loaded)), [not equal])[0]:
             raise RuntimeError("the parameters have changed since load_state_dict() put the query there: the state was "
                                "saved in eval mode, so load the model before the optimizer")  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from torch.optim.optimizer import ParamsT
 from lategrad.execution import ParameterState, ParameterStep, in_place
 from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
 from lategrad.execution.codegen.staged import is_staged
-from lategrad.execution.dtensors import check_sharding, is_dtensor, largest_over_ranks, local_parts, shards_of
-from lategrad.execution.parameter_state import Ticket, in_shards, local_of, sharded, state_template
+from lategrad.execution.dtensors import check_sharding, is_dtensor, local_parts, max_over_ranks, shards_of
+from lategrad.execution.parameter_state import Ticket, in_shards, sharded, state_template
 from lategrad.optim.arguments import require_known_keys, require_object, require_params, require_state_of
 from lategrad.optim.output_mode import OutputMode, Values, write_values
 from lategrad.registry import parse_set
@@ -23,6 +24,7 @@ from lategrad.rules.blocks import Blocks, fill_in, fill_in_delays
 from lategrad.rules.rule import AnyRule
 from lategrad.sets import WholeSpace
 from lategrad.support.runs import map_tensors, runs_shape
+from lategrad.support.sharded_vector import local_of
 from lategrad.support.torch_private import gather, scatter
 from lategrad.support.validation import Scalar, is_count, require
 
@@ -47,6 +49,7 @@ class RuleOptimizer(OutputMode):
 
     recompile_keys: ClassVar[tuple[str, ...]] = ()  #: entries of a group that take effect at the next step
     optional: ClassVar[tuple[str, ...]] = ()  #: the entries that a group may have beside the optimizer's own arguments
+    _has_warned = False  # of a step without gradients
     not_saved: ClassVar[tuple[str, ...]] = ("rule", "domain", "compile")  #: loading keeps the present ones
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
@@ -110,7 +113,7 @@ class RuleOptimizer(OutputMode):
         """One update of every group, with the gradients in ``.grad``; returns what the closure returns.
 
         In a group in which some parameter has a gradient, a parameter without one has a gradient of zero.
-        A group without any gradient is left alone, and so are parameters that require none.
+        A group without any gradient is left alone, as are parameters that require none; with none at all it warns once.
 
         Args:
             closure: computes the gradients and returns the loss.
@@ -130,6 +133,10 @@ class RuleOptimizer(OutputMode):
             raise RuntimeError(f"{type(self).__name__} does not support sparse gradients")
         delays = self._delays_of_groups(delay)
         present = [i for i, grads in enumerate(all_grads) if any(grad is not None for grad in grads)]
+        if not present and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"no parameter of {type(self).__name__} has a gradient, and nothing is updated: build the "
+                          f"optimizer after fully_shard(model), and check requires_grad", stacklevel=4)  # fmt: skip
         for i in present:
             if isinstance(delays[i], list):  # from now on, and in the saved state
                 self.param_groups[i]["block_delays"] = True
@@ -281,9 +288,7 @@ class RuleOptimizer(OutputMode):
         lr = torch.ones(1, dtype=torch.float64, device=params[0].device if params else None)
         vectors = self._vectors(group, lr)
         compile = group["compile"]
-        if any(shards_of(members) is not None for _, members in vectors):
-            invalid("compile value", "True: the step of sharded parameters cannot be compiled", compile is True)
-            compile = False
+        required = "loops" if compile and any(shards_of(members) is not None for _, members in vectors) else None
         if compile is None:
             total = sum(p.numel() for p in params)
             shaped = any(getattr(rule, "blocks", None) is not None and not is_staged(rule) for rule, _ in vectors)
@@ -295,7 +300,7 @@ class RuleOptimizer(OutputMode):
         steps = []
         for (rule, members), scalars in zip(vectors, saved, strict=True):
             state = None if scalars is None else ParameterState([self.state[p] for p in members], scalars)
-            backend = None if compile else "eager"
+            backend = required if compile else "eager"
             step = in_place(rule, state, tensors=members, maximize=group["maximize"], backend=backend)
             self.state.update(zip(members, step.state.vectors, strict=True))
             steps.append(step)
@@ -340,7 +345,7 @@ class _CachedSteps:
         if self.steps and is_dtensor(self.params[0]) and often:
             late = delay if isinstance(delay, list) else [delay] * len(self.params)
             own = [self.lr.item(), *map(float, late)]
-            both = largest_over_ranks(self.params[0], [*own, *(-one for one in own)])
+            both = max_over_ranks(self.params[0], [*own, *(-one for one in own)])
             for i, (high, low) in enumerate(zip(both[: len(own)], both[len(own) :], strict=True)):
                 valid = "the same on every rank"
                 require("delay" if i else "lr", f"values from {-low:g} to {high:g}", -low == high, valid)

@@ -1,12 +1,13 @@
 """The orthogonal factor of a matrix: the direction of Muon."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from lategrad.rules._owners import at_owners
+from lategrad.rules._owners import at_owners, work_of
 from lategrad.rules.blocks import Block, Blocks
 from lategrad.support.sharded_vector import ShardedVector
 
@@ -142,17 +143,27 @@ def matrix_step(x: Tensor) -> Tensor:
 
     It is :math:`0.2 \sqrt{\max(r, c)}` times the orthogonal factor, whose entries have a root mean square of 0.2.
     """
-    return 0.2 * math.sqrt(max(x.shape[-2:])) * orthogonalise(x)
+    return orthogonalise(x).mul_(0.2 * math.sqrt(max(x.shape[-2:])))
 
 
-def matrix_batches(blocks: Blocks, limit: int) -> list[list[int]]:
-    """The positions of the matrices, those of one shape together, in batches of at most ``limit`` entries or of one."""
+def matrix_batches(blocks: Blocks, limit: int, ranks: int = 1) -> list[list[int]]:
+    """The positions of the matrices in batches of at most ``limit`` entries, or of one, for each of some ranks.
+
+    Those of one rank are of one shape. Of several, each can own matrices of about the same work from every batch.
+    """
     blocks.require_decided()
     by_shape: dict[tuple[int, ...], list[int]] = {}
     for i, block in enumerate(blocks.parts):
         if block.kind == "matrix":
             by_shape.setdefault(block.matrix_shape, []).append(i)
-    batches = []
+    batches: list[list[int]] = []
+    if ranks > 1:
+        order = sorted(itertools.chain(*by_shape.values()), key=lambda i: -work_of(blocks.parts[i]))
+        for one_each in [order[start : start + ranks] for start in range(0, len(order), ranks)]:
+            if not batches or sum(blocks.parts[i].size for i in batches[-1] + one_each) > limit * ranks:
+                batches.append([])
+            batches[-1] += one_each
+        return batches
     for shape, places in by_shape.items():
         count = max(1, limit // math.prod(shape))
         batches += [places[i : i + count] for i in range(0, len(places), count)]
@@ -172,7 +183,7 @@ def matrix_steps(blocks: Blocks, parts: Sequence[Tensor]) -> list[Tensor]:
     for places in matrix_batches(blocks, blocks.size):
         first: Block = blocks.parts[places[0]]
         runs = steps[places[0]].dim() - len(first.shape)
-        alike = torch.stack([steps[i].flatten(runs).unflatten(-1, first.matrix_shape) for i in places])
-        for i, step in zip(places, matrix_step(alike), strict=True):
+        alike = [steps[i].flatten(runs).unflatten(-1, first.matrix_shape) for i in places]
+        for i, step in zip(places, matrix_step(torch.stack(alike) if len(alike) > 1 else alike[0][None]), strict=True):
             steps[i] = step.reshape(steps[i].shape)
     return steps

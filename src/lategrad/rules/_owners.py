@@ -6,7 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lategrad.rules.blocks import Blocks
+from lategrad.rules.blocks import Block, Blocks
+
+
+def work_of(block: Block) -> int:
+    return block.size * min(block.matrix_shape[-2:])
 
 
 def choose_owners(blocks: Blocks, ranks: int) -> list[list[int]]:
@@ -18,7 +22,7 @@ def choose_owners(blocks: Blocks, ranks: int) -> list[list[int]]:
     """
     owned: list[list[int]] = [[] for _ in range(ranks)]
     work = [0] * ranks
-    costs = {i: b.size * min(b.matrix_shape[-2:]) for i, b in enumerate(blocks.parts) if b.kind == "matrix"}
+    costs = {i: work_of(block) for i, block in enumerate(blocks.parts) if block.kind == "matrix"}
     for i in sorted(costs, key=lambda i: -costs[i]):
         owner = work.index(min(work))
         owned[owner].append(i)
@@ -49,10 +53,13 @@ def at_owners(
         dist.all_to_all_single(result, torch.cat([like[:0], *entries]), received, sent, group=shards.group)
         return result
 
-    rows = exchange([parts[i].local for i in order], *counts).split([size for own in sizes for size in own])
+    rows = list(exchange([parts[i].local for i in order], *counts).split([size for own in sizes for size in own]))
     matrices = [torch.cat(rows[k :: len(mine)]).view(parts[i].shape) for k, i in enumerate(mine)]
+    rows.clear()  # whole matrices are what takes memory
     results = function(Blocks(tuple(blocks.parts[i] for i in mine)), matrices)
+    matrices.clear()
     pieces = [result.flatten().split([own[k] for own in sizes]) for k, result in enumerate(results)]
+    results.clear()
     returned = exchange([piece[rank] for rank in range(len(owned)) for piece in pieces], *reversed(counts))
     steps = dict(zip(order, returned.split([parts[i].local.numel() for i in order]), strict=True))
     return [part.like(steps[i]) if i in steps else part for i, part in enumerate(parts)]

@@ -112,6 +112,10 @@ class ShardedVector(WrapperTensor):
         return run(func, *args, **(kwargs or {}))
 
 
+def local_of(vector: Tensor) -> Tensor:
+    return vector.local if isinstance(vector, ShardedVector) else vector
+
+
 def _refuse(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Raise; where one process has the whole vector, run on plain tensors."""
     if any(arg.shards.group is not None for arg in tensors((args, kwargs)) if isinstance(arg, ShardedVector)):

@@ -49,11 +49,11 @@ class Loop:
 
 @dataclass
 class Source:
-    """C code and the memory that a call needs; both versions define a function ``run``."""
+    """C code and the memory that a call needs; the first argument of the function ``run`` is a stage."""
 
-    cpu: str
-    cuda: str  # its first argument is the stage
-    stages: list[bool]  # to launch on a GPU, in order: True for one block per chunk (a loop), False for a single one
+    cpu: str  # stage -1 is all of them
+    cuda: str
+    stages: list[int | None]  # in order: the number of sums of a loop, with a GPU's block for each chunk; None: scalars
     operands: int
     scalars: int  # eight-byte slots for scalars that later stages read
     sums: int  # the largest number of sums that one loop takes
@@ -275,24 +275,26 @@ class _Emitter:
         functions = "".join(self.entry_function(loop, i) for i, loop in enumerate(self.loops))
         half = "#define HALF\n" if torch.float16 in self.dtypes else ""
         return Source(cpu=half + ops.CPU_HEADER + functions + self.cpu(),
-                      cuda=ops.CUDA_HEADER + functions + self.cuda(), stages=[is_loop for _, is_loop in self.stages()],
+                      cuda=ops.CUDA_HEADER + functions + self.cuda(), stages=[sums for _, sums in self.stages()],
                       operands=len(self.dtypes), scalars=max(1, len(self.slots)),
                       sums=max([0, *(len(loop.sums) for loop in self.loops)]))  # fmt: skip
 
-    def stages(self) -> list[tuple[str, bool]]:
-        """The stages by the names of their GPU functions, and whether each is a loop."""
-        stages = []
+    def stages(self) -> list[tuple[str, int | None]]:
+        """The stages by the names of their GPU functions, and how many sums each takes that is a loop."""
+        stages: list[tuple[str, int | None]] = []
         for level in self.levels:
-            stages.append((f"scalars_{level}", False))
-            stages += [(f"loop_{level}", True)] if level in self.loop_at else []
+            stages.append((f"scalars_{level}", None))
+            stages += [(f"loop_{level}", len(self.loop_at[level][1].sums))] if level in self.loop_at else []
         return stages
 
     def cpu(self) -> str:
-        text = """extern "C" void run(const i64* scalars, const i64* vectors, i64 tensors, const i64* chunk_of,
-  const i64* sizes, i64 chunks, double* saved, double* sums, i64 threads) {\n"""
+        text = """extern "C" void run(i64 stage, const i64* scalars, const i64* vectors, i64 tensors,
+  const i64* chunk_of, const i64* sizes, i64 chunks, double* saved, double* sums, i64 threads) {\n"""
+        stages = iter(range(len(self.stages())))
         for level in self.levels:
-            text += "{\n" + self.totals(level) + self.scalar_stage(level) + "}\n"
+            text += f"if (stage < 0 || stage == {next(stages)}) {{\n{self.totals(level)}{self.scalar_stage(level)}}}\n"
             if level in self.loop_at:
+                text += f"if (stage < 0 || stage == {next(stages)})\n"
                 number, loop = self.loop_at[level]
                 names = [f"s{i}" for i in range(len(loop.sums))]
                 reduction = f" reduction(+:{','.join(names)})" if names else ""

@@ -13,6 +13,7 @@ from lategrad.execution.backend import Run, UnsupportedError
 from lategrad.execution.codegen.emit import CHUNK, THREADS, emit
 from lategrad.rules.rule import AnyRule, apply_update, issue_ticket, needs_ticket
 from lategrad.support.runs import map_tensors, tensors
+from lategrad.support.sharded_vector import Shards, local_of
 from lategrad.support.torch_private import compiler_errors, cpu_library, cuda_kernel, missing_compiler
 from lategrad.support.validation import require
 
@@ -33,23 +34,27 @@ class Loops:
         inputs: for each argument, a scalar or a vector as an example, or the dtype of a vector.
         targets: for each result, the operand that it is written to: that of an argument, or one beyond.
         beyond: the dtypes of the operands beyond the arguments.
-        sizes: the entries of each tensor of a vector.
+        sizes: the entries of each tensor of a vector, here.
         device: where everything lies.
+        shards: of a vector of which other ranks have other entries; all run the same loops, and sums are over all.
 
     Raises :class:`~lategrad.execution.UnsupportedError` when the function has no such form.
     """
 
     def __init__(
         self, function: Callable[..., list[Tensor]], inputs: Sequence[Tensor | torch.dtype], targets: Sequence[int],
-        beyond: Sequence[torch.dtype], sizes: Sequence[int], device: torch.device,
+        beyond: Sequence[torch.dtype], sizes: Sequence[int], device: torch.device, shards: Shards | None = None,
     ) -> None:  # fmt: skip
-        size = sum(sizes)
-        if size == 1:
+        self._shards, self._size = shards, sum(sizes) if shards is None else shards.size
+        if self._size == 1:
             raise UnsupportedError("a single number")
         if (missing := missing_compiler("hip" if torch.version.hip else device.type, "loops")) is not None:
             raise UnsupportedError(missing)
-        examples = [i if isinstance(i, Tensor) else torch.empty(1, dtype=i, device=device).expand(size) for i in inputs]
-        self.source = emit(function, examples, size, targets, [*(example.dtype for example in examples), *beyond])
+        dtypes = [i.dtype if isinstance(i, Tensor) else i for i in inputs]
+        examples = [i if isinstance(i, Tensor) and i.shape != (self._size,)
+                    else torch.empty(1, dtype=dtype, device=device).expand(self._size)
+                    for i, dtype in zip(inputs, dtypes, strict=True)]  # fmt: skip
+        self.source = emit(function, examples, self._size, targets, [*dtypes, *beyond])
         self._bind(sizes, device)
 
     def resized(self, sizes: Sequence[int]) -> "Loops":
@@ -59,53 +64,59 @@ class Loops:
         return other
 
     def _bind(self, sizes: Sequence[int], device: torch.device) -> None:
-        """Allocate what calls on vectors of these sizes need."""
-        chunks = [(t, begin) for t, size in enumerate(sizes) for begin in range(0, size, CHUNK)]
+        """Allocate what calls on vectors of these sizes need, and compile."""
+        # A rank without entries has a chunk of none, where it finds the sums over all ranks.
+        chunks = [(t, begin) for t, size in enumerate(sizes) for begin in range(0, size, CHUNK)] or [(0, 0)]
         self._sizes, self._chunks, self._device = list(sizes), len(chunks), device
         self.chunk_of = torch.tensor(chunks, dtype=torch.int64, device=device)  # the tensor and the start of each
         self._last_table: list[int] = []
         operands = self.source.operands
         self._table = torch.zeros(operands * (1 + len(sizes)), dtype=torch.int64, device=device)  # of addresses
         saved = torch.zeros(self.source.scalars, dtype=torch.float64, device=device)
-        sums = torch.zeros(max(1, self.source.sums) * len(chunks), dtype=torch.float64, device=device)
+        self._sums = torch.zeros(max(1, self.source.sums) * len(chunks), dtype=torch.float64, device=device)
         all_sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
         self._arguments: list[Any] = [self._table[:operands], self._table[operands:], len(sizes), self.chunk_of,
-                                      all_sizes, len(chunks), saved, sums]  # fmt: skip
-        self._call: Callable[..., None] | None = None  # compiled at the first call
+                                      all_sizes, len(chunks), saved, self._sums]  # fmt: skip
+        try:
+            self._call = self._compile()
+        except compiler_errors() as error:  # it may also be killed
+            raise UnsupportedError(f"the compiler failed: {str(error).strip().splitlines()[0]}") from error
 
     @property
     def passes(self) -> int:
         """How many loops over the vectors one call makes."""
-        return sum(self.source.stages)
+        return sum(sums is not None for sums in self.source.stages)
 
-    def compiled(self) -> Callable[..., None]:
-        """A function of the number of threads; an :class:`UnsupportedError` if the compiler fails or is killed."""
-        if self._call is None:
-            try:
-                self._call = self._compile()
-            except compiler_errors() as error:
-                raise UnsupportedError(f"the compiler failed: {str(error).strip().splitlines()[0]}") from error
-        return self._call
-
-    def _compile(self) -> Callable[..., None]:
+    def _compile(self) -> Callable[[int], None]:
         if self._device.type == "cpu":
             run = cpu_library(self.source.cpu).run
             arguments = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_longlong(a)
                          for a in self._arguments]  # fmt: skip
-            run.argtypes, run.restype = [*map(type, arguments), ctypes.c_longlong], None
-            return partial(run, *arguments)
+            run.argtypes, run.restype = [ctypes.c_longlong, *map(type, arguments), ctypes.c_longlong], None
+            if self._shards is None:
+                return partial(run, -1, *arguments)
+            return lambda threads: self._run_stages(lambda stage, _: run(stage, *arguments, threads))
         kernel = cuda_kernel(self.source.cuda, "run", self._device.index or 0)
 
         def launch(threads: int) -> None:
             with torch.cuda.device(self._device):
-                for stage, is_loop in enumerate(self.source.stages):
-                    kernel((self._chunks if is_loop else 1, 1, 1), (THREADS, 1, 1), [stage, *self._arguments])
+                self._run_stages(lambda stage, blocks: kernel((blocks, 1, 1), (THREADS, 1, 1),
+                                                              [stage, *self._arguments]))  # fmt: skip
 
         return launch
 
+    def _run_stages(self, launch: Callable[[int, int], None]) -> None:
+        """One stage after another, each with its blocks; on shards the sums of the chunks become those of all ranks."""
+        for stage, count in enumerate(self.source.stages):
+            launch(stage, 1 if count is None else self._chunks)
+            if count and self._shards is not None:
+                sums = self._sums[: count * self._chunks].view(count, -1)
+                total = self._shards.reduce(sums.sum(1), "SUM")
+                sums.zero_()[:, 0] = total
+
     def address(self, value: Tensor) -> Address:
         """Where a tensor is that holds a scalar or a whole vector."""
-        return addresses_of(value.split(self._sizes)) if value.shape == (sum(self._sizes),) else value.data_ptr()
+        return addresses_of(local_of(value).split(self._sizes)) if value.shape == (self._size,) else value.data_ptr()
 
     def table(self, addresses: Sequence[Address]) -> list[int]:
         """The addresses of all operands as one list: the scalars, then the tensors of each vector."""
@@ -127,12 +138,13 @@ class Loops:
             else:
                 self._table.copy_(torch.tensor(table), non_blocking=True)
             self._last_table = table
-        self.compiled()(torch.get_num_threads())
+        self._call(torch.get_num_threads())
 
 
 def update_loops(
     rule: AnyRule[Any], template: Any, grad_dtype: torch.dtype, sizes: Sequence[int], device: torch.device,
     *, ticket: Tensor | None = None, query_dtype: torch.dtype | None = None, maximize: bool = False,
+    shards: Shards | None = None,
 ) -> Loops:  # fmt: skip
     """A rule's update; operands: the rule's tensors, delay, [ticket,] the state's leaves, gradient [, next query].
 
@@ -144,10 +156,10 @@ def update_loops(
     if getattr(rule, "blocks", None) is not None:
         from lategrad.execution.codegen.staged import StagedLoops  # it is made of loops itself
 
-        return StagedLoops(rule, grad_dtype, sizes, device, query_dtype, maximize)
+        return StagedLoops(rule, grad_dtype, sizes, device, query_dtype, maximize, shards)
     meta_rule, meta_state = (map_tensors(lambda leaf: leaf.to("meta"), tree) for tree in (rule, template))
     query = meta_rule.query(meta_state)
-    if query.shape != (sum(sizes),):
+    if shards is None and query.shape != (sum(sizes),):
         raise UnsupportedError(f"vectors of shape {tuple(query.shape)} in tensors of {sum(sizes)} entries")
     # Fresh examples: a tensor must not be two inputs, and query and ticket may be parts of the state.
     first = [*tensors(rule), torch.zeros(1, dtype=torch.int64, device=device)]
@@ -168,7 +180,7 @@ def update_loops(
 
     inputs = [*first, *leaves, grad_dtype]
     targets = [*range(len(first), len(first) + len(leaves)), *([] if query_dtype is None else [len(inputs)])]
-    return Loops(update, inputs, targets, [] if query_dtype is None else [query_dtype], sizes, device)
+    return Loops(update, inputs, targets, [] if query_dtype is None else [query_dtype], sizes, device, shards)
 
 
 def loops_run(rule: AnyRule[Any], state: Any) -> Run:

@@ -4,7 +4,8 @@ Such a rule has two methods besides ``update``, both elementwise: ``momentum(sta
 orthogonalised, ``advance(state, grad, delay, direction)`` the next state, for a vector of matrices from the steps along
 them and for a vector without matrices from nothing more. A call runs, for every batch of matrices of one shape, the
 loops of ``momentum``, the matrix products, and the loops of ``advance``; then those of ``advance`` for all other
-tensors; and last it writes the scalars, which all of them have read.
+tensors; and last it writes the scalars, which all of them have read. Of sharded tensors the loops run on what a rank
+has, and the matrices of a batch are divided among the ranks, each with some of about the same work.
 """
 
 import dataclasses
@@ -17,12 +18,14 @@ from torch import Tensor
 
 from lategrad.execution.backend import UnsupportedError
 from lategrad.execution.codegen.run import Address, Loops
-from lategrad.rules._orthogonalize import matrix_batches, matrix_step
+from lategrad.rules._orthogonalize import matrix_batches, matrix_step, matrix_steps
 from lategrad.rules.blocks import Block, Blocks
 from lategrad.rules.rule import AnyRule, needs_ticket
 from lategrad.support.runs import map_tensors, tensors
+from lategrad.support.sharded_vector import ShardedVector, Shards, local_of
 
 _SHARE, _SHARE_ON_GPU = 16, 9  # of all entries in a batch: with copies a third of a vector at most; a GPU makes fewer
+_SHARE_ON_SHARDS = 24  # of what a rank has: there are copies to send, too
 _LEAST = 2**20  # entries of a batch that are not worth dividing
 
 
@@ -36,36 +39,38 @@ class StagedLoops(Loops):
 
     def __init__(
         self, rule: AnyRule[Any], grad_dtype: torch.dtype, sizes: Sequence[int], device: torch.device,
-        query_dtype: torch.dtype | None, maximize: bool,
+        query_dtype: torch.dtype | None, maximize: bool, shards: Shards | None = None,
     ) -> None:  # fmt: skip
         if not is_staged(rule) or needs_ticket(rule):
             raise UnsupportedError(f"{type(rule).__name__} looks at shapes")
         blocks: Blocks = getattr(rule, "blocks")  # noqa: B009  # the contract does not have it
         self._rule, self._grad_dtype, self._device, self._maximize = rule, grad_dtype, device, maximize
-        self._sizes = [block.size for block in blocks.parts]
-        if list(sizes) not in (self._sizes, [sum(self._sizes)]):
+        self._blocks, self._shards, self._size = blocks, shards, blocks.size
+        self._sizes = [block.size for block in blocks.parts] if shards is None else list(sizes)
+        if list(sizes) not in (self._sizes, [self._size]):
             raise UnsupportedError(f"tensors of {list(sizes)} entries for {blocks}")
         if any(leaf.numel() > 1 for leaf in tensors(rule)):
             raise UnsupportedError("a hyper-parameter that is a vector")
         self._first_leaf = len(tensors(rule)) + 1
         self._query_dtype = query_dtype
         others = [i for i, block in enumerate(blocks.parts) if block.kind != "matrix"]
-        share = _SHARE if device.type == "cpu" else _SHARE_ON_GPU
-        self._batches = matrix_batches(blocks, max(_LEAST, sum(self._sizes) // share))
+        share = _SHARE_ON_SHARDS if shards is not None else _SHARE if device.type == "cpu" else _SHARE_ON_GPU
+        ranks = len(shards.intervals) if shards else 1
+        self._batches = matrix_batches(blocks, max(_LEAST, self._size // ranks // share), ranks)
+        self._segments = list(itertools.pairwise(itertools.accumulate([0, *(block.size for block in blocks.parts)])))
         largest = max((self._entries(batch) for batch in self._batches), default=0)
         dtype = torch.promote_types(grad_dtype, torch.float32)
         self._buffer = torch.empty(largest, dtype=dtype, device=device)
-        self._shapes = [blocks.parts[batch[0]].matrix_shape for batch in self._batches]
         self._short = _short_leaves(rule, blocks, dtype) if self._batches else []
         self._programs: list[tuple[list[int], Loops]] = []
         if self._batches:
-            one = Blocks((Block("", self._shapes[0], "matrix"),))
+            one = Blocks((Block("", blocks.parts[self._batches[0][0]].matrix_shape, "matrix"),))
             momentum, advance = self._build(one, "momentum", dtype), self._build(one, "advance", dtype)
             for batch in self._batches:
                 entries = [self._sizes[i] for i in batch]
                 self._programs += [(batch, momentum.resized(entries)), (batch, advance.resized(entries))]
         if others:
-            plain = self._build(_without_matrices(self._entries(others)), "advance", dtype)
+            plain = self._build(_without_matrices(2), "advance", dtype)
             self._programs.append((others, plain.resized([self._sizes[i] for i in others])))
         scalars = self._build(_without_matrices(2), "scalars", dtype)
         self._programs.append(([0], scalars.resized(self._sizes[:1])))
@@ -135,15 +140,24 @@ class StagedLoops(Loops):
 
     def run(self, table: list[int]) -> None:
         """Run all stages on operands whose table is known."""
-        for _, loops in self._programs:
-            loops.compiled()  # all of them before the first writes anything
         begin = 0
         for number, ((places, loops), length) in enumerate(zip(self._programs, self._lengths, strict=True)):
             loops.run(table[begin : begin + length])
             begin += length
             if number % 2 == 0 and number < 2 * len(self._batches):
-                batch = self._buffer[: self._entries(places)].view(-1, *self._shapes[number // 2])
-                batch.copy_(matrix_step(batch))
+                self._orthogonalise(places)
+
+    def _orthogonalise(self, places: list[int]) -> None:
+        """Replace the matrices in the buffer by the steps along them."""
+        entries = self._buffer[: self._entries(places)]
+        if self._shards is None:
+            matrices = entries.view(-1, *self._blocks.parts[places[0]].matrix_shape)
+            matrices.copy_(matrix_step(matrices))
+            return
+        blocks = Blocks(tuple(self._blocks.parts[i] for i in places))
+        parts = blocks.split(ShardedVector(entries, self._shards, tuple(self._segments[i] for i in places)))
+        for part, step in zip(parts, matrix_steps(blocks, parts), strict=True):
+            local_of(part).copy_(local_of(step))
 
 
 def _template(rule: Any, blocks: Blocks, dtype: torch.dtype) -> Any:
@@ -171,8 +185,9 @@ def staged_init(rule: Any, dtype: torch.dtype) -> Callable[[Sequence[Any]], None
         params, *parts = operands[len(tensors(rule)) :]
         before = 0  # entries outside matrices so far
         for i, block in enumerate(blocks.parts):
-            for begin in range(0, block.size, _LEAST):
-                here = slice(begin, min(begin + _LEAST, block.size))
+            size = params[i].numel()  # less than the block's on a rank
+            for begin in range(0, size, _LEAST):
+                here = slice(begin, min(begin + _LEAST, size))
                 entries = params[i].view(-1)[here]
                 plain = dataclasses.replace(rule, blocks=_without_matrices(len(entries)))
                 first = plain.init(entries.to(dtype, copy=True))
@@ -182,6 +197,6 @@ def staged_init(rule: Any, dtype: torch.dtype) -> Callable[[Sequence[Any]], None
                     elif block.kind != "matrix":
                         part[before + here.start : before + here.stop].copy_(leaf)
                 entries.copy_(plain.query(first))
-            before += block.size if block.kind != "matrix" else 0
+            before += size if block.kind != "matrix" else 0
 
     return init
