@@ -5,6 +5,7 @@ learning rate scheduler, and the weights inside ``optimizer.output()``.
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -80,7 +81,8 @@ class Losses(NamedTuple):
 
 def train(
     model: nn.Module, tokens: Tokens, rule: AnyRule[Any], delays: Delays, *, updates: int, batch: int, context: int,
-    evaluate: int, micro_batches: int = 1, scheduled: bool = True, seed: int = 0, device: str = "cpu",
+    evaluate: int, micro_batches: int = 1, scheduled: bool = True, kinds: Mapping[str | nn.Module, str] | None = None,
+    seed: int = 0, device: str = "cpu",
 ) -> Losses:  # fmt: skip
     """Train a model for a number of updates, each with ``micro_batches`` times ``batch`` windows of ``context`` tokens.
 
@@ -88,10 +90,11 @@ def train(
         model: from tokens to scores of the next one; where delays are by stage, the one that they were made from.
         evaluate: windows of each part that a loss is the mean over.
         scheduled: whether the learning rate follows :func:`warm_up_and_decay`.
+        kinds: what some parameters are, as for :meth:`lategrad.Blocks.of_module`.
         seed: of samples and delays.
     """
     model.to(device)
-    groups = [{"params": list(model.named_parameters()), "kinds": Blocks.of_module(model).labels}]
+    groups = [{"params": list(model.named_parameters()), "kinds": Blocks.of_module(model, kinds).labels}]
     rule_optimizer = FromRule(groups, rule)
     if scheduled:  # by updates: a pass may make none, or several
         scheduler = LambdaLR(rule_optimizer, partial(warm_up_and_decay, updates))

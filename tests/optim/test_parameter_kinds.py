@@ -9,7 +9,7 @@ from helpers.parameters import flat, parameters, saved_and_loaded, set_grads
 from lategrad.optim import FromRule, SteadyMuon
 from lategrad.problems import ModuleProblem, load
 from lategrad.rules import Block, Blocks
-from lategrad.rules._orthogonalize import orthogonalise
+from lategrad.rules._orthogonalize import matrix_step, orthogonalise
 
 
 class Everything(nn.Module):
@@ -102,10 +102,27 @@ def test_a_slip_of_the_user_is_refused(case):
 @pytest.mark.parametrize(
     ("shape", "kind"),
     [((), "other"), ((5,), "other"), ((3, 4), "matrix"), ((1, 4), "undecided"), ((4, 1), "undecided"),
-     ((2, 3, 4), "undecided"), ((6, 3, 2, 2), "matrix"), ((1, 3, 2, 2), "undecided"), ((6, 1, 2, 2), "undecided")],
+     ((2, 3, 4), "undecided"), ((6, 3, 2, 2), "matrix"), ((1, 3, 2, 2), "undecided"), ((6, 1, 2, 2), "undecided"),
+     ((1000, 125), "other"), ((999, 3), "matrix"), ((1000, 126), "matrix"), ((1000, 1), "undecided")],
 )  # fmt: skip
 def test_shapes_alone_decide_where_they_leave_little_doubt(shape, kind):
     assert Blocks.of_tensors([torch.zeros(shape)]).parts[0].kind == kind
+
+
+def test_a_last_layer_with_a_row_for_each_token_is_no_matrix_unless_the_user_says_so():
+    model = nn.ModuleDict({"wide": nn.Linear(200, 1000), "head": nn.Linear(100, 1000), "lstm": nn.LSTM(4, 250)})
+    found = {"wide.weight": "matrix", "head.weight": "other", "lstm.weight_ih_l0": "matrix"}
+    assert {name: labels(model)[name] for name in found} == found
+    assert labels(model, {"head.weight": "matrix"})["head.weight"] == "matrix"
+
+
+def test_in_a_matrix_frequent_tokens_would_move_many_times_too_far():
+    columns, rows = 10, 1000
+    gradient = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    frequency = 1 / torch.arange(1.0, rows + 1)[:, None]  # Zipf's law
+    sizes = [matrix_step(g).square().mean(1).sqrt() for g in (gradient, frequency * gradient)]
+    assert sizes[0].max() < 2 * 0.2  # rows that are alike move as Adam would move them
+    assert sizes[1][:5].mean() > 5 * 0.2
 
 
 def test_a_parameter_of_which_nothing_tells_is_refused_by_every_host_that_needs_to_know():

@@ -70,8 +70,8 @@ class SteadyMuon(RuleOptimizer):
             in one tensor, "n matrices" (attention heads in the rows, experts in the first dimension). One for all, a
             list, or a mapping from name patterns or modules, such as ``{"head.*": "other"}``, for a module or
             ``named_parameters()``; in a group, for that group. Print :meth:`parameter_table` to see the result. A
-            parameter of which nothing tells is refused. The last layer is a matrix here, as in all our measurements;
-            most users of Muon make it "other".
+            parameter of which nothing tells is refused. A last layer with thousands of outputs is "other"
+            (docs/kinds.md); a smaller one is a matrix, as in our measurements, where most users of Muon take "other".
         maximize, compile: as for :class:`SteadyAdam`.
 
     >>> import torch, lategrad as lg

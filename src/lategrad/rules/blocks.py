@@ -28,6 +28,10 @@ Kinds = str | Sequence[str] | Mapping[Any, str] | None
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _WITH_MATRICES = (nn.Linear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _WITHOUT_MATRICES = (nn.LayerNorm, nn.RMSNorm)
+_VOCABULARY, _TALL = 1_000, 8
+"""The number of rows, in all and for each column, from which a matrix is taken to have a row for each token of a
+vocabulary. A few frequent tokens have most of its gradient, and so most of the orthogonal factor, whose step is scaled
+for rows that are alike: theirs would be many times too long."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +110,9 @@ class Blocks:
         """The trainable parameters of a module, in its order.
 
         Modules of torch say what their tensors are: embeddings (also where another layer shares their weight), linear,
-        recurrent and attention layers, convolutions (one matrix for each of their groups), normalisation. Other tensors
-        are judged by their shape, as in :meth:`of_tensors`.
+        recurrent and attention layers, convolutions (one matrix for each of their groups), normalisation. A linear
+        layer with at least 1,000 outputs and 8 times as many as inputs is "other": its rows are the tokens of a
+        vocabulary. Other tensors are judged by their shape, as in :meth:`of_tensors`.
 
         Args:
             module: the model.
@@ -139,7 +144,8 @@ class Blocks:
         """Tensors without their modules: matrices where the shape leaves little doubt, unless ``kinds`` tells.
 
         These are tensors of two dimensions, and of four and more (convolutions), with at least two rows and columns. A
-        row or a column may be a vector, three dimensions a convolution or a stack of matrices: they stay undecided.
+        row or a column may be a vector, three dimensions a convolution or a stack of matrices: they stay undecided. A
+        row for each token of a vocabulary (see :meth:`of_module`) is "other", be it an embedding or the last layer.
         """
         tensors = list(tensors)
         told: Sequence[str | None] = [None] * len(tensors)
@@ -206,7 +212,14 @@ def kind_of(tensor: Tensor) -> str:
     """The kind of a tensor, judged by its shape alone; "undecided" where that does not tell."""
     if tensor.dim() < 2:
         return "other"
-    return "matrix" if tensor.dim() != 3 and min(tensor.shape[:2]) != 1 else UNDECIDED
+    if tensor.dim() == 3 or min(tensor.shape[:2]) == 1:
+        return UNDECIDED
+    return "other" if _is_of_tokens(tensor) else "matrix"
+
+
+def _is_of_tokens(tensor: Tensor) -> bool:
+    """Whether a tensor has so many rows that they are taken for the tokens of a vocabulary."""
+    return tensor.dim() == 2 and len(tensor) >= max(_VOCABULARY, _TALL * tensor.shape[1])
 
 
 def _kind_in(module: nn.Module, name: str, p: Tensor) -> str:
@@ -214,6 +227,8 @@ def _kind_in(module: nn.Module, name: str, p: Tensor) -> str:
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "embedding"
     if p.dim() < 2 or isinstance(module, _WITHOUT_MATRICES) or name in ("bias_k", "bias_v"):
+        return "other"
+    if isinstance(module, nn.Linear) and _is_of_tokens(p):
         return "other"
     if isinstance(module, _CONVOLUTIONS):
         return f"{module.groups} matrices" if module.groups > 1 else "matrix"
