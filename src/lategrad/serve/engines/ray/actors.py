@@ -186,8 +186,7 @@ class ServerActor:
 
     def status(self, seen: int, replaced: dict[str, int], records_seen: int = 0) -> Status | None:
         """The status, without the updates and records that the driver has seen; None before the server begins."""
-        server = self.server
-        if server is None:
+        if (server := self.server) is None:
             return None
         server.config["replaced"] = replaced
         server.records.collect()
