@@ -89,8 +89,7 @@ class _Emitter:
         return value
 
     def is_vector(self, node: Node) -> bool:
-        shape = tuple(self.value(node).shape)
-        if shape == (self.size,):
+        if (shape := tuple(self.value(node).shape)) == (self.size,):
             return True
         if math.prod(shape) > 1:
             raise UnsupportedError(f"{node.target} has shape {shape}")
