@@ -138,9 +138,9 @@ class Delayed(Optimizer):
 
     # ---- Shared with the wrapped optimizer
 
-    param_groups = property(attrgetter("optimizer.param_groups"))
-    state = property(attrgetter("optimizer.state"))
-    defaults = property(attrgetter("optimizer.defaults"))
+    param_groups = property(attrgetter("optimizer.param_groups"), doc="Those of the wrapped optimizer.")
+    state = property(attrgetter("optimizer.state"), doc="That of the wrapped optimizer.")
+    defaults = property(attrgetter("optimizer.defaults"), doc="Those of the wrapped optimizer.")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "optimizer" not in self.__dict__:

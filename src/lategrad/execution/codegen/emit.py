@@ -109,8 +109,7 @@ class _Emitter:
         return True
 
     def dtype(self, node: Node) -> torch.dtype:
-        dtype = self.value(node).dtype
-        if dtype not in MEMORY_TYPES:
+        if (dtype := self.value(node).dtype) not in MEMORY_TYPES:
             raise UnsupportedError(f"{node.target} has dtype {dtype}")
         return dtype
 

@@ -86,8 +86,7 @@ class LocalEngine:
     def kill(self, member: int) -> bool:
         """End a worker, or, if it is a thread, abandon it: if it ever returns, its gradient is used."""
         self.server.jobs.release(member)
-        killed = self._handles[member].kill()
-        if not killed:
+        if not (killed := self._handles[member].kill()):
             del self._handles[member]
             self.server.jobs.remove(member, wait=FOREVER)
         return killed

@@ -250,8 +250,7 @@ class RayLink:
         """The reply to the last call; if the server is away, or silent for long, a new job when it is back."""
         while True:
             try:
-                reply = ray.get(self._reply, timeout=self._timeout)
-                if reply is None:
+                if (reply := ray.get(self._reply, timeout=self._timeout)) is None:
                     return None
                 if reply != WAIT and reply != REJOIN:
                     return self._read(reply)
