@@ -72,8 +72,7 @@ class DelayGate:
         self._count += 1
         is_admitted = delay <= self.max_delay or self.policy == "weigh"
         (self.applied if is_admitted else self.dropped)[worker] += 1
-        if worker not in self.applied:
-            self.applied[worker] = 0
+        self.applied.setdefault(worker, 0)
         if self._count % (_CHECK_EVERY * max(1, len(self.applied))) == 0:
             self._check_shares()
         if not is_admitted:

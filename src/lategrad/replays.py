@@ -102,8 +102,7 @@ def state_numbers(trace: Trace) -> Tensor:
     unused = itertools.count()
     after: dict[tuple[int, int], int] = {}
     columns = [cast(Tensor, column).tolist() for column in (trace.worker, trace.sequence, trace.parent_job)]
-    jobs = zip(*columns, strict=True)
-    for update, (worker, sequence, parent) in enumerate(jobs, start=1):
+    for update, (worker, sequence, parent) in enumerate(zip(*columns, strict=True), start=1):
         number = after.pop((worker, parent), -1) if parent >= 0 else next(unused)
         what = f"one whose update {update} builds on job {parent} of worker {worker}, which was not applied"
         require("trace", what, number >= 0,

@@ -174,8 +174,7 @@ class Box(ConvexSet):
         return torch.minimum(torch.maximum(x, low), high)
 
     def contains(self, x: Tensor, tol: float = 1e-5) -> Tensor:
-        outside = torch.maximum(self.low - x, x - self.high).amax(-1, keepdim=True)
-        return _near_zero(outside, norm(x), tol)
+        return _near_zero(torch.maximum(self.low - x, x - self.high).amax(-1, keepdim=True), norm(x), tol)
 
     def support(self, direction: Tensor) -> Tensor:
         direction = direction.double()

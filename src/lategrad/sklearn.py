@@ -82,8 +82,7 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         """
         X, y = validate_data(self, X, y, reset=True, **_FEATURES, **self._checks_of_y)
         targets = self._targets(y, first=True)
-        weights = self._row_weights(X, y, sample_weight)
-        if weights is not None:
+        if (weights := self._row_weights(X, y, sample_weight)) is not None:
             require("sample_weight times class_weight", weights, weights.sum() > 0, "positive for some row")
             weights = weights * (len(weights) / weights.sum())
         problem, seed = self._problem(X, targets, weights), self._seed()
@@ -107,13 +106,12 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
         X, y = validate_data(self, X, y, reset=first, **_FEATURES, **self._checks_of_y)
         targets = self._targets(y, classes, first=first)
         problem = self._problem(X, targets, self._row_weights(X, y, sample_weight))
-        if getattr(self, "_online", None) is None:
+        online: Delayed | None = getattr(self, "_online", None)
+        if online is None:
             start = problem.start() if first else torch.tensor(self._weights).flatten()
             inner = FromRule([torch.nn.Parameter(start)], self._rule(problem))
             require("steps", self.steps, isinstance(self.steps, int) and self.steps >= 1, "an integer >= 1")
-            self._online = Delayed(inner, self.delays, delay_cap=self.steps, seed=self._seed())
-        online = self._online
-        assert online is not None
+            online = self._online = Delayed(inner, self.delays, delay_cap=self.steps, seed=self._seed())
         (x,) = online.param_groups[0]["params"]
         for rows in torch.arange(X.shape[0]).split(self.batch):
             x.grad = problem.gradient(x.detach(), rows).to(x.dtype)

@@ -234,8 +234,7 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
         colours = colormaps["tab10" if len(group) <= _TOGETHER else "viridis"].resampled(max(len(group), _TOGETHER))
         for k, curve in enumerate(group):
             label = ", ".join(part for part, same in zip(curve.place, shared, strict=True) if part and not same)
-            of_seeds = getattr(curve, quantity)
-            if of_seeds is not None:
+            if (of_seeds := getattr(curve, quantity)) is not None:
                 ax.plot(curve.steps, of_seeds.mean(-1), label=label or None, color=colours(k))
                 if of_seeds.shape[-1] > 1:
                     low, high = of_seeds.amin(-1), of_seeds.amax(-1)

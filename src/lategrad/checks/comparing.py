@@ -29,8 +29,7 @@ def assert_close(actual: Any, expected: Any, message: str, rtol: float = 0.0, at
 
 def gradients(steps: int, shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Standard normal vectors: the same numbers in every dtype, but for rounding."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(steps, *shape, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randn(steps, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def pickled_copy(part: Any, name: str) -> Any:

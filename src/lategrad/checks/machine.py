@@ -125,8 +125,7 @@ def _check_saved_state(rule: AnyRule[Any], name: str, states: list[Any], grads: 
     loaded = iter(torch.load(buffer, weights_only=True))
     state = map_tensors(lambda _: next(loaded), states[1])
     for t, grad in enumerate(grads[1:], start=1):
-        ticket = issue_ticket(rule, states[t - t % 2])
-        state = apply_update(rule, state, grad, torch.tensor(t % 2), ticket)
+        state = apply_update(rule, state, grad, torch.tensor(t % 2), issue_ticket(rule, states[t - t % 2]))
     assert_close(state, states[-1], f"{name}: a saved and loaded state continues differently")
 
 

@@ -75,8 +75,7 @@ def _states(train: Training, updates: int, seed: int) -> list[dict[str, Tensor]]
     """Copies of the compared state after each of the first updates."""
     torch.manual_seed(seed)
     if all(p.default is not p.empty for p in inspect.signature(train).parameters.values()):
-        yielded = cast(Callable[[], Iterable[Any]], train)()
-        return [_copy(state) for state in islice(yielded, updates)]
+        return [_copy(state) for state in islice(cast(Callable[[], Iterable[Any]], train)(), updates)]
     states: list[dict[str, Tensor]] = []
 
     def watch(optimizer: Any) -> Any:

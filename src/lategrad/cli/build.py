@@ -64,8 +64,7 @@ def with_local_steps(problem: Problem, local_steps: int | None, inner: str | Non
 
 def rules_from(texts: Sequence[str], lrs: Sequence[float]) -> dict[str, RuleSpec]:
     """The rules of --rule by label; --lr applies to those that have an lr and do not set it."""
-    twice = [text for text, count in Counter(texts).items() if count > 1]
-    if twice:
+    if twice := [text for text, count in Counter(texts).items() if count > 1]:
         raise ValueError(f"--rule {twice[0]} is given twice")
     rules: dict[str, RuleSpec] = {}
     used = False

@@ -254,8 +254,7 @@ class Cluster(Validated):
                 arrived.append((len(arrived) - version[position], time, position, lost_state[position]))
             lost_state[position], joined[position] = joined[position] and not arrives, True
             version[position] = len(arrived)
-            event = next(fetches[position], None)
-            if event is None:
+            if (event := next(fetches[position], None)) is None:
                 heapq.heappop(events)
             else:
                 heapq.heapreplace(events, (event[0], position, event[1]))

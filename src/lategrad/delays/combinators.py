@@ -278,6 +278,5 @@ class UpdateQueue:
                 break
             ticks *= 2
             require("distribution", self.distribution, ticks < _NEVER // 2, "delays that end")
-        arrived = due[order]
-        updates_before = np.searchsorted(arrived, handed_out[order], side="left")
+        updates_before = np.searchsorted(due[order], handed_out[order], side="left")
         return Arrivals(torch.from_numpy(np.arange(steps) - updates_before))

@@ -120,6 +120,4 @@ def parse(text: str) -> DelayModel:
     >>> parse("regimes:2*0;0.5*3;1").draw(steps=8, seed=0).delays
     tensor([0, 0, 2, 3, 3, 3, 1, 1])
     """
-    if text.strip().isdecimal():
-        return Constant(int(text))
-    return parse_spec(text, "delay", DELAYS)
+    return Constant(int(text)) if text.strip().isdecimal() else parse_spec(text, "delay", DELAYS)

@@ -13,7 +13,7 @@ from lategrad.support.validation import NonNegative, Scalar
 
 class AdaGradState(NamedTuple):
     w: Tensor
-    squares: Tensor  # the sum over i of alpha_i^2 g_i^2 for every coordinate, float64
+    squares: Tensor  # the sum over i of alpha_i^2 g_i^2 for every coordinate, or of alpha_i^2 |g_i|^2; float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +56,6 @@ class AdaGrad(PlaysIterate):
         return AdaGradState(w=self.domain.project(state.w - move.to(state.w.dtype)), squares=squares)
 
 
-class AdaGradNormState(NamedTuple):
-    w: Tensor
-    squares: Tensor  # the sum over i of alpha_i^2 |g_i|^2
-
-
 @dataclass(frozen=True, eq=False)
 class AdaGradNorm(PlaysIterate):
     r"""AdaGrad-norm, :math:`w_{t+1} = \Pi_K(w_t - \eta_t \alpha_t g_t)` with a learning rate from past gradients.
@@ -87,12 +82,12 @@ class AdaGradNorm(PlaysIterate):
     diameter: NonNegative[Scalar]
     domain: ConvexSet = WholeSpace()
 
-    def init(self, w1: Tensor) -> AdaGradNormState:
+    def init(self, w1: Tensor) -> AdaGradState:
         w = first_play(self, w1)
-        return AdaGradNormState(w=w, squares=per_run(w, 0))
+        return AdaGradState(w=w, squares=per_run(w, 0))
 
-    def update(self, state: AdaGradNormState, loss: Linear, hint: Linear | None = None) -> AdaGradNormState:
+    def update(self, state: AdaGradState, loss: Linear, hint: Linear | None = None) -> AdaGradState:
         """One projected step; none while all gradients were zero."""
         squares = state.squares + loss.weight**2 * squared_norm(loss.grad)
         lr = safe_ratio(self.diameter * loss.weight, (2 * squares).sqrt())
-        return AdaGradNormState(w=self.domain.project(state.w - lr.to(state.w.dtype) * loss.grad), squares=squares)
+        return AdaGradState(w=self.domain.project(state.w - lr.to(state.w.dtype) * loss.grad), squares=squares)

@@ -34,8 +34,7 @@ def require_object(name: str, value: object) -> None:
 def require_known_keys(optimizer: str, group: Mapping[str, Any], valid: Iterable[str]) -> None:
     """Raise for a key of a parameter group that would have no effect."""
     known = {*valid, *LABELS}
-    unknown = sorted(map(str, set(group) - known))
-    if unknown:
+    if unknown := sorted(map(str, set(group) - known)):
         raise ValueError(f"{optimizer} does not know {', '.join(map(repr, unknown))} in a parameter group; "
                          f"valid are {', '.join(map(repr, sorted(known)))}")  # fmt: skip
 
@@ -46,8 +45,7 @@ def require_state_of(optimizer: str, saved: Any, needed: Iterable[str]) -> None:
         what = f"keys {sorted(map(str, saved))[:5]}" if isinstance(saved, Mapping) else type(saved).__name__
         raise ValueError(f"{optimizer} loads what its state_dict() gave, with 'state' and 'param_groups'; got {what}")
     for group in saved["param_groups"]:
-        missing = sorted(set(needed) - set(group))
-        if missing:
+        if missing := sorted(set(needed) - set(group)):
             has = ", ".join(sorted(map(repr, set(group) - {"params"})))
             lacks = ", ".join(map(repr, missing))
             raise ValueError(f"the state dict is not of {optimizer}: its groups have no {lacks}, they have {has}")

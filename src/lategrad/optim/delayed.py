@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -137,17 +138,9 @@ class Delayed(Optimizer):
 
     # ---- Shared with the wrapped optimizer
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return self.optimizer.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self.optimizer.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.optimizer.defaults
+    param_groups = property(attrgetter("optimizer.param_groups"), doc="Those of the wrapped optimizer.")
+    state = property(attrgetter("optimizer.state"), doc="That of the wrapped optimizer.")
+    defaults = property(attrgetter("optimizer.defaults"), doc="Those of the wrapped optimizer.")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "optimizer" not in self.__dict__:

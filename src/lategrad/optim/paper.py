@@ -1,6 +1,6 @@
 """The paper's algorithms under the names and arguments that a PyTorch user expects."""
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -132,8 +132,7 @@ class OptimisticAnytime(RuleOptimizer):
         return Anytime(learner, group["power"], group["interpolation"])
 
     def _current_lr(self, group: dict[str, Any]) -> Scalar:
-        lr: Scalar = group["lr"] * group["diameter"]
-        return lr
+        return cast(Scalar, group["lr"] * group["diameter"])
 
 
 class StronglyConvexSGD(RuleOptimizer):

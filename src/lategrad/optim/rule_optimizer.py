@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -65,8 +65,7 @@ class RuleOptimizer(OutputMode):
         raise NotImplementedError
 
     def _current_lr(self, group: dict[str, Any]) -> Scalar:
-        lr: Scalar = group.get("lr", 1.0)
-        return lr
+        return cast(Scalar, group.get("lr", 1.0))
 
     def _check(self, group: dict[str, Any]) -> None:
         lr = group.get("lr", 0.0)

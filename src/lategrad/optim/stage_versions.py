@@ -19,8 +19,7 @@ class StageVersions:
     """
 
     def __init__(self, profile: StageDelays, params: Sequence[Tensor], delay_cap: int) -> None:
-        model = profile.model
-        if model is None:
+        if (model := profile.model) is None:
             raise ValueError("delays by stage of an optimizer must be made from the model itself: by_stage(model, ...)")
         named = dict(model.named_parameters())
         pairs = zip(profile.blocks.parts, profile.delays, strict=True)
@@ -42,8 +41,7 @@ class StageVersions:
         """A training pass begins: put past versions in place, and store the newest."""
         if self.newest is None and module.training and torch.is_grad_enabled():
             self.newest = [p.detach().clone() for p in self.delayed]
-            for p, past, newest in zip(self.delayed, self.past, self.newest, strict=True):
-                p.data.copy_(past[0] if past else newest)
+            self._write([past[0] if past else p for p, past in zip(self.newest, self.past, strict=True)])
 
     def before_backward(self, *_: Any) -> None:
         """Without stashing the backward pass uses the newest versions: autograd saves parameters, not copies."""

@@ -95,8 +95,7 @@ def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:
     require_choice("preprocessing", preprocessing, tuple(PREPROCESSING))
     name = os.fspath(name)
     builtin = {"digits": _digits, "fashion-mnist": _fashion_mnist}
-    dataset = builtin[name]() if name in builtin else _from_file(name)
-    return preprocess(dataset, preprocessing)
+    return preprocess(builtin[name]() if name in builtin else _from_file(name), preprocessing)
 
 
 def preprocess(dataset: Dataset, preprocessing: str) -> Dataset:

@@ -58,8 +58,7 @@ class FlatModule:
 
     def write(self, x: Tensor) -> None:
         """Make the parameters views of a vector of shape ``(dim,)``, until the next is written."""
-        is_written = x.data_ptr() == self._written.data_ptr() and x.dtype == self._written.dtype
-        if is_written and self._same_dtype(x):
+        if x.data_ptr() == self._written.data_ptr() and x.dtype == self._written.dtype and self._same_dtype(x):
             return  # its memory cannot have been freed: it is held here
         for p, piece in zip(self._own, self._pieces(x.detach()), strict=True):
             p.data = piece

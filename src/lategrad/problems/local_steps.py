@@ -101,8 +101,7 @@ class LocalSteps:
         return lambda seed, first, count, *shard: self._by_job(draw(seed, first * steps, count * steps, *shard))
 
     def _by_job(self, samples: Tensor) -> Tensor:
-        jobs: Tensor = samples.unflatten(0, (-1, self.local_steps))
-        return jobs
+        return samples.view(-1, self.local_steps, *samples.shape[1:])
 
     def labels(self, samples: Tensor) -> Tensor | None:
         """The classes of all rows of a job, ``(count, H * batch)``."""

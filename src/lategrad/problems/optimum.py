@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -94,7 +94,9 @@ def minimum(
     0.5...
     """
     domain = WholeSpace() if domain is None else domain
-    path = _cache_path(problem, domain)
+    exact = [hashlib.sha256(part.cpu().double().numpy().tobytes()).hexdigest() for part in tensors(domain)]
+    key = json.dumps([problem.fingerprint(), repr(domain), exact])  # a tensor's repr leaves digits and entries out
+    path = cache_folder().parent / "optima" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
     if cache and (found := _read(path)) is not None and found.gap <= tolerance:
         return found
     best = _solve(problem, domain, tolerance)
@@ -189,12 +191,6 @@ class _Search:
                 direction = offset / length
                 gradient = self.domain.radius / length * (gradient - (gradient @ direction) * direction)
         return value, gradient.numpy()
-
-
-def _cache_path(problem: ConvexProblem, domain: ConvexSet) -> Path:
-    exact = [hashlib.sha256(part.cpu().double().numpy().tobytes()).hexdigest() for part in tensors(domain)]
-    key: Any = [problem.fingerprint(), repr(domain), exact]  # a tensor's repr leaves digits and entries out
-    return cache_folder().parent / "optima" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.safetensors"
 
 
 def _read(path: Path) -> Optimum | None:

@@ -8,7 +8,7 @@ process and a replay agree on them.
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -142,9 +142,7 @@ def as_problem(problem: Any) -> Problem:
                          f"{problem.__name__}(...)")  # fmt: skip
     if isinstance(problem, torch.utils.data.DataLoader | torch.utils.data.Dataset | torch.nn.Module):
         raise ValueError(f"problem must be a problem, got a {type(problem).__name__}: {remedy}")
-    missing = [member for member in _REQUIRED if not hasattr(problem, member)]
-    if missing:
+    if missing := [member for member in _REQUIRED if not hasattr(problem, member)]:
         raise ValueError(f"problem must be a problem, got {type(problem).__name__}, which has no "
                          f"{', '.join(missing)}; {remedy}")  # fmt: skip
-    checked: Problem = problem
-    return checked
+    return cast(Problem, problem)

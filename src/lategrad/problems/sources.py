@@ -228,8 +228,7 @@ class Batches:
             return inputs[0], targets[0]
 
         def stack(parts: Sequence[Tensor]) -> Tensor:
-            stacked: Tensor = torch.stack(list(parts)).unflatten(0, numbers.shape[:-1])
-            return stacked
+            return torch.stack(list(parts)).view(*numbers.shape[:-1], *parts[0].shape)
 
         return _join(stack, inputs), stack(targets)
 

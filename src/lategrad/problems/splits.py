@@ -67,7 +67,8 @@ def split_data(data: Any, test: Any, validation: float, evaluate: int | None, co
             held_out, rest = _split(train, validation)
             train, labels = rest, None if labels is None else labels[rest.numbers]
         loss_rows = train
-    has_classes = labels is not None if isinstance(data, Dataset) else _are_classes(loss_rows)
+    _, targets = loss_rows.rows(torch.zeros(1, dtype=torch.int64))
+    has_classes = labels is not None if isinstance(data, Dataset) else not targets.is_floating_point()
     return Splits(name, train, loss_rows, held_out, test_split, has_classes, labels)
 
 
@@ -78,8 +79,3 @@ def _split(source: Source, share: float) -> tuple[Subset, Subset]:
     require("validation", share, 0 < held_out < rows, f"large enough to hold out some of {rows} rows, but not all")
     order = torch.randperm(rows, generator=torch_generator(0, Stream.VALIDATION))
     return Subset(source, order[:held_out].sort().values), Subset(source, order[held_out:].sort().values)
-
-
-def _are_classes(source: Source) -> bool:
-    _, targets = source.rows(torch.zeros(1, dtype=torch.int64))
-    return not targets.is_floating_point()

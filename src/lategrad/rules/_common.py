@@ -1,7 +1,7 @@
 """What several rules share: query and output, Adam's moving averages, and the running mean of the delays."""
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -58,8 +58,7 @@ class AveragedIterate(LastIterate):
     average: str
 
     def output(self, state: Any) -> Tensor:
-        output: Tensor = state.x if self.average == "none" else state.mean
-        return output
+        return cast(Tensor, state.x if self.average == "none" else state.mean)
 
 
 class Moments(NamedTuple):

@@ -59,8 +59,7 @@ class Member:
 
     def take(self, sequence: int, version: int | None = None) -> OpenJob | None:
         """Take the job that a message answers out of the table; None if it was given up because the member is gone."""
-        job = self.jobs.get(sequence)
-        if job is None:
+        if (job := self.jobs.get(sequence)) is None:
             if self.expires is not None:
                 return None
             raise ForeignMessageError(f"it answers job {sequence}, which worker {self.worker} does not hold")

@@ -242,9 +242,8 @@ class Server:
                 query = self.rule.query(self.state)
                 if not self._query_in_place:
                     query = self._room_for_query(out).copy_(query)
-        if worker in self._refused_in_a_row:
-            del self._refused_in_a_row[worker]
-            self.dropped.discard(worker)
+        self._refused_in_a_row.pop(worker, None)
+        self.dropped.discard(worker)
         self.records.collect()
         if self.done or self.records.is_due(self.version):
             self._record()
@@ -396,5 +395,4 @@ def _differences(now: Any, before: Any, name: str) -> Iterator[str]:
 
 def _numbered(prefix: str, names: Iterable[str]) -> dict[int, str]:
     """The names that are a prefix and a number, by their numbers, in order."""
-    found = {int(name.removeprefix(prefix)): name for name in names if name.startswith(prefix)}
-    return dict(sorted(found.items()))
+    return dict(sorted((int(name.removeprefix(prefix)), name) for name in names if name.startswith(prefix)))

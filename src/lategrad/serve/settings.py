@@ -15,7 +15,7 @@ from lategrad.serve.compression import COMPRESSIONS
 from lategrad.serve.observe.monitor import LOGS, logs_of
 from lategrad.serve.observe.watch import OnRecord
 from lategrad.serve.worker import Slowness, Streams
-from lategrad.support.validation import require, require_choice, require_device, require_number, require_switch
+from lategrad.support.validation import Positive, Validated, require, require_choice, require_device
 
 ENGINES = ("processes", "threads", "ray")
 MAX_WORKERS = 1000  # a larger number is almost certainly a typo
@@ -27,7 +27,7 @@ Slow = str | dict[int, str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Validated):
     """All options of a run, validated; :func:`lategrad.train` documents each of them.
 
     >>> Settings(steps=100, workers="2:8", engine="ray").worker_range()
@@ -47,13 +47,13 @@ class Settings:
     threads: int | None = None
     prefetch: int = 0
     compression: str = "none"
-    deadline: float = 300.0
+    deadline: Positive[float] = 300.0
     max_refusals: int | None = 10
     max_delay: int | None = None
     schedule: str | Share | None = None
     clip: float | None = None
     max_norm_ratio: float | None = None
-    stall: float | None = 3600.0
+    stall: Positive[float] | None = 3600.0
     record_every: int | None = None
     drift: bool = False
     compile: bool | None = None
@@ -68,6 +68,7 @@ class Settings:
     notes: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "device", str(self.device))  # a torch.device is accepted too
         object.__setattr__(self, "server_device", str(self.server_device))
         for name in ("steps", "keep"):
@@ -81,7 +82,6 @@ class Settings:
         for name, kind in kinds.items():
             value = getattr(self, name)
             require(name, value, value is None or isinstance(value, kind), f"of type {kind.__name__}, or None")
-        require_switch("drift", self.drift)
         require_choice("engine", self.engine, ENGINES)
         require_choice("compression", self.compression, COMPRESSIONS)
         low, high = self.worker_range()
@@ -107,10 +107,7 @@ class Settings:
         require("on_record", self.on_record, self.on_record is None or callable(self.on_record),
                 "a function of telemetry and output")  # fmt: skip
         require("out", self.out, self.out != "", "None or a folder: '.' is the current one")
-        require_number("deadline", self.deadline, low=0, strict=True)
         require_norm_options(self.clip, self.max_norm_ratio)
-        if self.stall is not None:
-            require_number("stall", self.stall, low=0, strict=True)
         if isinstance(self.schedule, str):
             is_name = not self.schedule.startswith(FUNCTION)
             require("schedule", self.schedule, is_name, "passed again, as the function that it was")

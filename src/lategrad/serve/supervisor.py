@@ -129,8 +129,7 @@ class Supervisor:
 
     def _kill_hung(self, report: Report, now: float) -> None:
         for member, status in list(self._members.items()):
-            activity = report.activities.get(member)
-            if activity is None:
+            if (activity := report.activities.get(member)) is None:
                 silent, allowed = now - status.started, max(self._engine.start_deadline, self._deadline)
             else:
                 silent, allowed = activity.silent, self._deadline

@@ -290,8 +290,7 @@ class Training:
     def _check_workers(self, now: float) -> bool:
         """Start, stop and restart workers as needed; returns whether the run is done."""
         self.supervisor.require_progress(now)
-        report = self.engine.report(now, dict(self.supervisor.replaced))
-        if report is None:
+        if (report := self.engine.report(now, dict(self.supervisor.replaced))) is None:
             return False  # the server is being restarted, and nothing is known of the workers meanwhile
         if not report.done:
             if count := self._control_file.read():

@@ -160,8 +160,7 @@ class Oracle:
         return self._samples[2][position : position + 1].to(self.device)
 
     def pause(self, job: Job) -> float:
-        distribution = self.slowness.of(job.worker)
-        if distribution is None:
+        if (distribution := self.slowness.of(job.worker)) is None:
             return 0.0
         seed = derived_seed(self.streams.seed, Stream.PAUSES, job.worker, job.sequence)
         return float(distribution.raw(1, seed)[0]) / 1000

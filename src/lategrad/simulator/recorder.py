@@ -51,22 +51,19 @@ class Recorder:
     def trace(self) -> Trace:
         """What has been recorded so far, without a record that Ctrl-C interrupted."""
         updates, elapsed = self.steps[-1], time.monotonic() - self.begin
-        runs = math.prod(self.simulation.shape[:-1])
-        arrivals, workers = self.simulation.arrivals, self.simulation.workers
+        runs, workers = math.prod(self.simulation.shape[:-1]), self.simulation.workers
         refused = self._drop(self.simulation.refused.squeeze(-1).cpu(), before=0).tolist()
-        speed = {"seconds": elapsed, "run_steps_per_second": updates * runs / elapsed,
-                 "backend": self.simulation.backend}  # fmt: skip
+        config = {**self.config, "seconds": elapsed, "run_steps_per_second": updates * runs / elapsed,
+                  "backend": self.simulation.backend, "refused": refused}  # fmt: skip
         columns = {name: self._drop(torch.stack(values[: len(self.steps)]), before=1)
                    for name, values in self.values.items()}  # fmt: skip
         return Trace(steps=torch.tensor(self.steps), loss=columns.pop("loss"), accuracy=columns.pop("accuracy", None),
                      delays=self._drop(self.simulation.delays[:updates].int(), before=1),
                      output=self._drop(self.output, before=0), query=self._drop(self.query, before=0), axes=self.axes,
-                     config={**self.config, **speed, "refused": refused},
-                     time=self._arrivals([[one.time for one in row] for row in arrivals], updates),
-                     worker=self._arrivals([[one.worker for one in row] for row in arrivals], updates),
+                     time=self._of_arrivals("time", updates), worker=self._of_arrivals("worker", updates),
                      local_steps=None if workers is None else self._drop(workers.local_steps[:updates], before=1),
                      test_loss=columns.pop("test_loss", None), val_loss=columns.pop("val_loss", None),
-                     metrics=columns)  # fmt: skip
+                     metrics=columns, config=config)  # fmt: skip
 
     def _drop(self, value: Tensor, before: int) -> Tensor:
         """Without the dimensions of a single seed and a single delay."""
@@ -75,11 +72,11 @@ class Recorder:
                 value = value.squeeze(before + position)
         return value
 
-    def _arrivals(self, values: list[list[Tensor | None]], updates: int) -> Tensor | None:
+    def _of_arrivals(self, name: str, updates: int) -> Tensor | None:
+        values = [[getattr(one, name) for one in row] for row in self.simulation.arrivals]
         if any(value is None for row in values for value in row):
             return None
-        stacked = torch.stack([torch.stack(row, dim=-1) for row in values], dim=1)  # type: ignore[arg-type]
-        return self._drop(stacked[:updates], before=1)
+        return self._drop(torch.stack([torch.stack(row, dim=-1) for row in values], dim=1)[:updates], before=1)
 
 
 def rule_axes(rule: AnyRule[Any], runs: torch.Size, names: Sequence[str] | None) -> list[Axis]:

@@ -72,7 +72,6 @@ class Simulation:
         needed = History.bytes_needed(plans, query) + History.bytes_needed(plans, ticket)
         check_memory("the queries that late gradients wait for", needed, device)
         self.queries = History(plans, query, stage_of)
-        by_stage = stage_of is not None
         if stage_of is not None and ticket.numel() != query.numel():  # not a vector: that of the longest delay
             stage_of = torch.zeros(len(plans), ticket.shape[-1], dtype=torch.int64)
         self.tickets = History(plans, ticket, stage_of) if needs_ticket(rule) else None
@@ -90,7 +89,7 @@ class Simulation:
         self.drift = torch.zeros_like(self.refused, dtype=torch.float64) if drift else None  # sum of distances so far
         self.workers: Workers | None = None
         if is_stateful(problem):
-            require("delays", "by stage", not by_stage, "of whole queries: the workers of this problem keep a state")
+            require("delays", "by stage", stage_of is None, "of whole queries: this problem's workers keep a state")
             self.workers = Workers(problem, arrivals, self.delays, query)
             compile = compile or False  # many local steps would compile for minutes
 
@@ -122,7 +121,6 @@ class Simulation:
             self._load(first, last)
             for length in [last - first] if self.workers is None else self.workers.waves(first, last):
                 if self.workers is not None:
-                    self.workers.start_wave(length)
                     self._jobs_graph(self._run_jobs)
                 if self._loops is not None and self.chunk is not None:
                     self._loops(self.chunk, length)
@@ -177,9 +175,8 @@ class Simulation:
         delays = torch.minimum(self.delays[first:last].unsqueeze(-1), self.longest)
         delays = delays.reshape(count, *self.shape[:2], *[1] * (len(self.shape) - 3), -1)
         jobs = torch.empty(count, 0) if self.workers is None else self.workers.jobs[first:last]
-        loaded = Chunk(samples.unflatten(1, self.streams), write=self.following[first:last],
-                       read=self.queries.read[first:last], now=self.queries.write[first:last], delays=delays,
-                       jobs=jobs)  # fmt: skip
+        loaded = Chunk(samples.unflatten(1, self.streams), write=self.following[first:last], delays=delays, jobs=jobs,
+                       read=self.queries.read[first:last], now=self.queries.write[first:last])  # fmt: skip
         if self.chunk is None:  # always of full size: compiled code is for one size
             self.chunk = Chunk(*(value.new_zeros(_CHUNK, *value.shape[1:], device=device) for value in loaded))
         for buffer, value in zip(self.chunk, loaded, strict=True):

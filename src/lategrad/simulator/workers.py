@@ -112,15 +112,13 @@ class Workers:
         self._grads = query.new_empty(self._width, *query.shape)
 
     def waves(self, first: int, last: int) -> Iterator[int]:
-        """The lengths of waves that make up updates ``first, ..., last - 1``."""
+        """The lengths of the waves of updates ``first, ..., last - 1``; :meth:`run_jobs` runs the last one given."""
         while first < last:
             length = min(self._ends[first], last, first + self._width) - first
+            self._length.fill_(length)
+            self._batch = self._width if self.pads_waves else length
             yield length
             first += length
-
-    def start_wave(self, length: int) -> None:
-        self._length.fill_(length)
-        self._batch = self._width if self.pads_waves else length
 
     def run_jobs(self, queries: History, samples: Tensor, read: Tensor, jobs: Tensor, at: Tensor) -> None:
         """Run all jobs of the wave that begins at row ``at`` of a chunk, with the chunk's samples, slots and jobs."""

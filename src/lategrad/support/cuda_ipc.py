@@ -33,8 +33,7 @@ def _driver() -> Any:
 
 
 def _call(name: str, *arguments: Any) -> None:
-    code = getattr(_driver(), name)(*arguments)
-    if code != 0:
+    if (code := getattr(_driver(), name)(*arguments)) != 0:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(text))
         reason = (text.value or b"unknown error").decode()

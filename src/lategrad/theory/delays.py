@@ -35,6 +35,5 @@ def largest_in_flight(delays: Tensor) -> int:
     2
     """
     updates = torch.arange(1, len(delays) + 1)
-    queries = updates - delays
-    begins, ends = (torch.bincount(times, minlength=len(delays) + 2) for times in (queries, updates))
+    begins, ends = (torch.bincount(times, minlength=len(delays) + 2) for times in (updates - delays, updates))
     return int((begins - ends).cumsum(0).max())

@@ -59,9 +59,6 @@ class Tolerance:
     profile: str | None = None
     name: str = "train"
 
-    def __str__(self) -> str:
-        return self.table()
-
     @property
     def optimizers(self) -> tuple[str, ...]:
         """Names of the optimizers; the training's own is "own"."""
@@ -154,6 +151,8 @@ class Tolerance:
     def table(self) -> str:
         """All points as a Markdown table, and for each optimizer the delay that it tolerates."""
         return show.table(self)
+
+    __str__ = table
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """The value against the delay, and over updates if values over time are known; saved if a path is given."""

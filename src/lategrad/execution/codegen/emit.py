@@ -89,8 +89,7 @@ class _Emitter:
         return value
 
     def is_vector(self, node: Node) -> bool:
-        shape = tuple(self.value(node).shape)
-        if shape == (self.size,):
+        if (shape := tuple(self.value(node).shape)) == (self.size,):
             return True
         if math.prod(shape) > 1:
             raise UnsupportedError(f"{node.target} has shape {shape}")
@@ -110,8 +109,7 @@ class _Emitter:
         return True
 
     def dtype(self, node: Node) -> torch.dtype:
-        dtype = self.value(node).dtype
-        if dtype not in MEMORY_TYPES:
+        if (dtype := self.value(node).dtype) not in MEMORY_TYPES:
             raise UnsupportedError(f"{node.target} has dtype {dtype}")
         return dtype
 

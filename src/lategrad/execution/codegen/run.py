@@ -210,8 +210,7 @@ def loops_run(rule: AnyRule[Any], state: Any) -> Run:
         loops = build(query_out is not None)
         delay_buffer.copy_(delay)
         key = tuple([value.data_ptr() for value in (*tickets, *vectors)])
-        table = cached.get(key)
-        if table is None:  # rare: the vectors of workers stay where they are
+        if (table := cached.get(key)) is None:  # rare: the vectors of workers stay where they are
             if len(cached) >= _MAX_CACHED:
                 cached.clear()
             operands = [*rule_tensors, delay_buffer, *tickets, *leaves, *vectors]

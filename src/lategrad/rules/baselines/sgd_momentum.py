@@ -13,9 +13,9 @@ from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.validation import BelowOne, NonNegative, Scalar
 
 
-class SGDMomentumState(NamedTuple):
+class MomentumState(NamedTuple):
     x: Tensor  # x_{t+1}, the iterate
-    velocity: Tensor  # v_t, the decaying sum of the gradients
+    velocity: Tensor  # v_t, the decaying sum of the gradients, or m_t, their moving average
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,19 +58,14 @@ class SGDMomentum(LastIterate):
     momentum: BelowOne[float] = 0.9
     nesterov: bool = False
 
-    def init(self, x0: Tensor) -> SGDMomentumState:
+    def init(self, x0: Tensor) -> MomentumState:
         x = first_query(self, x0)
-        return SGDMomentumState(x=x, velocity=torch.zeros_like(x))
+        return MomentumState(x=x, velocity=torch.zeros_like(x))
 
-    def update(self, state: SGDMomentumState, grad: Tensor, delay: Delay) -> SGDMomentumState:
+    def update(self, state: MomentumState, grad: Tensor, delay: Delay) -> MomentumState:
         velocity = self.momentum * state.velocity + grad
         move = grad + self.momentum * velocity if self.nesterov else velocity
-        return SGDMomentumState(x=self.domain.project(state.x - as_dtype(self.lr, grad) * move), velocity=velocity)
-
-
-class MomentumLookAheadState(NamedTuple):
-    x: Tensor  # x_{t+1}, the iterate
-    velocity: Tensor  # m_t, the moving average of the gradients
+        return MomentumState(x=self.domain.project(state.x - as_dtype(self.lr, grad) * move), velocity=velocity)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,16 +108,16 @@ class MomentumLookAhead(OutputsX):
     momentum: BelowOne[float] = 0.9
     ahead: bool = False
 
-    def init(self, x0: Tensor) -> MomentumLookAheadState:
+    def init(self, x0: Tensor) -> MomentumState:
         x = first_query(self, x0)
-        return MomentumLookAheadState(x=x, velocity=torch.zeros_like(x))
+        return MomentumState(x=x, velocity=torch.zeros_like(x))
 
-    def query(self, state: MomentumLookAheadState) -> Tensor:
+    def query(self, state: MomentumState) -> Tensor:
         if not self.ahead:
             return state.x
         return self.domain.project(state.x - as_dtype(self.lr, state.x) * self.momentum * state.velocity)
 
-    def update(self, state: MomentumLookAheadState, grad: Tensor, delay: Delay) -> MomentumLookAheadState:
+    def update(self, state: MomentumState, grad: Tensor, delay: Delay) -> MomentumState:
         velocity = self.momentum * state.velocity + (1 - self.momentum) * grad
         move = as_dtype(self.lr, grad) * (grad + self.momentum * velocity)
-        return MomentumLookAheadState(x=self.domain.project(state.x - move), velocity=velocity)
+        return MomentumState(x=self.domain.project(state.x - move), velocity=velocity)

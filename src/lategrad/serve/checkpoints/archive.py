@@ -156,8 +156,7 @@ class Archive:
 
     def load(self, check: Callable[[dict[str, Any]], object] | None = None) -> Checkpoint:
         """The newest intact checkpoint, with its log; damaged ones, also by ``check``, are skipped with a warning."""
-        paths = checkpoint_paths(self.folder)
-        if not paths:
+        if not (paths := checkpoint_paths(self.folder)):
             raise FileNotFoundError(f"no checkpoint in {str(self.folder)!r}")
         for path in paths:
             try:

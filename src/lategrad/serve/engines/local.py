@@ -86,8 +86,7 @@ class LocalEngine:
     def kill(self, member: int) -> bool:
         """End a worker, or, if it is a thread, abandon it: if it ever returns, its gradient is used."""
         self.server.jobs.release(member)
-        killed = self._handles[member].kill()
-        if not killed:
+        if not (killed := self._handles[member].kill()):
             del self._handles[member]
             self.server.jobs.remove(member, wait=FOREVER)
         return killed
@@ -184,8 +183,7 @@ class LocalEngine:
     def _go_back(self) -> None:
         """Continue from the last finite state, and give up where that has not helped."""
         self._writer.wait()
-        newest = self._writer.newest
-        if newest is None:
+        if (newest := self._writer.newest) is None:
             raise TrainingError("the state is infinite or NaN before the first update: see start() of the problem")
         self.server.go_back(dataclasses.replace(newest, rows=self.server.log.rows()[: newest.version]))
         self._shown = min(self._shown, self.server.version)

@@ -176,8 +176,7 @@ class Processes:
         """At most one event of each worker, so that none is served twice before another once."""
         for key, _ in self._selector.select(timeout):
             handle: _ProcessHandle = key.data
-            event = handle.read()
-            if event is None:
+            if (event := handle.read()) is None:
                 self._selector.unregister(handle.channel)
                 self._handles.discard(handle)
                 yield Disconnected(handle, handle.end())
@@ -224,8 +223,7 @@ class ProcessLink:
         self.worker, self.channel, self.slot, self._segment = worker, channel, 0, segment
 
     def receive(self) -> Job | None:
-        message = self.channel.recv(_LARGEST)
-        if not message:
+        if not (message := self.channel.recv(_LARGEST)):
             return None
         header = Header.unpack(message)
         self.slot = header.slot
@@ -273,8 +271,7 @@ def _die_with_parent() -> None:
     fork server lives as long as any process holds the other end of a pipe, which workers inherit and therefore close.
     """
     os.close(multiprocessing.forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    set_death_signal = 1  # PR_SET_PDEATHSIG
-    if ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGKILL) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL) != 0:  # 1 is PR_SET_PDEATHSIG
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 

@@ -186,8 +186,7 @@ class ServerActor:
 
     def status(self, seen: int, replaced: dict[str, int], records_seen: int = 0) -> Status | None:
         """The status, without the updates and records that the driver has seen; None before the server begins."""
-        server = self.server
-        if server is None:
+        if (server := self.server) is None:
             return None
         server.config["replaced"] = replaced
         server.records.collect()
@@ -251,8 +250,7 @@ class RayLink:
         """The reply to the last call; if the server is away, or silent for long, a new job when it is back."""
         while True:
             try:
-                reply = ray.get(self._reply, timeout=self._timeout)
-                if reply is None:
+                if (reply := ray.get(self._reply, timeout=self._timeout)) is None:
                     return None
                 if reply != WAIT and reply != REJOIN:
                     return self._read(reply)

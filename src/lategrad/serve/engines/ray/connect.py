@@ -241,8 +241,7 @@ class Calls:
 
     def ready(self, references: list[Any], timeout: float) -> list[Any]:
         """The first of some answers that exists within ``timeout`` seconds, if any; it may be on another machine."""
-        wait = lambda: ray.wait(references, num_returns=1, timeout=timeout, fetch_local=False)  # noqa: E731
-        return list(self.limited(wait)[0])
+        return list(self.limited(lambda: ray.wait(references, num_returns=1, timeout=timeout, fetch_local=False))[0])
 
     def read(self, reference: Any) -> Any:
         return self.limited(lambda: ray.get(reference, timeout=self._timeout))

@@ -80,7 +80,7 @@ class RayEngine:
         self._ask_at = 0.0
         self._status: Status | None = None
         self._server_start: int | None = None
-        self._version = 0
+        self.version = 0
         self._telemetry: Telemetry | None = None
         self._delays: list[Tensor] = []
         needs = {"CPU": 1.0, "GPU": settings.gpus_per_worker}
@@ -90,10 +90,6 @@ class RayEngine:
         self._replaced: dict[str, int] = {}
         self.records = Records(problem, settings.record_every or settings.steps)
         self._look: Look | None = None
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     @property
     def server(self) -> Location | None:
@@ -144,7 +140,7 @@ class RayEngine:
             self._telemetry = self._stand_in.telemetry()
 
     def _request_status(self) -> Any:
-        return self._server.status.remote(self._version, self._replaced, len(self.records.steps))
+        return self._server.status.remote(self.version, self._replaced, len(self.records.steps))
 
     def _begin_server(self) -> None:
         """Start the server, from the mirror's checkpoint if there is one; its first checkpoint is then the mirror's."""
@@ -152,14 +148,13 @@ class RayEngine:
         arguments = (self._shared_problem, self._rule, self._settings, checkpoint, self._look is not None)
         answer = self._calls.limited(lambda: self._server.begin.remote(*arguments))
         first = self._calls.answer(answer, _START_TIMEOUT)
-        self._version = first.version
+        self.version = first.version
         self.records.restore(first.description["records"], {})
         self.mirror.save(first)
 
     def _fetch(self) -> None:
         begin = time.monotonic()
-        fetched = self._calls.answer(self._server.checkpoint.remote(self.mirror.logged))
-        if fetched is None:
+        if (fetched := self._calls.answer(self._server.checkpoint.remote(self.mirror.logged))) is None:
             self._go_back()
         else:
             self.mirror.save(fetched)
@@ -175,7 +170,7 @@ class RayEngine:
         """Replace the server's state, which is not finite, by the mirror's."""
         newest = self.mirror.load()
         in_a_row = self._calls.answer(self._calls.limited(lambda: self._server.go_back.remote(newest)))
-        self._version = newest.version
+        self.version = newest.version
         self.records.restore(newest.description["records"], {})
         check_returns(in_a_row, newest.version)
 
@@ -198,8 +193,8 @@ class RayEngine:
             self._miss_server(error)
             return
         if self._server_start not in (None, status.server_start):
-            warnings.warn(f"the server continues from update {self._version}", stacklevel=2)
-        self._server_start, self._status, self._version = status.server_start, status, status.report.version
+            warnings.warn(f"the server continues from update {self.version}", stacklevel=2)
+        self._server_start, self._status, self.version = status.server_start, status, status.report.version
         self._telemetry = status.telemetry
         self._delays.append(status.delays)
         for message in status.messages:
