@@ -46,7 +46,7 @@ extern "C" void advance(const Sizes* n, i64* tables, const i64* data, char* quer
         }
         scalars[n->delay] = (i64)(delays + at);
         vectors[n->operands - 1] = (i64)(own + write[at] * slot);
-        run(scalars, vectors, 1, chunk_of, &n->dim, n->chunks, saved.data(), sums.data(), 1);
+        run(-1, scalars, vectors, 1, chunk_of, &n->dim, n->chunks, saved.data(), sums.data(), 1);
       }
     }
   }
