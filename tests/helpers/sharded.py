@@ -169,14 +169,14 @@ def train_with_the_default(mesh, name, domain):
     return backends(optimizer), [str(one.message) for one in caught if "running eagerly" in str(one.message)]
 
 
-def temporaries(mesh, name, compile):
+def temporaries(mesh, name, compile, width=128, least=2**13):
     """The memory that the first step takes above the state, and a later one, in shards of the parameters.
 
-    The model has the proportions of GPT-2, in a sixth of the width.
+    The model has the proportions of GPT-2, whose width is 768; batches of matrices have ``least`` entries or more.
     """
-    width, layers = 128, 12
+    layers = 12
     matrices = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)] * layers
-    shapes = [(8376, width), (256, width), *matrices, (10 * width,)]
+    shapes = [(round(65.44 * width), width), (2 * width, width), *matrices, (10 * width,)]
     params = [nn.Parameter(like_shard(torch.zeros(shape), mesh)) for shape in shapes]
     kinds = ["embedding"] * 2 + ["matrix"] * len(matrices) + ["other"]
     set_gradients(params, 0)
@@ -198,7 +198,7 @@ def temporaries(mesh, name, compile):
         exchange(theirs, torch.from_numpy(sent.numpy().copy()), *args, **kwargs)
         received.copy_(theirs)
 
-    with mock.patch.object(staged, "_LEAST", 2**13), mock.patch.object(dist, "all_to_all_single", exchange_uncounted):
+    with mock.patch.object(staged, "_LEAST", least), mock.patch.object(dist, "all_to_all_single", exchange_uncounted):
         first = largest_allocation(first_step) / sum(sizes) - state
         return first, largest_allocation(first_step().step) / sum(sizes)
 

@@ -231,6 +231,14 @@ def test_a_step_takes_little_memory_besides_the_state(ranks, name):
         assert max(first, later) <= 0.35
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_step_takes_little_memory_besides_the_state_on_a_gpt_2_of_124_million_parameters(ranks, count):
+    for first, later in ranks.run(count, sharded.temporaries, "SteadyMuon", True, 768, 2**20):
+        print(f"{count} ranks: {first:.2f} of a shard in the first step, {later:.2f} later")  # pytest -s shows it
+        assert max(first, later) <= 0.35
+
+
 # ---- Checkpoints
 
 
