@@ -218,7 +218,7 @@ def kind_of(tensor: Tensor) -> str:
 
 
 def _is_of_tokens(tensor: Tensor) -> bool:
-    """Whether a tensor has so many rows that they are taken for the tokens of a vocabulary."""
+    """Whether a tensor is tall enough for its rows to be the tokens of a vocabulary."""
     return tensor.dim() == 2 and len(tensor) >= max(_VOCABULARY, _TALL * tensor.shape[1])
 
 
