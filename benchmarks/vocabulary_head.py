@@ -1,6 +1,6 @@
 """The last layer of a language model with thousands of tokens: a matrix to orthogonalise, or Adam's update?
 
-A GPT of 2 layers of width 64 (1.1 million parameters, of which 1.05 million are the embedding and the last layer of
+A GPT of 2 layers of width 64 (1.15 million parameters, of which 1.05 million are the embedding and the last layer of
 8,192 tokens), contexts of 64, 1,000 updates of 16 windows; one seed. Losses on held-out text, in nats a token.
 
     make tokens

@@ -155,9 +155,11 @@ class DelayRecorder:
             rows[delay // width] += count
         names = [str(k * width) if width == 1 else f"{k * width}-{k * width + width - 1}" for k in range(max(rows) + 1)]
         wide, most = max(len("delay"), *map(len, names)), max(rows.values())
-        bars = ["#" * math.ceil(_BAR * rows[k] / most) for k in range(len(names))]
-        lines = [f"{name:>{wide}}  {rows[k]:>9}  {bars[k]}".rstrip() for k, name in enumerate(names)]
-        return "\n".join([f"{'delay':>{wide}}  gradients", *lines])
+        lines = [f"{'delay':>{wide}}  gradients"]
+        for k, name in enumerate(names):
+            bar = "#" * math.ceil(_BAR * rows[k] / most)
+            lines.append(f"{name:>{wide}}  {rows[k]:>9}  {bar}".rstrip())
+        return "\n".join(lines)
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write a row for each delay: the number of applied gradients, their weight, and the number dropped."""
