@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 import lategrad as lg
 from lategrad import theory
-from lategrad.rules.rule import average_in
 from lategrad.rules.steady_muon import SteadyMuonState
 from reproduction.deep.models import cnn
 from reproduction.style import three_digits
@@ -161,10 +160,8 @@ class Form(lg.SteadyMuon):
         brake = (1 + torch.maximum(mean, delay + 0 * t)).sqrt()
         lr = (self.lr / brake if self.at_iterate else self.lr * s / t / brake).to(n.dtype)
         z = state.z - lr * self._join(self._matrix_direction(n), others)
-        x, ahead = average_in(state.x, z, 2 / (t + 1)), torch.minimum(mean, t)
-        z_ahead = z + ahead.to(z.dtype) * (z - state.z)
-        x_ahead = average_in(x, (z + z_ahead) / 2, 1 - (t / (t + ahead)) ** 2)
-        return now._replace(z=z, x=x, q=z if self.at_iterate else torch.lerp(x_ahead, z_ahead, 0.2))
+        x, q = self._average_and_query(state, z, mean, t)
+        return now._replace(z=z, x=x, q=z if self.at_iterate else q)
 
     def output(self, state: SteadyMuonState) -> Tensor:
         return state.x if self.averaged else state.z

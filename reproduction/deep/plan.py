@@ -109,12 +109,11 @@ class DeepSetting:
         return {name: getattr(self, name) for name in ("model", "updates", "batch", "evaluate", "layers", "width")}
 
 
-_CENTRES = {"steady-muon": -2.5, "steady-adam": -3, "muon": -2.5, "adamw": -3.5, "weight-prediction": -3.5,
-            "synchronous-adamw": -3, "synchronous-muon": -2}  # fmt: skip
-"""Of the rules for the large model, log10 of a learning rate that was good without delay, for synchronous ones up to a
-delay of 64."""
-LARGE_CANDIDATES = tuple(replace(candidate, lrs=lr_grid(_CENTRES[candidate.rule] - 1, _CENTRES[candidate.rule] + 1))
-                         for candidate in CANDIDATES if candidate.rule in _CENTRES)  # fmt: skip
+_LARGE_LRS = {"steady-muon": (-3, -2), "steady-adam": (-3.5, -2.5), "muon": (-3, -2), "synchronous-muon": (-3, -1.5),
+              "adamw": (-4, -3), "weight-prediction": (-4, -3), "synchronous-adamw": (-3.5, -2)}  # fmt: skip
+"""Of the rules for the large model, log10 of the smallest and the largest learning rate."""
+LARGE_CANDIDATES = tuple(replace(candidate, lrs=lr_grid(*_LARGE_LRS[candidate.rule]))
+                         for candidate in CANDIDATES if candidate.rule in _LARGE_LRS)  # fmt: skip
 _FEW = ("0", "64")
 
 
@@ -124,7 +123,7 @@ class LargeSetting(DeepSetting):
 
     delays: tuple[str, ...] = ("0", "8", "64", LOGNORMAL, PIPELINE)
     tuned_at: tuple[str, ...] = _FEW
-    rules: tuple[str, ...] = tuple(_CENTRES)
+    rules: tuple[str, ...] = tuple(_LARGE_LRS)
     candidates: tuple[Candidate, ...] = LARGE_CANDIDATES
     seed_count: int = 1
     evaluate: int = 1_024

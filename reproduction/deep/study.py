@@ -14,9 +14,9 @@ from reproduction import report, style
 from reproduction.deep.models import MODELS
 from reproduction.deep.plan import PLANS, TARGET_DELAYS, DeepSetting, LargeSetting
 from reproduction.deep.scores import DeepScores, describe_delays, score_rule
-from reproduction.jobs import Job
+from reproduction.jobs import Lane
 from reproduction.report import Section, Verdict, prose, verdict
-from reproduction.study import Plan, Study, Task, Workspace, rows_of
+from reproduction.study import Plan, Study, Task, rows_of
 from reproduction.style import TITLES
 
 SECONDS = {"mlp": 11.0, "cnn": 9.0, "gpt": 70.0}
@@ -40,13 +40,10 @@ class Deep(Study[DeepSetting, DeepScores]):
         seconds = SECONDS.get(task.setting.model, 0.25 * task.setting.updates)
         return seconds * (1 if task.candidate.elementwise else 2)
 
-    def jobs_of(self, plan: Plan[DeepSetting], space: Workspace) -> list[Job]:
-        """On a GPU those of large models, each of which fills it, wait for one another."""
-        jobs, before = super().jobs_of(plan, space), tuple[str, ...]()
-        for i, task in enumerate(plan.tasks(space)):
-            if isinstance(task.setting, LargeSetting) and jobs[i].lane == "streams":
-                jobs[i], before = dataclasses.replace(jobs[i], after=before), (jobs[i].label,)
-        return jobs
+    def lane(self, task: Task[DeepSetting]) -> Lane:
+        """On a GPU large models run in processes: a loop in Python takes longer to launch work than it takes."""
+        lane = super().lane(task)
+        return "gpu" if isinstance(task.setting, LargeSetting) and lane == "streams" else lane
 
     def measure(self, task: Task[DeepSetting]) -> DeepScores:
         return score_rule(task)

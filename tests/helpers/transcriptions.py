@@ -410,7 +410,7 @@ def product(a, b):
 
 
 def orthogonal_factor(a):
-    """Of a 2 x 2 matrix: x (C + sum of b / (x^2 + c)) of its singular values, which are over |a a'|^(1/2)."""
+    """Of a matrix of two rows: x (C + sum of b / (x^2 + c)) of its singular values, which are over |a a'|^(1/2)."""
     gram = product(a, list(zip(*a, strict=True)))
     size = math.sqrt(length([value for row in gram for value in row]))
     weights = [[0.9619399092429526, 0.0], [0.0, 0.9619399092429526]]

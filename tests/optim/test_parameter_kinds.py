@@ -82,7 +82,7 @@ REFUSED = {
     "not a pattern": ({3: "other"}, "each pattern of kinds must be a text or a module, got 3"),
     "not a kind": (
         {"experts": "tensor"},
-        "kind of 'experts' must be 'matrix', 'embedding', 'other' or, for .*'tensor'",
+        "kind of 'experts' must be 'matrix', 'tokens', 'embedding', 'other' or, for .*'tensor'",
     ),
     "a vector": ({"norm.*": "other", "grouped.*": "matrix"}, "kind of 'grouped.bias' must be one that its shape"),
     "not divisible": ({"embed.*": "4 matrices"}, r"'embed.weight' must be one that its shape \(9, 4\) .*'4 matrices'"),
@@ -103,26 +103,42 @@ def test_a_slip_of_the_user_is_refused(case):
     ("shape", "kind"),
     [((), "other"), ((5,), "other"), ((3, 4), "matrix"), ((1, 4), "undecided"), ((4, 1), "undecided"),
      ((2, 3, 4), "undecided"), ((6, 3, 2, 2), "matrix"), ((1, 3, 2, 2), "undecided"), ((6, 1, 2, 2), "undecided"),
-     ((1000, 125), "other"), ((999, 3), "matrix"), ((1000, 126), "matrix"), ((1000, 1), "undecided")],
+     ((1000, 166), "other"), ((999, 3), "matrix"), ((1000, 167), "matrix"), ((1000, 1), "undecided")],
 )  # fmt: skip
 def test_shapes_alone_decide_where_they_leave_little_doubt(shape, kind):
     assert Blocks.of_tensors([torch.zeros(shape)]).parts[0].kind == kind
 
 
-def test_a_last_layer_with_a_row_for_each_token_is_no_matrix_unless_the_user_says_so():
+def test_a_last_layer_has_a_row_for_each_token_unless_the_user_says_otherwise():
     model = nn.ModuleDict({"wide": nn.Linear(200, 1000), "head": nn.Linear(100, 1000), "lstm": nn.LSTM(4, 250)})
-    found = {"wide.weight": "matrix", "head.weight": "other", "lstm.weight_ih_l0": "matrix"}
+    found = {"wide.weight": "matrix", "head.weight": "tokens", "lstm.weight_ih_l0": "matrix"}
     assert {name: labels(model)[name] for name in found} == found
     assert labels(model, {"head.weight": "matrix"})["head.weight"] == "matrix"
 
 
-def test_in_a_matrix_frequent_tokens_would_move_many_times_too_far():
+def test_rows_of_tokens_are_orthogonalised_by_our_rule_and_not_by_muon():
+    gradient = torch.randn(1000, 10, generator=torch.Generator().manual_seed(0))
+    for rule in (lg.baselines.Muon(0.1), lg.baselines.RingmasterMuon(0.1), lg.SteadyMuon(0.1)):
+        points = {}
+        for kind in ("tokens", "other", "matrix"):
+            p = nn.Parameter(torch.zeros(1000, 10))
+            p.grad = gradient.clone()
+            FromRule([{"params": [p], "kinds": kind}], rule).step()
+            points[kind] = p.detach()
+        differs = {kind: not torch.allclose(points["tokens"], points[kind], rtol=0.1) for kind in ("other", "matrix")}
+        assert differs == {"other": isinstance(rule, lg.SteadyMuon), "matrix": True}
+
+
+def test_frequent_tokens_would_move_many_times_too_far_and_are_bounded():
     columns, rows = 10, 1000
     gradient = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
     frequency = 1 / torch.arange(1.0, rows + 1)[:, None]  # Zipf's law
     sizes = [matrix_step(g).square().mean(1).sqrt() for g in (gradient, frequency * gradient)]
     assert sizes[0].max() < 2 * 0.2  # rows that are alike move as Adam would move them
     assert sizes[1][:5].mean() > 5 * 0.2
+    steps = [matrix_step(frequency * gradient, of_tokens) for of_tokens in (False, True)]
+    assert steps[1].square().mean(1).sqrt().max() < 1.001 * 0.2
+    torch.testing.assert_close(*map(nn.functional.normalize, steps))
 
 
 def test_a_parameter_of_which_nothing_tells_is_refused_by_every_host_that_needs_to_know():
@@ -260,7 +276,7 @@ def test_kinds_are_part_of_a_checkpoint_also_of_one_without_names():
 
 
 def test_a_block_is_valid():
-    with pytest.raises(ValueError, match="kind of 'w' must be 'matrix', 'embedding'"):
+    with pytest.raises(ValueError, match="kind of 'w' must be 'matrix', 'tokens', 'embedding'"):
         Block("w", (2, 2), None)
     assert Block("w", (1, 3, 4), "1 matrices").matrix_shape == (1, 3, 4)
     assert Block("w", (1, 3, 4), "matrix").matrix_shape == (1, 12)

@@ -11,7 +11,7 @@ from helpers.transcriptions import orthogonal_factor
 from lategrad.checks import check_rule
 from lategrad.rules.blocks import Block, Blocks, fill_in
 
-BLOCKS = lg.Blocks.of_module(nn.Linear(2, 2))  # a 2 x 2 matrix and a bias
+BLOCKS = lg.Blocks.of_module(nn.Linear(2, 3), {"weight": "tokens"})  # a 3 x 2 matrix and a bias
 
 
 # ---- Plain transcriptions: one run, lists of floats, all delays given
@@ -35,7 +35,7 @@ def steady_adam(x0, grads, delays, lr, decay):
 
 
 def steady_muon(x0, grads, delays, lr, decay):
-    """The first four entries are a 2 x 2 matrix."""
+    """The first six entries are a 3 x 2 matrix with a row for each token."""
     z, x, m, v, mean = list(x0), list(x0), [0.0] * len(x0), [0.0] * len(x0), 0.0
     queries = [list(x0)]
     for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
@@ -44,17 +44,20 @@ def steady_muon(x0, grads, delays, lr, decay):
         m = [beta * a + (1 - beta) * b for a, b in zip(m, g, strict=True)]
         n = [beta * a + (1 - beta) * b for a, b in zip(m, g, strict=True)]
         v = [0.999 * a + 0.001 * b * b for a, b in zip(v, g, strict=True)]
-        turned = orthogonal_factor([n[0:2], n[2:4]])
-        d = [0.2 * math.sqrt(2) * a for row in turned for a in row]
-        d += [0.3 * a / (math.sqrt(b / (1 - 0.999**t)) + 1e-8) for a, b in zip(n[4:], v[4:], strict=True)]
+        columns = orthogonal_factor([n[0:6:2], n[1:6:2]])
+        rows = [[0.2 * math.sqrt(3) * a for a in row] for row in zip(*columns, strict=True)]
+        sizes = [math.sqrt(sum(a * a for a in row) / 2) for row in rows]
+        d = [a * min(1, 0.2 / size) for row, size in zip(rows, sizes, strict=True) for a in row]
+        d += [0.3 * a / (math.sqrt(b / (1 - 0.999**t)) + 1e-8) for a, b in zip(n[6:], v[6:], strict=True)]
         step = lr * (t - tau) / t / math.sqrt(1 + max(mean, tau))
         before, z = z, [(1 - step * decay) * c - step * b for b, c in zip(d, z, strict=True)]
-        x = [b + 2 / (t + 1) * (c - b) for b, c in zip(x, z, strict=True)]
+        x = [b + 4 / (t + 3) * (c - b) for b, c in zip(x, z, strict=True)]
         ahead = min(mean, t)
         z_ahead = [c + ahead * (c - b) for b, c in zip(before, z, strict=True)]
-        share = 1 - (t / (t + ahead)) ** 2
+        share = 1 - (t / (t + ahead)) ** 4
         x_ahead = [a + share * ((b + c) / 2 - a) for a, b, c in zip(x, z, z_ahead, strict=True)]
-        queries.append([a + 0.2 * (b - a) for a, b in zip(x_ahead, z_ahead, strict=True)])
+        share = 0.2 + 0.3 * 10 / (10 + mean)
+        queries.append([a + share * (b - a) for a, b in zip(x_ahead, z_ahead, strict=True)])
     return queries, x
 
 
@@ -72,7 +75,7 @@ DELAYS = {"none": [0] * 40, "constant": [min(t, 5) for t in range(40)], "mixed":
 )
 def test_equals_its_transcription(rule, transcription, delays):
     torch.manual_seed(0)
-    grads, x0 = torch.randn(len(delays), 6, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    grads, x0 = torch.randn(len(delays), 9, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
     state = rule.init(x0)
     queries = [rule.query(state)]
     for grad, delay in zip(grads, delays, strict=True):
@@ -87,7 +90,7 @@ def test_equals_its_transcription(rule, transcription, delays):
 def test_pass_the_checks_of_every_rule(domain):
     compile = isinstance(domain, lg.WholeSpace)
     check_rule(lg.SteadyAdam(lr=0.1, domain=domain, weight_decay=0.1), compile=compile)
-    check_rule(lg.SteadyMuon(lr=0.1, domain=domain, weight_decay=0.1, blocks=BLOCKS), compile=compile)
+    check_rule(lg.SteadyMuon(lr=0.1, domain=domain, weight_decay=0.1, blocks=BLOCKS), dim=9, compile=compile)
 
 
 def first_direction(grad):
@@ -116,14 +119,14 @@ def test_the_direction_has_the_singular_vectors_of_the_gradient_and_singular_val
 def test_without_blocks_it_says_that_there_are_no_matrices():
     with pytest.warns(UserWarning, match="SteadyMuon without blocks knows no matrices"):
         lg.SteadyMuon().init(torch.zeros(4))
-    with pytest.raises(ValueError, match="of shape .*6"):
+    with pytest.raises(ValueError, match="of shape .*9"):
         lg.SteadyMuon(blocks=BLOCKS).init(torch.zeros(4))
 
 
 def test_blocks_are_filled_in_only_where_they_are_wanted_and_missing():
     assert fill_in(lg.SteadyMuon(), BLOCKS).blocks is BLOCKS
     own = lg.SteadyMuon(blocks=BLOCKS)
-    assert fill_in(own, lg.Blocks.of_tensors([torch.zeros(6)])) is own
+    assert fill_in(own, lg.Blocks.of_tensors([torch.zeros(9)])) is own
     plain = lg.SteadyAdam()
     assert fill_in(plain, BLOCKS) is plain
 

@@ -66,12 +66,12 @@ class SteadyMuon(RuleOptimizer):
         lr: as for Muon with its updates scaled to Adam's; the best one without delay is meant to stay the best under
             delay. LR schedulers work.
         weight_decay: decoupled.
-        kinds: what the parameters are, where it should not be found out: "matrix", "embedding", "other" or, for several
-            in one tensor, "n matrices" (attention heads in the rows, experts in the first dimension). One for all, a
-            list, or a mapping from name patterns or modules, such as ``{"head.*": "other"}``, for a module or
-            ``named_parameters()``; in a group, for that group. Print :meth:`parameter_table` to see the result. A
-            parameter of which nothing tells is refused. A last layer with thousands of outputs is "other"
-            (docs/kinds.md); a smaller one is a matrix, as in our measurements, where most users of Muon take "other".
+        kinds: what the parameters are, where it should not be found out: "matrix", "tokens", "embedding", "other" or,
+            for several in one tensor, "n matrices" (attention heads in the rows, experts in the first dimension). One
+            for all, a list, or a mapping from name patterns or modules, such as ``{"head.*": "other"}``, for a module
+            or ``named_parameters()``; in a group, for that group. Print :meth:`parameter_table` to see the result. A
+            parameter of which nothing tells is refused. "tokens", a last layer with thousands of outputs, is a matrix
+            whose rows have bounded steps (docs/kinds.md).
         maximize, compile: as for :class:`SteadyAdam`.
 
     >>> import torch, lategrad as lg

@@ -138,34 +138,41 @@ def _gram(x: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def matrix_step(x: Tensor) -> Tensor:
+def matrix_step(x: Tensor, of_tokens: bool = False) -> Tensor:
     r"""A step of the size of Adam's along matrices ``(..., r, c)``.
 
-    It is :math:`0.2 \sqrt{\max(r, c)}` times the orthogonal factor, whose entries have a root mean square of 0.2.
+    It is :math:`0.2 \sqrt{\max(r, c)}` times the orthogonal factor, whose entries have a root mean square of 0.2. If
+    there is a row for each token, those of a few frequent tokens have most of the orthogonal factor, and entries up to
+    :math:`\sqrt{r / c}` times as large: such rows are scaled down to a root mean square of 0.2.
     """
-    return orthogonalise(x).mul_(0.2 * math.sqrt(max(x.shape[-2:])))
+    step = orthogonalise(x).mul_(0.2 * math.sqrt(max(x.shape[-2:])))
+    if of_tokens:
+        sizes = torch.linalg.vector_norm(step, dim=-1, keepdim=True)
+        step *= (0.2 * math.sqrt(x.shape[-1]) / sizes).clamp_max(1)
+    return step
 
 
 def matrix_batches(blocks: Blocks, limit: int, ranks: int = 1) -> list[list[int]]:
     """The positions of the matrices in batches of at most ``limit`` entries, or of one, for each of some ranks.
 
-    Those of one rank are of one shape. Of several, each can own matrices of about the same work from every batch.
+    Those of one rank are of one shape and kind. Of several, each can own matrices of about the same work from every
+    batch.
     """
     blocks.require_decided()
-    by_shape: dict[tuple[int, ...], list[int]] = {}
+    alike: dict[tuple[object, ...], list[int]] = {}
     for i, block in enumerate(blocks.parts):
-        if block.kind == "matrix":
-            by_shape.setdefault(block.matrix_shape, []).append(i)
+        if block.is_matrix:
+            alike.setdefault((block.kind, *block.matrix_shape), []).append(i)
     batches: list[list[int]] = []
     if ranks > 1:
-        order = sorted(itertools.chain(*by_shape.values()), key=lambda i: -work_of(blocks.parts[i]))
+        order = sorted(itertools.chain(*alike.values()), key=lambda i: -work_of(blocks.parts[i]))
         for one_each in [order[start : start + ranks] for start in range(0, len(order), ranks)]:
             if not batches or sum(blocks.parts[i].size for i in batches[-1] + one_each) > limit * ranks:
                 batches.append([])
             batches[-1] += one_each
         return batches
-    for shape, places in by_shape.items():
-        count = max(1, limit // math.prod(shape))
+    for places in alike.values():
+        count = max(1, limit // blocks.parts[places[0]].size)
         batches += [places[i : i + count] for i in range(0, len(places), count)]
     return batches
 
@@ -174,7 +181,7 @@ def matrix_steps(blocks: Blocks, parts: Sequence[Tensor]) -> list[Tensor]:
     r"""The tensors of a momentum with every matrix replaced by :func:`matrix_step` of it; the others stay as they are.
 
     Args:
-        blocks: says which tensors are matrices; those of one shape are stacked.
+        blocks: says which tensors are matrices; those of one shape and kind are stacked.
         parts: what ``blocks.split`` gives, each ``(*runs, *shape)``.
     """
     if parts and isinstance(parts[0], ShardedVector):
@@ -184,6 +191,7 @@ def matrix_steps(blocks: Blocks, parts: Sequence[Tensor]) -> list[Tensor]:
         first: Block = blocks.parts[places[0]]
         runs = steps[places[0]].dim() - len(first.shape)
         alike = [steps[i].flatten(runs).unflatten(-1, first.matrix_shape) for i in places]
-        for i, step in zip(places, matrix_step(torch.stack(alike) if len(alike) > 1 else alike[0][None]), strict=True):
+        stacked = torch.stack(alike) if len(alike) > 1 else alike[0][None]
+        for i, step in zip(places, matrix_step(stacked, first.kind == "tokens"), strict=True):
             steps[i] = step.reshape(steps[i].shape)
     return steps

@@ -22,7 +22,7 @@ def choose_owners(blocks: Blocks, ranks: int) -> list[list[int]]:
     """
     owned: list[list[int]] = [[] for _ in range(ranks)]
     work = [0] * ranks
-    costs = {i: work_of(block) for i, block in enumerate(blocks.parts) if block.kind == "matrix"}
+    costs = {i: work_of(block) for i, block in enumerate(blocks.parts) if block.is_matrix}
     for i in sorted(costs, key=lambda i: -costs[i]):
         owner = work.index(min(work))
         owned[owner].append(i)

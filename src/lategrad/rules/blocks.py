@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from lategrad.support.runs import per_run
 from lategrad.support.validation import require
 
-KINDS = ("matrix", "embedding", "other")
-"""Singular values mean something for a matrix, which maps vectors to vectors, but not for the rows of an embedding."""
+KINDS = ("matrix", "tokens", "embedding", "other")
+"""Singular values mean something for a matrix, which maps vectors to vectors, but not for the rows of an embedding.
+"tokens" is a matrix with a row for each token of a vocabulary, which Muon is not used for: a few frequent tokens have
+most of its gradient, and so most of the orthogonal factor."""
 UNDECIDED = "undecided"
 """The kind of a tensor whose module and shape do not tell; rules that use kinds refuse it."""
 _VALID = ", ".join(map(repr, KINDS)) + " or, for several in one tensor, 'n matrices' such as '12 matrices'"
@@ -28,10 +30,8 @@ Kinds = str | Sequence[str] | Mapping[Any, str] | None
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _WITH_MATRICES = (nn.Linear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
 _WITHOUT_MATRICES = (nn.LayerNorm, nn.RMSNorm)
-_VOCABULARY, _TALL = 1_000, 8
-"""The number of rows, in all and for each column, from which a matrix is taken to have a row for each token of a
-vocabulary. A few frequent tokens have most of its gradient, and so most of the orthogonal factor, whose step is scaled
-for rows that are alike: theirs would be many times too long."""
+_VOCABULARY, _TALL = 1_000, 6
+"""The number of rows, in all and for each column, from which a matrix is taken to have a row for each token."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Block:
     Args:
         name: of the parameter.
         shape: of the tensor.
-        label: its kind, "matrix", "embedding" or "other"; or "n matrices" that lie one after another in it, such as
-            attention heads in the rows of a projection or experts in the first dimension.
+        label: its kind, "matrix", "tokens", "embedding" or "other"; or "n matrices" that lie one after another in it,
+            such as attention heads in the rows of a projection or experts in the first dimension.
 
     >>> Block("query.weight", (12, 8), "3 matrices").matrix_shape  # three heads
     (3, 4, 8)
@@ -58,7 +58,7 @@ class Block:
 
     def __post_init__(self) -> None:
         require(f"kind of {self.name!r}", self.label, self.kind in (*KINDS, UNDECIDED), _VALID)
-        if self.kind == "matrix" and self.size:
+        if self.is_matrix and self.size:
             fits = len(self.shape) >= 2 and self.count != 0 and math.prod(self.matrix_shape) == self.size
             require(f"kind of {self.name!r}", self.label, fits, f"one that its shape {self.shape} allows: a matrix has "
                     f"two dimensions, n matrices divide the first dimension or make up several")  # fmt: skip
@@ -72,6 +72,10 @@ class Block:
     @property
     def kind(self) -> str:
         return self.label if self.count is None else "matrix"
+
+    @property
+    def is_matrix(self) -> bool:
+        return self.kind in ("matrix", "tokens")
 
     @property
     def size(self) -> int:
@@ -111,13 +115,13 @@ class Blocks:
 
         Modules of torch say what their tensors are: embeddings (also where another layer shares their weight), linear,
         recurrent and attention layers, convolutions (one matrix for each of their groups), normalisation. A linear
-        layer with at least 1,000 outputs and 8 times as many as inputs is "other": its rows are the tokens of a
-        vocabulary. Other tensors are judged by their shape, as in :meth:`of_tensors`.
+        layer with at least 1,000 outputs and 6 times as many as inputs is "tokens", the last layer of a language model.
+        Other tensors are judged by their shape, as in :meth:`of_tensors`.
 
         Args:
             module: the model.
-            kinds: what some parameters are, by pattern of their name or by submodule: "matrix", "embedding", "other",
-                or "n matrices". The first key that matches counts, and every key must match.
+            kinds: what some parameters are, by pattern of their name or by submodule: "matrix", "tokens", "embedding",
+                "other", or "n matrices". The first key that matches counts, and every key must match.
 
         >>> attention = nn.MultiheadAttention(8, num_heads=2)
         >>> print(Blocks.of_module(attention, {"in_proj_weight": "6 matrices", attention.out_proj: "other"}).table())
@@ -144,8 +148,8 @@ class Blocks:
         """Tensors without their modules: matrices where the shape leaves little doubt, unless ``kinds`` tells.
 
         These are tensors of two dimensions, and of four and more (convolutions), with at least two rows and columns. A
-        row or a column may be a vector, three dimensions a convolution or a stack of matrices: they stay undecided. A
-        row for each token of a vocabulary (see :meth:`of_module`) is "other", be it an embedding or the last layer.
+        row or a column may be a vector, three dimensions a convolution or a stack of matrices: they stay undecided.
+        With at least 1,000 rows and 6 times as many as columns they are "other", as they may be an embedding.
         """
         tensors = list(tensors)
         told: Sequence[str | None] = [None] * len(tensors)
@@ -159,6 +163,11 @@ class Blocks:
         names = names or [str(i) for i in range(len(tensors))]
         return cls(tuple(Block(name, tuple(p.shape), kind_of(p) if said is None else said)
                          for name, p, said in zip(names, tensors, told, strict=True)))  # fmt: skip
+
+    def without_tokens(self) -> "Blocks":
+        """The same for a rule that does not orthogonalise matrices with a row for each token."""
+        return Blocks(tuple(dataclasses.replace(block, label="other") if block.kind == "tokens" else block
+                            for block in self.parts))  # fmt: skip
 
     @property
     def labels(self) -> list[str]:
@@ -229,7 +238,7 @@ def _kind_in(module: nn.Module, name: str, p: Tensor) -> str:
     if p.dim() < 2 or isinstance(module, _WITHOUT_MATRICES) or name in ("bias_k", "bias_v"):
         return "other"
     if isinstance(module, nn.Linear) and _is_of_tokens(p):
-        return "other"
+        return "tokens"
     if isinstance(module, _CONVOLUTIONS):
         return f"{module.groups} matrices" if module.groups > 1 else "matrix"
     return "matrix" if isinstance(module, _WITH_MATRICES) else kind_of(p)

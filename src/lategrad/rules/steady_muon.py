@@ -16,7 +16,8 @@ from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
 from lategrad.support.validation import NonNegative, Scalar, require
 
-_THETA = 0.2  # weight of the iterate in the query; the rest is the average
+_POWER = 3  # of t, in the weights of the average
+_THETA, _THETA_IN_TIME = 0.2, 0.3  # weight of the iterate in the query, and how much more without delay
 _MEMORY = 10.0  # gradients that the momentum averages without delay
 _BETA2, _EPS = 0.999, 1e-8
 _OTHER = 0.3  # step of entries outside matrices; entries of matrices move by about 0.2
@@ -24,7 +25,7 @@ _OTHER = 0.3  # step of entries outside matrices; entries of matrices move by ab
 
 class SteadyMuonState(NamedTuple):
     z: Tensor  # z_{t+1}, the iterate
-    x: Tensor  # x_{t+1}, the average of z_2 .. z_{t+1} with weights 1, 2, ...
+    x: Tensor  # x_{t+1}, the average of z_2 .. z_{t+1} with weights 6, 24, 60, ..., s (s + 1) (s + 2)
     m: Tensor  # momentum
     q: Tensor  # q_{t+1}, the query
     v: Tensor  # the running mean of squared gradients of the entries that are in no matrix
@@ -44,20 +45,23 @@ class SteadyMuon(OutputsX):
         0.3\, \frac{n}{\sqrt{\hat v_t} + 10^{-8}} \text{ elsewhere}, \\
         \mathrm{lr}_t &= \mathrm{lr}\, \frac{s}{t}\, \frac{1}{\sqrt{1 + \max(\tau_t, \bar\tau)}}, \qquad
         z_{t+1} = \Pi_K\big((1 - \mathrm{lr}_t\, \mathrm{decay})\, z_t - \mathrm{lr}_t\, d\big), \qquad
-        x_{t+1} = x_t + \tfrac{2}{t + 1} (z_{t+1} - x_t), \\
+        x_{t+1} = x_t + \tfrac{4}{t + 3} (z_{t+1} - x_t), \\
         \hat z &= \Pi_K\big(z_{t+1} + \ell\, (z_{t+1} - z_t)\big), \qquad
-        \hat x = x_{t+1} + \Big(1 - \frac{t^2}{(t + \ell)^2}\Big)
+        \hat x = x_{t+1} + \Big(1 - \frac{t^4}{(t + \ell)^4}\Big)
             \Big(\frac{z_{t+1} + \hat z}{2} - x_{t+1}\Big), \qquad
-        q_{t+1} = \hat x + 0.2\, (\hat z - \hat x)
+        q_{t+1} = \hat x + \Big(0.2 + \frac{3}{10 + \bar\tau}\Big) (\hat z - \hat x)
 
-    The query is q, the output x; :math:`\hat v` is Adam's mean of squared gradients.
+    The query is q, the output x; :math:`\hat v` is Adam's mean of squared gradients. Where a matrix has a row for each
+    token (kind "tokens"), rows of d whose entries have a root mean square above 0.2 are scaled down to it.
 
     Why. All gradients of a round of :math:`1 + \tau` updates come from nearly the same point, as in a large batch: they
     are averaged before they are orthogonalised, so the momentum spans a round. Such a momentum predicts where the
     iterate will be when the gradient returns, so the query is put there. That matters: with a delay of one round,
     momentum is stable for learning rates of about 1 over the curvature, however long the momentum; with the look-ahead,
-    to first order, for :math:`\sqrt{3 W}` times as much with a momentum of W rounds. The average and s/t are those of
-    :class:`~lategrad.SteadyAdam`. None of these reasons is a proof for deep models: they are measured.
+    to first order, for :math:`\sqrt{3 W}` times as much with a momentum of W rounds. The average stands for a decaying
+    learning rate: the last quarter of the run has most of the weight, and without delay gradients are taken half-way
+    to the iterate. The factor s/t is that of :class:`~lategrad.SteadyAdam`. None of these reasons is a proof for deep
+    models: they are measured.
 
     Args:
         lr: as for Muon with its steps scaled to Adam's; the best value without delay is meant to work with delay.
@@ -81,8 +85,9 @@ class SteadyMuon(OutputsX):
 
     Must know: the delay of every gradient, and which entries are matrices.
 
-    Guarantee: if all parameters are matrices, f is smooth, weight decay is 0, there is no constraint and delays are
-    independent of the samples, a bound at z, not at its output, with a measured distance (docs/theory-deep.md).
+    Guarantee: if all parameters are matrices, none of tokens, f is smooth, weight decay is 0, there is no constraint
+    and delays are independent of the samples, a bound at z, not at its output, with a measured distance
+    (docs/theory-deep.md).
 
     Reference: this rule is ours; measurements, and on what the constants were chosen, in docs/deep.md.
     """
@@ -130,13 +135,18 @@ class SteadyMuon(OutputsX):
         lr = self.lr * (t - delay).clamp_min(1) / t / (1 + torch.maximum(mean_delay, delay + 0 * t)).sqrt()
         lr = per_entry(self.delay_blocks, lr, grad)
         z = self.domain.project(decayed(state.z, lr, self.weight_decay) - as_dtype(lr, grad) * d)
-        x = average_in(state.x, z, 2 / (t + 1))
+        x, q = self._average_and_query(state, z, mean_delay, t)
+        return SteadyMuonState(z=z, x=x, m=m, q=q, v=v, mean_delay=mean_delay, t=t)
 
+    def _average_and_query(
+        self, state: SteadyMuonState, z: Tensor, mean_delay: Tensor, t: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        x = average_in(state.x, z, (1 + _POWER) / (t + _POWER))
         ahead = torch.minimum(mean_delay, t)
         z_ahead = self.domain.project(z + self._spread(ahead, z) * (z - state.z))
-        x_ahead = average_in(x, (z + z_ahead) / 2, self._spread(1 - (t / (t + ahead)) ** 2, z))
-        q = torch.lerp(x_ahead, z_ahead, _THETA)
-        return SteadyMuonState(z=z, x=x, m=m, q=q, v=v, mean_delay=mean_delay, t=t)
+        x_ahead = average_in(x, (z + z_ahead) / 2, self._spread(1 - (t / (t + ahead)) ** (1 + _POWER), z))
+        theta = _THETA + _THETA_IN_TIME * _MEMORY / (_MEMORY + mean_delay)
+        return x, torch.lerp(x_ahead, z_ahead, self._spread(theta, z))
 
     def _momenta(self, state: SteadyMuonState, grad: Tensor, delay: Delay) -> tuple[Tensor, Tensor]:
         mean_delay = next_mean_delay(state.mean_delay, delay, state.t + 1)
@@ -149,15 +159,15 @@ class SteadyMuon(OutputsX):
 
     def _others(self, x: Tensor) -> Tensor:
         """The entries that are in no matrix, in one piece."""
-        if self.blocks is None or all(block.kind != "matrix" for block in self.blocks.parts):
+        if self.blocks is None or not any(block.is_matrix for block in self.blocks.parts):
             return x
         parts = zip(x.split([block.size for block in self.blocks.parts], dim=-1), self.blocks.parts, strict=True)
-        others = [part for part, block in parts if block.kind != "matrix"]
+        others = [part for part, block in parts if not block.is_matrix]
         return torch.cat(others, dim=-1) if others else x[..., :0]
 
     def _matrix_direction(self, n: Tensor) -> Tensor | None:
         """n with the steps of its matrices in their places; None where there is none."""
-        if self.blocks is None or all(block.kind != "matrix" for block in self.blocks.parts):
+        if self.blocks is None or not any(block.is_matrix for block in self.blocks.parts):
             return None
         return self.blocks.join(matrix_steps(self.blocks, self.blocks.split(n)))
 
@@ -166,6 +176,6 @@ class SteadyMuon(OutputsX):
         if not adam.shape[-1] or self.blocks is None:
             return direction
         sizes = [block.size for block in self.blocks.parts]
-        others = iter(adam.split([block.size for block in self.blocks.parts if block.kind != "matrix"], dim=-1))
+        others = iter(adam.split([block.size for block in self.blocks.parts if not block.is_matrix], dim=-1))
         pairs = zip(direction.split(sizes, dim=-1), self.blocks.parts, strict=True)
-        return torch.cat([part if block.kind == "matrix" else next(others) for part, block in pairs], dim=-1)
+        return torch.cat([part if block.is_matrix else next(others) for part, block in pairs], dim=-1)

@@ -53,7 +53,7 @@ class StagedLoops(Loops):
             raise UnsupportedError("a hyper-parameter that is a vector")
         self._first_leaf = len(tensors(rule)) + 1
         self._query_dtype = query_dtype
-        others = [i for i, block in enumerate(blocks.parts) if block.kind != "matrix"]
+        others = [i for i, block in enumerate(blocks.parts) if not block.is_matrix]
         share = _SHARE_ON_SHARDS if shards is not None else _SHARE if device.type == "cpu" else _SHARE_ON_GPU
         ranks = len(shards.intervals) if shards else 1
         self._batches = matrix_batches(blocks, max(_LEAST, self._size // ranks // share), ranks)
@@ -90,7 +90,7 @@ class StagedLoops(Loops):
         template, maximize = _template(self._rule, blocks, dtype), self._maximize
         leaves = tensors(template)
         wanted = [(leaf.shape == (blocks.size,)) == (stage != "scalars") for leaf in leaves]
-        along_matrix = stage == "advance" and blocks.parts[0].kind == "matrix"
+        along_matrix = stage == "advance" and blocks.parts[0].is_matrix
         writes_query = stage == "advance" and self._query_dtype is not None
 
         def function(*inputs: Tensor) -> list[Tensor]:
@@ -151,8 +151,9 @@ class StagedLoops(Loops):
         """Replace the matrices in the buffer by the steps along them."""
         entries = self._buffer[: self._entries(places)]
         if self._shards is None:
-            matrices = entries.view(-1, *self._blocks.parts[places[0]].matrix_shape)
-            matrices.copy_(matrix_step(matrices))
+            first = self._blocks.parts[places[0]]
+            matrices = entries.view(-1, *first.matrix_shape)
+            matrices.copy_(matrix_step(matrices, first.kind == "tokens"))
             return
         blocks = Blocks(tuple(self._blocks.parts[i] for i in places))
         parts = blocks.split(ShardedVector(entries, self._shards, tuple(self._segments[i] for i in places)))
@@ -194,9 +195,9 @@ def staged_init(rule: Any, dtype: torch.dtype) -> Callable[[Sequence[Any]], None
                 for position, (part, leaf) in enumerate(zip(parts, tensors(first), strict=True)):
                     if position not in short:
                         (part if isinstance(part, Tensor) else part[i].view(-1)[here]).copy_(leaf)
-                    elif block.kind != "matrix":
+                    elif not block.is_matrix:
                         part[before + here.start : before + here.stop].copy_(leaf)
                 entries.copy_(plain.query(first))
-            before += size if block.kind != "matrix" else 0
+            before += 0 if block.is_matrix else size
 
     return init

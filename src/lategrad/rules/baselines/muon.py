@@ -86,9 +86,10 @@ class Muon(AveragedIterate):
         moments = next_moments(state.moments, grad, self.beta1, self.beta2)
         direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.other_decay * state.x
         if self.blocks is not None:
-            steps, parts = matrix_steps(self.blocks, self.blocks.split(nesterov)), self.blocks.split(direction)
+            blocks, parts = self.blocks.without_tokens(), self.blocks.split(direction)
+            steps = matrix_steps(blocks, blocks.split(nesterov))
             decays = self.blocks.split(self.weight_decay * state.x)
-            matrices = [i for i, block in enumerate(self.blocks.parts) if block.kind == "matrix"]
+            matrices = [i for i, block in enumerate(blocks.parts) if block.is_matrix]
             direction = self.blocks.join([steps[i] + decays[i] if i in matrices else p for i, p in enumerate(parts)])
         x = self.domain.project(state.x - as_dtype(self.lr, grad) * direction)
         mean = next_mean(state.mean, state.x, t, self.average)

@@ -200,11 +200,12 @@ class RingmasterMuon(LastIterate):
     def _direction(self, nesterov: Tensor) -> Tensor:
         if self.blocks is None:
             return nesterov
-        steps = matrix_steps(self.blocks, self.blocks.split(nesterov))  # 0.2 sqrt(max(r, c)) orth on matrices
-        for i, block in enumerate(self.blocks.parts):
-            if block.kind == "matrix":
+        blocks = self.blocks.without_tokens()
+        steps = matrix_steps(blocks, blocks.split(nesterov))  # 0.2 sqrt(max(r, c)) orth on matrices
+        for i, block in enumerate(blocks.parts):
+            if block.is_matrix:
                 steps[i] = steps[i] * (5 / block.matrix_shape[-1] ** 0.5)  # sqrt(max(1, r/c)) orth
-        return self.blocks.join(steps)
+        return blocks.join(steps)
 
     def update(self, state: RingmasterMuonState, grad: Tensor, delay: Delay, ticket: Tensor) -> RingmasterMuonState:
         in_time = state.version - ticket < self.threshold
