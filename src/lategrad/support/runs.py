@@ -42,13 +42,16 @@ def tensors(tree: object) -> list[Tensor]:
     return [leaf for child in _children(tree) for leaf in tensors(child)]
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The same tree with ``function`` applied to every tensor.
+def map_tensors(function: Callable[..., Tensor], tree: Tree, *others: object) -> Tree:
+    """The same tree with ``function`` applied to every tensor, and to those of other trees at the same place.
 
     >>> import lategrad as lg
     >>> map_tensors(torch.Tensor.double, lg.OGD(lr=torch.tensor([0.5]))).lr
     tensor([0.5000], dtype=torch.float64)
     """
+    if others:
+        rest = zip(*map(tensors, others), strict=True)
+        return map_tensors(lambda leaf: function(leaf, *next(rest)), tree)
     if isinstance(tree, Tensor):
         return function(tree)  # type: ignore[return-value]
     changed = [map_tensors(function, child) for child in _children(tree)]
