@@ -5,7 +5,6 @@ A trace is one file (safetensors: tensors and JSON, nothing that executes on loa
 
 import csv
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from torch import Tensor
 from lategrad.delays import DelaySummary, summarise
 from lategrad.problems.problem import Measures
 from lategrad.support.files import replacing
+from lategrad.support.runs import checksum
 from lategrad.support.validation import require
 
 if TYPE_CHECKING:
@@ -319,8 +319,7 @@ def describe(part: object) -> Any:
     if isinstance(part, Tensor):
         if part.numel() <= 4096:
             return part.tolist()
-        contents = hashlib.sha256(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-        return f"tensor of shape {tuple(part.shape)}, {contents[:16]}"
+        return f"tensor of shape {tuple(part.shape)}, {checksum(part)[:16]}"
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         fields = {f.name: describe(getattr(part, f.name)) for f in dataclasses.fields(part)}
         return {"type": type(part).__name__, **fields}

@@ -5,6 +5,7 @@ All are trees whose leaves are tensors, which the functions here walk in one fix
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -67,6 +68,14 @@ def map_tensors(function: Callable[..., Tensor], tree: Tree, *others: object) ->
     if isinstance(tree, dict):
         return type(tree)(zip(_keys(tree), changed, strict=True))
     return tree
+
+
+def checksum(tree: object) -> str:
+    """SHA-256 of the values of all tensors, in the order of :func:`tensors`."""
+    contents = hashlib.sha256()
+    for leaf in tensors(tree):
+        contents.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return contents.hexdigest()
 
 
 def leaf_names(tree: object, prefix: str = "") -> list[str]:
