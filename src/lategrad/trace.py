@@ -246,10 +246,15 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
         if not all(shared) and quantity == quantities[-1]:
             ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         ax.grid(alpha=0.3)
+    return saved_figure(figure, path, dpi=150)
+
+
+def saved_figure(figure: "Figure", path: str | os.PathLike[str] | None, dpi: int) -> "Figure":
+    """The figure, after it was written to a file, if there is a path, in the format that its name ends in."""
     if path is not None:
         path = Path(path)
         with replacing(path) as part:
-            figure.savefig(part, dpi=150, format=path.suffix.removeprefix(".") or "png")
+            figure.savefig(part, dpi=dpi, format=path.suffix.removeprefix(".") or "png")
     return figure
 
 
