@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from lategrad.support.files import replacing
+from lategrad.support.files import replacing, write_text
 from lategrad.support.validation import require
 from lategrad.trace import write_csv
 from reproduction.style import TITLES
@@ -131,15 +131,11 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
     if verdicts:
         write_csv(out / "verdicts.csv", verdicts)
     if tables := {section.name: section.tables for section in sections if section.tables}:
-        with replacing(out / "tables.json") as part:
-            part.write_text(json.dumps(tables, indent=1))
+        write_text(out / "tables.json", json.dumps(tables, indent=1))
     findings = [section.finding for section in sections if section.finding][:MOST_FINDINGS]
     template = _environment(autoescape=True).get_template("report.html.j2")
     html = template.render(sections=sections, drawings=drawings, about=about, findings=findings, count=_count(sections))
-    page = out / "report.html"
-    with replacing(page) as part:
-        part.write_text(html.strip() + "\n", encoding="utf-8")
-    return page
+    return write_text(out / "report.html", html.strip() + "\n")
 
 
 def _count(sections: Sequence[Section]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from lategrad.problems.problem import measure
 from lategrad.simulator import simulate
 from lategrad.trace import Axis, Trace, describe
 from reproduction import report, style
@@ -56,7 +57,8 @@ class Baselines(Study[SoftmaxSetting, Scored]):
         return 30 if task.setting.data in LARGE else 1 + runs * task.setting.updates * RUN_UPDATE
 
     def files(self, task: Task[SoftmaxSetting]) -> tuple[Path, ...]:
-        return (task.space.path(_trace_name(task)),)
+        setting = task.setting
+        return (task.space.path(f"baselines-{setting.data}-{setting.regime}-{task.candidate.rule}"),)
 
     def measure(self, task: Task[SoftmaxSetting]) -> Scored:
         """The trace has the axes seed, delay, value (of the knob), lr and point, and no vectors."""
@@ -73,19 +75,14 @@ class Baselines(Study[SoftmaxSetting, Scored]):
                 problem, rule, list(scenarios.values()), setting.updates, device=device,
                 seed=setting.seeds(task.seeds), record_every=setting.updates,
             )  # fmt: skip
-            on_device, query = problem.to(device), trace.query.to(device)
-            loss, accuracy = on_device.loss(query).squeeze(-1).cpu(), on_device.accuracy(query)
-            assert trace.accuracy is not None
-            assert accuracy is not None
+            at_query = measure(problem.to(device), trace.query.to(device)).by_name()
+            ends: dict[str, Any] = {name: torch.stack([values[-1], at_query[name].squeeze(-1).cpu()], -1).unsqueeze(0)
+                                    for name, values in trace.recorded().items()}  # fmt: skip
             axes = (trace.axis("seed"), Axis("delay", tuple(SCENARIOS)), Axis("value", candidate.values or ("",)),
                     Axis("lr", candidate.lrs), Axis("point", POINTS))  # fmt: skip
-            return dataclasses.replace(
-                without_vectors(trace), steps=trace.steps[-1:], axes=axes,
-                loss=torch.stack([trace.loss[-1], loss], dim=-1).unsqueeze(0),
-                accuracy=torch.stack([trace.accuracy[-1], accuracy.squeeze(-1).cpu()], dim=-1).unsqueeze(0),
-            )  # fmt: skip
+            return dataclasses.replace(without_vectors(trace), steps=trace.steps[-1:], axes=axes, **ends)
 
-        trace = space.trace(_trace_name(task), key, run)
+        trace = space.trace(self.files(task)[0].stem, key, run)
         scores = split_points(candidate, trace.loss[-1], trace.recorded()["accuracy"][-1], len(problem.test))
         own = {"data": setting.data, "regime": setting.regime, "rule": candidate.rule, "knob": candidate.knob}
         return Scored(scores, rows_of(trace, ("delay", "value", "lr", "seed", "point", "accuracy", "loss"), **own))
@@ -116,10 +113,6 @@ class Baselines(Study[SoftmaxSetting, Scored]):
             finding=finding(scores),
             config=dataclasses.asdict(plan) | {"delays": {label: describe(d) for label, d in SCENARIOS.items()}},
         )  # fmt: skip
-
-
-def _trace_name(task: Task[SoftmaxSetting]) -> str:
-    return f"baselines-{task.setting.data}-{task.setting.regime}-{task.candidate.rule}"
 
 
 def _title(scores: SoftmaxScores, constrained: bool) -> str:

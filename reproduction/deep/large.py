@@ -31,6 +31,11 @@ _CHECK_EVERY = 50  # passes: asking whether the loss is finite makes the CPU wai
 _EVALUATED_TOGETHER = 64  # windows; their scores take half a gigabyte
 
 
+class _FusedBlock(Block):
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 class LargeGPT(GPT):
     """:class:`GPT` for one vector of parameters: tokens are looked up, attention is fused, and a GPU
     multiplies in bfloat16.
@@ -41,19 +46,13 @@ class LargeGPT(GPT):
     >>> torch.testing.assert_close(large(torch.arange(64).view(2, 32)), small(torch.arange(64).view(2, 32)))
     """
 
-    def block(self, width: int, heads: int, context: int) -> Block:
-        return _FusedBlock(width, heads, context)
+    block = _FusedBlock
 
     def forward(self, tokens: Tensor) -> Tensor:
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda):
             h = self.blocks(self.characters(tokens) + self.positions.weight[: tokens.shape[-1]])
             scores: Tensor = self.scores(self.norm(h))
         return scores.to(self.norm.weight.dtype)
-
-
-class _FusedBlock(Block):
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def warm_up_and_decay(updates: int, done: int) -> float:

@@ -60,65 +60,6 @@ def cnn(side: int = 28) -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, side, side)), *convolutions, nn.Flatten(), linear)
 
 
-class GPT(nn.Module):
-    """A transformer that reads characters and scores the next one.
-
-    Pre-norm: ``h + attention(norm(h))``, then ``h + mlp(norm(h))`` with a hidden layer four times as wide and GELU;
-    a last norm before the scores. Positions are learned. No biases but those of the norms; the output layer is a
-    matrix of its own, not tied to the embedding; no dropout. Initial values: normal, with standard deviation 0.02 for
-    embeddings and ``1/sqrt(inputs)`` for matrices, those that write to the residual stream divided by
-    ``sqrt(2 layers)``, and zero for the output layer, so that the first loss is the logarithm of the vocabulary.
-
-    It is written for many parameter vectors at once: attention is matrix products, which ``torch.func.vmap`` turns into
-    batched ones, and characters are looked up by a product with their indicators, whose gradient needs no scattered
-    additions.
-
-    Args:
-        vocabulary: how many characters there are.
-        context: the longest window.
-        layers, width, heads: its size; the width is a multiple of the heads.
-        seed: of the initial values.
-
-    >>> model = GPT(vocabulary=84)
-    >>> sum(p.numel() for p in model.parameters())
-    113792
-    >>> model(torch.zeros(3, 64, dtype=torch.int64)).shape
-    torch.Size([3, 64, 84])
-    """
-
-    def __init__(
-        self, vocabulary: int, context: int = 64, layers: int = 2, width: int = 64, heads: int = 4, seed: int = 0
-    ) -> None:
-        super().__init__()
-        if width % heads:
-            raise ValueError(f"width must be a multiple of heads = {heads}, got {width}")
-        generator = torch.Generator().manual_seed(seed)
-        self.characters = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(self.block(width, heads, context) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-        self.scores = nn.Linear(width, vocabulary, bias=False)
-        with torch.no_grad():
-            for name, p in self.named_parameters():
-                if p.dim() == 2:
-                    std = 0.02 if "characters" in name or "positions" in name else 1 / math.sqrt(p.shape[1])
-                    p.normal_(std=std, generator=generator)
-                    if "writes" in name:
-                        p.div_(math.sqrt(2 * layers))
-            self.scores.weight.zero_()
-
-    def block(self, width: int, heads: int, context: int) -> "Block":
-        return Block(width, heads, context)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        vocabulary = len(self.characters.weight)
-        indicators = tokens.unsqueeze(-1) == torch.arange(vocabulary, device=tokens.device)
-        h = indicators.to(self.characters.weight.dtype) @ self.characters.weight
-        h = self.blocks(h + self.positions.weight[: tokens.shape[-1]])
-        scores: Tensor = self.scores(self.norm(h))
-        return scores
-
-
 class Block(nn.Module):
     """Attention and a hidden layer, each added to what came in."""
 
@@ -150,3 +91,61 @@ class Block(nn.Module):
         places = q.shape[-2]
         affinity = q @ k.mT / math.sqrt(q.shape[-1]) + self.future[:places, :places]
         return affinity.softmax(-1) @ v
+
+
+class GPT(nn.Module):
+    """A transformer that reads characters and scores the next one.
+
+    Pre-norm: ``h + attention(norm(h))``, then ``h + mlp(norm(h))`` with a hidden layer four times as wide and GELU;
+    a last norm before the scores. Positions are learned. No biases but those of the norms; the output layer is a
+    matrix of its own, not tied to the embedding; no dropout. Initial values: normal, with standard deviation 0.02 for
+    embeddings and ``1/sqrt(inputs)`` for matrices, those that write to the residual stream divided by
+    ``sqrt(2 layers)``, and zero for the output layer, so that the first loss is the logarithm of the vocabulary.
+
+    It is written for many parameter vectors at once: attention is matrix products, which ``torch.func.vmap`` turns into
+    batched ones, and characters are looked up by a product with their indicators, whose gradient needs no scattered
+    additions.
+
+    Args:
+        vocabulary: how many characters there are.
+        context: the longest window.
+        layers, width, heads: its size; the width is a multiple of the heads.
+        seed: of the initial values.
+
+    >>> model = GPT(vocabulary=84)
+    >>> sum(p.numel() for p in model.parameters())
+    113792
+    >>> model(torch.zeros(3, 64, dtype=torch.int64)).shape
+    torch.Size([3, 64, 84])
+    """
+
+    block = Block
+
+    def __init__(
+        self, vocabulary: int, context: int = 64, layers: int = 2, width: int = 64, heads: int = 4, seed: int = 0
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width must be a multiple of heads = {heads}, got {width}")
+        generator = torch.Generator().manual_seed(seed)
+        self.characters = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(self.block(width, heads, context) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.scores = nn.Linear(width, vocabulary, bias=False)
+        with torch.no_grad():
+            for name, p in self.named_parameters():
+                if p.dim() == 2:
+                    std = 0.02 if "characters" in name or "positions" in name else 1 / math.sqrt(p.shape[1])
+                    p.normal_(std=std, generator=generator)
+                    if "writes" in name:
+                        p.div_(math.sqrt(2 * layers))
+            self.scores.weight.zero_()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        vocabulary = len(self.characters.weight)
+        indicators = tokens.unsqueeze(-1) == torch.arange(vocabulary, device=tokens.device)
+        h = indicators.to(self.characters.weight.dtype) @ self.characters.weight
+        h = self.blocks(h + self.positions.weight[: tokens.shape[-1]])
+        scores: Tensor = self.scores(self.norm(h))
+        return scores

@@ -12,12 +12,6 @@ from reproduction.figures import sweep
 from reproduction.figures.sweep import LATE, SGDS, Regime, SweepResults, Traces
 from reproduction.report import Section, Verdict, prose
 
-MAINTAINS = (
-    "as the delay increases, the gap between the final accuracy of anytime SGD and SGD grows. Thus, while our "
-    "algorithm maintains its high performance for different delay regimes with no further tuning, SGD greatly "
-    "deteriorates"
-)
-
 NO_DELAY_GAP = 0.02  # without delay the gap between anytime SGD and SGD must be below this,
 GROWTH = 0.05  # and at the longest delay larger by this: SGD has lost that much more
 ALLOWED_DROP = 0.05  # what anytime SGD may have lost at the delay of Figures 2 and 3

@@ -28,7 +28,7 @@ from lategrad.trace import Axis, Trace
 from reproduction import study, style
 from reproduction.jobs import Job, Lane, cores
 from reproduction.report import Section, Verdict, verdict
-from reproduction.study import Candidate, Part, Plan, Request, Study, Task, Workspace, column, dataset, lr_grid
+from reproduction.study import Candidate, Plan, Request, Study, Task, Workspace, column, dataset, lr_grid
 from reproduction.style import TITLES
 
 LOGNORMAL = "lognormal:7,0.4"
@@ -178,7 +178,6 @@ class Sweep(Study[Regime, Traces]):
     A core runs the seeds one by one; a GPU, for which many runs cost as much as one, all at once.
     """
 
-    name = "sweep"
     plans = PLANS
 
     def lane(self, task: Task[Regime]) -> Lane:
@@ -298,18 +297,15 @@ def sweep(plan: Plan[Regime], space: Workspace) -> SweepResults:
 _read_once = lru_cache(maxsize=4)(sweep)
 
 
-class FigurePart(Part):
-    """One of the figures, and which regimes it needs."""
+class FigurePart(Sweep):
+    """One of the figures that show the sweep, and which regimes it needs."""
 
     def __init__(self, name: str, needed: Callable[[Regime], bool], draw: Callable[[SweepResults], Section]) -> None:
         self.name, self.needed, self.draw = name, needed, draw
 
     def plan(self, request: Request) -> Plan[Regime]:
-        plan = PLANS[request.scale]
+        plan = self.plans[request.scale]
         return dataclasses.replace(plan, settings=tuple(filter(self.needed, request.settings or plan.settings)))
-
-    def jobs(self, request: Request) -> list[Job]:
-        return Sweep().jobs_of(self.plan(request), request.space)
 
     def section(self, request: Request) -> Section:
         return self.draw(_read_once(self.plan(request), request.space))

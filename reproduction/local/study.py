@@ -1,7 +1,8 @@
 """Tables, figures, verdicts and the report's section."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from matplotlib import colormaps
@@ -107,21 +108,18 @@ def plot(setting: LocalSetting, panel: Panel, protocol: str = "frozen", *, real:
     return figure
 
 
-def verdicts(setting: LocalSetting, panel: Panel, protocol: str = "frozen") -> list[Verdict]:
+def verdicts(setting: LocalSetting, panel: Panel, protocol: str = "frozen") -> Iterator[Verdict]:
     if OURS not in panel:
-        return []
-    words: dict[str, Any] = {"source": "ours", "figure": f"local-{setting.name}", "name": setting.name}
-    words["ours"], found = TITLES[OURS], []
+        return
+    claim = partial(verdict, source="ours", figure=f"local-{setting.name}", name=setting.name, ours=TITLES[OURS])
     if ANCHOR in panel:
         share = share_of_time(setting, panel, OURS, protocol)
-        holds = share is not None and share <= TARGET_SHARE
-        found.append(verdict("soon", holds, share=share, target=TARGET_SHARE, **words))
+        yield claim("soon", share is not None and share <= TARGET_SHARE, share=share, target=TARGET_SHARE)
     losses = {rule: curves.final(protocol) for rule, curves in panel.items() if curves.candidate.is_baseline}
     if losses:
         loss, best = panel[OURS].final(protocol), min(losses, key=lambda rule: losses[rule])
-        found.append(verdict("ahead_locally", losses[best] > loss, loss=loss, best=TITLES[best],
-                             best_loss=losses[best], **words))  # fmt: skip
-    return found
+        ahead = losses[best] > loss
+        yield claim("ahead_locally", ahead, loss=loss, best=TITLES[best], best_loss=losses[best])
 
 
 def finding(setting: LocalSetting, panel: Panel, protocol: str = "frozen") -> str:

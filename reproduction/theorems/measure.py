@@ -23,7 +23,7 @@ from lategrad.problems import LeastSquares, Quadratic, load, minimum
 from lategrad.rules import SGD, AnyRule, Anytime, StronglyConvexOGD
 from lategrad.sets import Ball
 from lategrad.simulator import simulate
-from lategrad.support.files import replacing
+from lategrad.support.files import write_text
 from lategrad.support.threads import torch_threads
 
 RADIUS = 1.0
@@ -91,22 +91,16 @@ class BallProblem:
     best: float  # the minimum over the ball
 
 
-class Quadratics(Quadratic):
-    """The noisy quadratic with an L and a noise for each run, tensors of shape ``(runs, 1)``; L/H is the same."""
-
-    def __init__(self, L: Tensor, sigma: Tensor) -> None:
-        super().__init__(DIM, 1.0, 1 / L_OVER_H, sigma, torch.full((DIM,), OPTIMUM_LENGTH / math.sqrt(DIM)))
-        self.curvatures = L * self.curvatures
-
-
 def quadratic(scales: Sequence[tuple[float, float]] = ((1.0, 1.0),)) -> BallProblem:
     r"""Quadratics with these pairs of L and :math:`\sigma`.
 
     The optimum is inside the ball, so :math:`\|\nabla f(x)\| \le L \|x - x^*\| \le L (r + \|x^*\|) = G`.
     """
     L, sigma = torch.tensor(scales, dtype=torch.float64).unsqueeze(-1).unbind(1)
+    problem = Quadratic(DIM, 1.0, 1 / L_OVER_H, sigma, torch.full((DIM,), OPTIMUM_LENGTH / math.sqrt(DIM)))
+    problem.curvatures = L * problem.curvatures  # each run has an L and a noise of its own; L/H is the same
     constants = tuple(Constants(L, L / L_OVER_H, L * (RADIUS + OPTIMUM_LENGTH), sigma) for L, sigma in scales)
-    return BallProblem("quadratic", Quadratics(L, sigma), constants, best=0.0)
+    return BallProblem("quadratic", problem, constants, best=0.0)
 
 
 def least_squares(strongly_convex: bool) -> BallProblem:
@@ -155,14 +149,11 @@ def largest_excess(setting: BallProblem) -> list[float]:
     return worst
 
 
-def theorem_lr(constants: Sequence[Constants]) -> Tensor:
-    r"""Algorithm 1's :math:`\mathrm{lr} = D / \tilde G`, ``(constants, 1)``."""
-    return torch.tensor([[D / theory.gradient_bound(c.G, c.sigma)] for c in constants], dtype=torch.float64)
-
-
 def rule_for(name: str, constants: Sequence[Constants]) -> AnyRule[Any]:
+    r"""The rule as its theorem has it; Algorithm 1's learning rate is :math:`D / \tilde G`."""
     if name == ANYTIME:
-        return Anytime(OGD(theorem_lr(constants), DOMAIN))
+        lrs = [[D / theory.gradient_bound(c.G, c.sigma)] for c in constants]
+        return Anytime(OGD(torch.tensor(lrs, dtype=torch.float64), DOMAIN))
     return Anytime(OptimisticOGD(D, DOMAIN)) if name == OPTIMISTIC else StronglyConvexOGD(constants[0].H, DOMAIN)
 
 
@@ -305,8 +296,7 @@ def run_constants(plan: TheoremPlan, rule: str) -> list[Point]:
     measure = partial(measure_points, "constants", setting, rule, horizons=[T], seeds=plan.seeds, compile=plan.compile)
     if rule == SGD_AVERAGE:
         return [p for pattern in patterns for p in measure(rule=tuned_sgd(plan, pattern), patterns=[pattern])]
-    learner = OptimisticOGD(D, DOMAIN) if rule == OPTIMISTIC else OGD(theorem_lr(quadratic().constants).item(), DOMAIN)
-    return measure(rule=Anytime(learner), patterns=patterns)
+    return measure(rule=rule_for(rule, quadratic().constants), patterns=patterns)
 
 
 def tuned_sgd(plan: TheoremPlan, pattern: Pattern) -> SGD:
@@ -333,9 +323,8 @@ def points_of(piece: str, plan: TheoremPlan, out: Path) -> list[Point]:
         return [with_bound(Point(**point)) for point in saved["points"]]
     with torch_threads(1):  # the tensors are small: a second thread would only cost time
         points = PIECES[piece](plan)
-    with replacing(path) as part:
-        bare = [asdict(replace(point, bound=None)) for point in points]  # bounds are theory, not measurements
-        part.write_text(json.dumps({"made_from": key, "points": bare}))
+    bare = [asdict(replace(point, bound=None)) for point in points]  # bounds are theory, not measurements
+    write_text(path, json.dumps({"made_from": key, "points": bare}))
     return points
 
 

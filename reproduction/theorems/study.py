@@ -143,16 +143,6 @@ def plot_constants(points: Iterable[Point]) -> Figure:
     return figure
 
 
-def plot(points: Sequence[Point]) -> dict[str, Figure]:
-    return {
-        "theorems-quadratic": plot_rates(points, "quadratic"),
-        "theorems-least-squares": plot_rates(points, "least squares"),
-        "theorems-delay": plot_threshold(points),
-        "theorems-noise": plot_noise(points),
-        "theorems-constants": plot_constants(points),
-    }
-
-
 def finding(points: Sequence[Point]) -> str:
     points, ratios = [p for p in select(points, panel="delay") if p.rule != STRONGLY_CONVEX], []
     for late in at_root(points):
@@ -188,7 +178,13 @@ def section_of(plan: measure.TheoremPlan, out: Path) -> Section:
         name="theorems",
         title="Theorems. Bounds, rates and thresholds, measured",
         text=text,
-        figures=plot(points),
+        figures={
+            "theorems-quadratic": plot_rates(points, "quadratic"),
+            "theorems-least-squares": plot_rates(points, "least squares"),
+            "theorems-delay": plot_threshold(points),
+            "theorems-noise": plot_noise(points),
+            "theorems-constants": plot_constants(points),
+        },
         captions=captions,
         rows=[asdict(point) for point in points],
         verdicts=v.verdicts(points),

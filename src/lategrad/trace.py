@@ -5,7 +5,6 @@ A trace is one file (safetensors: tensors and JSON, nothing that executes on loa
 
 import csv
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from torch import Tensor
 from lategrad.delays import DelaySummary, summarise
 from lategrad.problems.problem import Measures
 from lategrad.support.files import replacing
+from lategrad.support.runs import checksum
 from lategrad.support.validation import require
 
 if TYPE_CHECKING:
@@ -246,10 +246,15 @@ def plot_traces(traces: Mapping[str, Trace], path: str | os.PathLike[str] | None
         if not all(shared) and quantity == quantities[-1]:
             ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         ax.grid(alpha=0.3)
+    return saved_figure(figure, path, dpi=150)
+
+
+def saved_figure(figure: "Figure", path: str | os.PathLike[str] | None, dpi: int) -> "Figure":
+    """The figure, after it was written to a file, if there is a path, in the format that its name ends in."""
     if path is not None:
         path = Path(path)
         with replacing(path) as part:
-            figure.savefig(part, dpi=150, format=path.suffix.removeprefix(".") or "png")
+            figure.savefig(part, dpi=dpi, format=path.suffix.removeprefix(".") or "png")
     return figure
 
 
@@ -319,8 +324,7 @@ def describe(part: object) -> Any:
     if isinstance(part, Tensor):
         if part.numel() <= 4096:
             return part.tolist()
-        contents = hashlib.sha256(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
-        return f"tensor of shape {tuple(part.shape)}, {contents[:16]}"
+        return f"tensor of shape {tuple(part.shape)}, {checksum(part)[:16]}"
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         fields = {f.name: describe(getattr(part, f.name)) for f in dataclasses.fields(part)}
         return {"type": type(part).__name__, **fields}

@@ -32,7 +32,7 @@ def check_machine(rule: AnyRule[Any], kind: str, title: str, dim: int, steps: in
     # Only rounding may differ: reductions may add in another order for another shape.
     for run in range(3):
         alone = _run(rule, name, x0[run], grads[:, run])[-1]
-        row = map_tensors(lambda leaf, run=run: leaf[run], states[-1])  # type: ignore[misc]
+        row = map_tensors(lambda leaf, run=run: leaf[run], states[-1])
         assert_close(alone, row, f"{name}: run {run} alone differs from run {run} in a batch", 1e-9, 1e-12)
     order = torch.tensor([2, 0, 1])
     permuted = _run(rule, name, x0[order], grads[:, order])[-1]
@@ -122,8 +122,7 @@ def _check_saved_state(rule: AnyRule[Any], name: str, states: list[Any], grads: 
     buffer = io.BytesIO()
     torch.save(tensors(states[1]), buffer)
     buffer.seek(0)
-    loaded = iter(torch.load(buffer, weights_only=True))
-    state = map_tensors(lambda _: next(loaded), states[1])
+    state = map_tensors(lambda _, loaded: loaded, states[1], torch.load(buffer, weights_only=True))
     for t, grad in enumerate(grads[1:], start=1):
         state = apply_update(rule, state, grad, torch.tensor(t % 2), issue_ticket(rule, states[t - t % 2]))
     assert_close(state, states[-1], f"{name}: a saved and loaded state continues differently")
@@ -133,7 +132,7 @@ def _check_in_place(rule: AnyRule[Any], name: str, grads: Tensor, states: list[A
     """Compare every backend that runs here with the pure update: three runs at once, and one alone."""
     for backend in [b for b in BACKENDS if b == "eager" or (compile and missing_compiler("cpu", b) is None)]:
         for runs in (slice(None), 0) if backend != "compile" else (slice(None),):
-            past = [map_tensors(lambda leaf, runs=runs: leaf[runs], state) for state in states]  # type: ignore[misc]
+            past = [map_tensors(lambda leaf, runs=runs: leaf[runs], state) for state in states]
             state = owned(past[0])
             try:
                 step = in_place(rule, state, backend=backend)

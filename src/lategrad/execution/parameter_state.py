@@ -315,8 +315,7 @@ class ParameterStep:
             for name, leaf in self._leaves.items():
                 if isinstance(leaf, ShardedVector):
                     leaves[name] = ShardedVector(leaves[name], self._shards, leaf.segments)
-        names = iter(self._leaves)
-        return map_tensors(lambda _: leaves[next(names)], self._template), copies
+        return map_tensors(lambda _, leaf: leaf, self._template, [leaves[name] for name in self._leaves]), copies
 
     def _build_loops(self) -> Loops:
         """The loops of an update; where ranks share the tensors, all of them have loops, or none."""

@@ -1,8 +1,9 @@
 """Late gradients in any PyTorch loop: a wrapper that delays the gradients of an optimizer."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -203,10 +204,7 @@ class Delayed(Optimizer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Store the present gradient, and make the updates that are ready."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         if isinstance(self.optimizer, RuleOptimizer):
             self.optimizer.require_query("step()")
         grads = [p.grad for p in self._params()]
@@ -307,16 +305,15 @@ class Delayed(Optimizer):
         self._reset_draws()
         devices = [p.device for p in self._params()]
         group_devices = [group["params"][0].device if group["params"] else None for group in self.param_groups]
+
+        def copied(parts: Any, devices: Sequence[Any]) -> Any:
+            """Each part, which may be None, on a device of its own."""
+            pairs = zip(parts or (), devices, strict=False)
+            return parts and [map_tensors(partial(Tensor.to, device=device, copy=True), part) for part, device in pairs]
+
         for t, saved in _with_numbers(own["pending"]).items():
-            grads = [None if g is None else g.to(device, copy=True)
-                     for g, device in zip(saved["grads"], devices, strict=False)]  # fmt: skip
-            point = saved.get("point") and [x.to(device, copy=True)
-                                            for x, device in zip(saved["point"], devices, strict=False)]  # fmt: skip
-            tickets = saved["tickets"] and [
-                of_group and map_tensors(lambda t, device=device: t.to(device, copy=True), of_group)  # type: ignore[misc]
-                for of_group, device in zip(saved["tickets"], group_devices, strict=False)
-            ]
-            self._pending[t] = PendingGradient(grads, tickets, point)
+            grads, point = copied(saved["grads"], devices), copied(saved.get("point"), devices)
+            self._pending[t] = PendingGradient(grads, copied(saved["tickets"], group_devices), point)
 
     def _reset_draws(self) -> None:
         self._taus, self._updates_for = torch.zeros(0, dtype=torch.int64), {}

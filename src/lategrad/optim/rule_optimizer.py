@@ -121,10 +121,7 @@ class RuleOptimizer(OutputMode):
                 others the longest one of a group.
             tickets: what :meth:`issue_tickets` gave at that time; by default they are computed now.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         self.require_query("step()")
         self._check_loaded()
         all_grads = [[p.grad for p in group["params"]] for group in self.param_groups]

@@ -1,7 +1,6 @@
 """Language models: text files as characters, and a module that predicts the next one."""
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from lategrad.problems.data import Dataset
 from lategrad.problems.minibatches import Minibatches
 from lategrad.problems.module import ModuleProblem
+from lategrad.support.runs import checksum
 from lategrad.support.validation import Range, require, require_count
 
 PathLike = str | os.PathLike[str]
@@ -97,7 +97,7 @@ class Windows:
         return windows[..., :-1], windows[..., 1:]
 
     def fingerprint(self) -> bytes:
-        return hashlib.sha256(self.tokens.cpu().numpy().tobytes()).hexdigest().encode()
+        return checksum(self.tokens).encode()
 
     def to(self, device: torch.device | str) -> "Windows":
         return Windows(self.tokens.to(device), self.context)
@@ -159,8 +159,7 @@ class LanguageProblem(ModuleProblem):
 
     def fingerprint(self) -> str:
         """That of the module and of the whole text, not of the evaluated windows alone."""
-        contents = hashlib.sha256(self.text.train.numpy().tobytes() + self.text.held_out.numpy().tobytes())
-        return f"{super().fingerprint()} {contents.hexdigest()}"
+        return f"{super().fingerprint()} {checksum((self.text.train, self.text.held_out))}"
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, context={self.context})"

@@ -11,7 +11,6 @@ products around the residuals :math:`\ell'`.
 """
 
 import copy
-import hashlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from lategrad.problems.data import Dataset
 from lategrad.problems.linear_loops import LINEAR_GRADIENT
 from lategrad.problems.minibatches import Minibatches
 from lategrad.problems.sparse_rows import SparseRows
-from lategrad.support.runs import tensors
+from lategrad.support.runs import checksum, tensors
 from lategrad.support.validation import require, require_number
 
 _CHUNK = 4_000_000
@@ -156,10 +155,7 @@ class LinearModel(ABC):
         return value / count + penalty, gradient.flatten() / count + self.l2 * x
 
     def fingerprint(self) -> str:
-        contents = hashlib.sha256()
-        for part in tensors((self.train, self.targets, self.weights)):
-            contents.update(part.cpu().numpy().tobytes())
-        return f"{self.name} l2={self.l2!r} data={contents.hexdigest()}"
+        return f"{self.name} l2={self.l2!r} data={checksum((self.train, self.targets, self.weights))}"
 
     def accuracy(self, x: Tensor) -> Tensor | None:
         """The share of test rows whose largest score is their class."""

@@ -185,8 +185,7 @@ class InnerOptimizer:
         """The state with its iterate at ``x``."""
         leaves = tensors(state)
         leaves[self._iterate] = x
-        remaining = iter(leaves)
-        return map_tensors(lambda _: next(remaining), state)
+        return map_tensors(lambda _, leaf: leaf, state, leaves)
 
     def without_iterate(self, state: Any) -> Any:
         """The state with an empty tensor as its iterate."""
@@ -202,7 +201,9 @@ class InnerOptimizer:
         state = self.with_iterate(state, x)
         for h in range(steps if isinstance(steps, int) else maximum):
             after = self.rule.update(state, gradient(self.rule.query(state), h), 0)
-            state = after if isinstance(steps, int) else _where(steps > h, after, state)
+            if isinstance(steps, Tensor):
+                after = map_tensors(lambda new, old, go=steps > h: torch.where(go, new, old), after, state)
+            state = after
         return self.rule.query(state), self.without_iterate(state)
 
     def _in_place_pays(self, x: Tensor) -> bool:
@@ -221,14 +222,8 @@ class InnerOptimizer:
         y = self.rule.query(step.state)
         for h in range(steps):
             step(gradient(y.view(x.shape), h).reshape(-1), 0)
-        after = iter(tensors(step.state))
-        end = map_tensors(lambda leaf: next(after).clone().view(leaf.shape), start)
+        end = map_tensors(lambda leaf, after: after.clone().view(leaf.shape), start, step.state)
         return self.rule.query(end), self.without_iterate(end)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_step": None}  # compiled where it is used
-
-
-def _where(condition: Tensor, then: Any, otherwise: Any) -> Any:
-    others = iter(tensors(otherwise))
-    return map_tensors(lambda leaf: torch.where(condition, leaf, next(others)), then)

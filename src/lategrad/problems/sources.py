@@ -4,7 +4,6 @@ A source gives the inputs and targets of row numbers. The numbers are drawn else
 run on any source except a stream can be replayed.
 """
 
-import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from lategrad.support.runs import checksum
 from lategrad.support.seeds import Stream, derived_seed
 from lategrad.support.validation import require
 
@@ -73,7 +73,7 @@ class Tensors:
         return map_inputs(lambda values: values[numbers], self.x), self.y[numbers]
 
     def fingerprint(self) -> bytes:
-        return _checksum(self.x, self.y)
+        return checksum((self.x, self.y)).encode()
 
     def to(self, device: torch.device | str) -> "Tensors":
         return Tensors(map_inputs(lambda values: values.to(device), self.x), self.y.to(device))
@@ -92,7 +92,7 @@ class Subset:
         return self.source.rows(self.numbers[numbers])
 
     def fingerprint(self) -> bytes:
-        return self.source.fingerprint() + _checksum(self.numbers, self.numbers)
+        return self.source.fingerprint() + checksum((self.numbers, self.numbers)).encode()
 
     def to(self, device: torch.device | str) -> "Subset":
         return Subset(self.source.to(device), self.numbers.to(device))
@@ -306,12 +306,4 @@ def as_source(name: str, data: Any, columns: Columns | None) -> Source | Batches
 
 def _checksum_of_some(source: Source) -> bytes:
     numbers = torch.linspace(0, len(source) - 1, min(_FINGERPRINTED, len(source))).round().long()
-    return _checksum(*source.rows(numbers))
-
-
-def _checksum(inputs: Inputs, targets: Tensor) -> bytes:
-    contents = hashlib.sha256()
-    parts = [inputs[name] for name in sorted(inputs)] if isinstance(inputs, dict) else [inputs]
-    for part in (*parts, targets):
-        contents.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return contents.hexdigest().encode()
+    return checksum(source.rows(numbers)).encode()

@@ -67,15 +67,18 @@ class Moments(NamedTuple):
     first: Tensor  # m_t = beta_1 m_{t-1} + (1 - beta_1) g
     second: Tensor  # v_t = beta_2 v_{t-1} + (1 - beta_2) g^2
 
+    @staticmethod
+    def start(x: Tensor) -> "Moments":
+        return Moments(first=torch.zeros_like(x), second=torch.zeros_like(x))
 
-def start_moments(x: Tensor) -> Moments:
-    return Moments(first=torch.zeros_like(x), second=torch.zeros_like(x))
+    def next(self, grad: Tensor, beta1: float, beta2: float) -> "Moments":
+        second = beta2 * self.second + (1 - beta2) * grad * grad
+        return Moments(first=beta1 * self.first + (1 - beta1) * grad, second=second)
 
-
-def next_moments(moments: Moments, grad: Tensor, beta1: float, beta2: float) -> Moments:
-    return Moments(
-        first=beta1 * moments.first + (1 - beta1) * grad, second=beta2 * moments.second + (1 - beta2) * grad * grad
-    )
+    def direction(self, t: Tensor, beta1: float, beta2: float, eps: float) -> Tensor:
+        """:math:`\\hat m_t / (\\sqrt{\\hat v_t} + \\epsilon)`, both corrected for their start at zero."""
+        corrected = self.first / (1 - geometric(beta1, t)).to(self.first.dtype)
+        return corrected / root_mean_square(self.second, t, beta2, eps)
 
 
 def geometric(beta: float, t: Tensor) -> Tensor:
@@ -86,12 +89,6 @@ def geometric(beta: float, t: Tensor) -> Tensor:
 def root_mean_square(second: Tensor, t: Tensor, beta2: float, eps: float) -> Tensor:
     """:math:`\\sqrt{v_t / (1 - \\beta_2^t)} + \\epsilon`."""
     return (second / (1 - geometric(beta2, t)).to(second.dtype)).sqrt() + eps
-
-
-def adam_direction(moments: Moments, t: Tensor, beta1: float, beta2: float, eps: float) -> Tensor:
-    """:math:`\\hat m_t / (\\sqrt{\\hat v_t} + \\epsilon)`, both corrected for their start at zero."""
-    corrected = moments.first / (1 - geometric(beta1, t)).to(moments.first.dtype)
-    return corrected / root_mean_square(moments.second, t, beta2, eps)
 
 
 def next_mean_delay(mean: Tensor, delay: Delay, t: Tensor) -> Tensor:

@@ -52,11 +52,6 @@ class Compression:
     dtype: torch.dtype
 
     @property
-    def exact(self) -> bool:
-        """Whether a message is the vector itself."""
-        return self.name == "none"
-
-    @property
     def message_dtype(self) -> torch.dtype:
         return {"none": self.dtype, "bfloat16": torch.bfloat16, "int8": torch.uint8}[self.name]
 
@@ -100,7 +95,7 @@ class Compression:
 
     def receive(self, message: Tensor, checked: bool = False) -> tuple[Tensor, str | None]:
         """The gradient in a message, and why it cannot be applied, if so; the sender may have ``checked`` that."""
-        if self.exact:
+        if self.name == "none":  # a message is the vector itself
             return message, None if checked else unusable(message, self.dim, self.dtype)
         if form := malformed(message, self.message_length, self.message_dtype):
             return message, form

@@ -35,7 +35,7 @@ from lategrad.serve.compression import Compression
 from lategrad.serve.jobs import JobTable, Location, Member, OpenJob
 from lategrad.serve.messages import STATELESS, Job, JobInfo, is_finite
 from lategrad.serve.observe.records import Records
-from lategrad.serve.observe.telemetry import Telemetry, measure
+from lategrad.serve.observe.telemetry import Telemetry
 from lategrad.serve.observe.update_log import UpdateLog
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import keeps_state
@@ -48,6 +48,7 @@ from lategrad.trace import Trace, describe
 _PENDING_RECORD = "record."  # and the version: a tensor of a checkpoint, an output that is not evaluated yet
 _UNKNOWN = Location(None, "unknown")
 _LONGEST = 60  # characters of a value in a message
+_RECENT = 1000  # updates over which telemetry takes delays and rate
 
 
 class Server:
@@ -292,9 +293,16 @@ class Server:
         return self.rule.output(self.state)
 
     def telemetry(self) -> Telemetry:
-        return measure(self.log, self.records, steps=self.steps, seconds=self.seconds, traffic=self.traffic,
-                       refused=self.refusals.total(), memories_lost=self.memories_lost.total(),
-                       threads=self.threads)  # fmt: skip
+        times, last, seconds = self.log.column("time", _RECENT), self.records.last(), self.seconds
+        elapsed = seconds - float(times[0]) if len(times) else 0.0
+        delays = self.log.column("delay", _RECENT).double().sort().values if len(times) else torch.zeros(1)
+        return Telemetry(version=self.version, steps=self.steps, seconds=seconds, delay_mean=float(delays.mean()),
+                         delay_p95=float(delays[math.ceil(0.95 * len(delays)) - 1]), delay_max=int(delays[-1]),
+                         updates_per_second=len(times) / elapsed if elapsed > 0 else 0.0, loss=last.pop("loss"),
+                         accuracy=last.pop("accuracy", None), test_loss=last.pop("test_loss", None),
+                         val_loss=last.pop("val_loss", None), metrics=last, record=self.records.steps[-1],
+                         refused=self.refusals.total(), memories_lost=self.memories_lost.total(), threads=self.threads,
+                         bytes_up=self.traffic["up"], bytes_down=self.traffic["down"])  # fmt: skip
 
     def trace(self, patience: float = math.inf) -> Trace:
         """What has happened so far, with a record of this moment; evaluations time out after ``patience`` seconds."""

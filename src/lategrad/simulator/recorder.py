@@ -99,8 +99,7 @@ def _rule_axis(rule: AnyRule[Any], runs: torch.Size, position: int, own_name: st
         name = path.rpartition(".")[2]
         shape = (1,) * (len(runs) + 1 - value.dim()) + tuple(value.shape)
         if shape[position] == runs[position]:
-            alone = all(length == 1 for i, length in enumerate(shape) if i != position)
-            varying[name] = tuple(value.flatten().tolist()) if alone else None
+            varying[name] = tuple(value.flatten().tolist()) if value.numel() == runs[position] else None
     counted = tuple(range(runs[position]))
     if own_name is not None:
         return Axis(own_name, varying.get(own_name) or counted)

@@ -128,11 +128,11 @@ class Workers:
         row, taken, fresh = jobs.index_select(0, used).flatten(1, 2).unbind(-1)
         row = torch.where((positions < self._length).unsqueeze(-1), row, self._padding).flatten()
         lead = (width, *self._shape[:2])
-        leaves = iter([leaf.index_select(0, row).view(*lead, *leaf.shape[1:]) for leaf in self._states])
-        state: Any = map_tensors(lambda _: next(leaves), self._first)
+        leaves = [leaf.index_select(0, row).view(*lead, *leaf.shape[1:]) for leaf in self._states]
+        state: Any = map_tensors(lambda _, leaf: leaf, self._first, leaves)
         if self._loses_state:
-            initial, lost = iter(tensors(self._first)), fresh.view(lead) > 0
-            state = map_tensors(lambda leaf: torch.where(_unsqueeze_to(lost, leaf), next(initial), leaf), state)
+            lost = fresh.view(lead) > 0
+            state = map_tensors(lambda leaf, new: torch.where(_unsqueeze_to(lost, leaf), new, leaf), state, self._first)
         steps = _unsqueeze_to(taken.view(lead), x) if self._varying_steps else None
         grad, state = self._problem.run_job(x, samples.index_select(0, used), state, steps)
         for stored, leaf in zip(self._states, tensors(state), strict=True):

@@ -26,6 +26,14 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Write a text file, as a whole or not at all."""
+    path = Path(path)
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+    return path
+
+
 def require_plain(path: Path) -> None:
     """Raise an ``OSError`` if there is something else than a plain file: a link, a FIFO, a device or a folder."""
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):

@@ -83,20 +83,16 @@ class Option:
 
     def _readers(self) -> list[tuple[str, Callable[[str], Any]]]:
         """Descriptions of what is valid and functions that read it; the first that can read a text does."""
-        readers: list[tuple[str, Callable[[str], Any]]] = []
-        if NoneType in self.types:
-            readers.append(("none", lambda text: {"none": None}[text.lower()]))
-        if bool in self.types:
-            readers.append(("true or false", lambda text: _WORDS[text.lower()]))
-        if self.choices:
-            readers.append(("one of " + ", ".join(self.choices), {c: c for c in self.choices}.__getitem__))
-        if int in self.types or type(self.default) is int or not self.types:
-            readers.append(("an integer", int))
-        if float in self.types or not self.types:
-            readers.append(("a number", float))
-        if (str in self.types and not self.choices) or not self.types:
-            readers.append(("a text", str))
-        return readers
+        anything = not self.types
+        readers: list[tuple[bool, str, Callable[[str], Any]]] = [
+            (NoneType in self.types, "none", lambda text: {"none": None}[text.lower()]),
+            (bool in self.types, "true or false", lambda text: _WORDS[text.lower()]),
+            (bool(self.choices), "one of " + ", ".join(self.choices), {c: c for c in self.choices}.__getitem__),
+            (int in self.types or type(self.default) is int or anything, "an integer", int),
+            (float in self.types or anything, "a number", float),
+            ((str in self.types and not self.choices) or anything, "a text", str),
+        ]
+        return [(valid, convert) for applies, valid, convert in readers if applies]
 
 
 def as_text(value: Any) -> str:

@@ -5,6 +5,7 @@ All are trees whose leaves are tensors, which the functions here walk in one fix
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -42,13 +43,16 @@ def tensors(tree: object) -> list[Tensor]:
     return [leaf for child in _children(tree) for leaf in tensors(child)]
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The same tree with ``function`` applied to every tensor.
+def map_tensors(function: Callable[..., Tensor], tree: Tree, *others: object) -> Tree:
+    """The same tree with ``function`` applied to every tensor, and to those of other trees at the same place.
 
     >>> import lategrad as lg
     >>> map_tensors(torch.Tensor.double, lg.OGD(lr=torch.tensor([0.5]))).lr
     tensor([0.5000], dtype=torch.float64)
     """
+    if others:
+        rest = zip(*map(tensors, others), strict=True)
+        return map_tensors(lambda leaf: function(leaf, *next(rest)), tree)
     if isinstance(tree, Tensor):
         return function(tree)  # type: ignore[return-value]
     changed = [map_tensors(function, child) for child in _children(tree)]
@@ -64,6 +68,14 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
     if isinstance(tree, dict):
         return type(tree)(zip(_keys(tree), changed, strict=True))
     return tree
+
+
+def checksum(tree: object) -> str:
+    """SHA-256 of the values of all tensors, in the order of :func:`tensors`."""
+    contents = hashlib.sha256()
+    for leaf in tensors(tree):
+        contents.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return contents.hexdigest()
 
 
 def leaf_names(tree: object, prefix: str = "") -> list[str]:

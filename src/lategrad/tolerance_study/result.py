@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lategrad.support.files import replacing
+from lategrad.support.files import write_text
 from lategrad.support.validation import require
 from lategrad.tolerance_study import show
 from lategrad.tolerance_study.run import OWN, Run, finite_or_none
@@ -160,7 +160,7 @@ class Tolerance:
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write one self-contained page with the picture and the table."""
-        return _write(path, show.page(self))
+        return write_text(path, show.page(self))
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write a row for each point."""
@@ -170,7 +170,8 @@ class Tolerance:
         """Write everything, runs included; :meth:`load` reads it."""
         points = [{name: finite_or_none(value) for name, value in asdict(point).items()} for point in self.points()]
         runs = [run.as_json() for run in self.runs]
-        return _write(path, json.dumps({"format": _FORMAT, **asdict(self), "runs": runs, "points": points}, indent=1))
+        contents = {"format": _FORMAT, **asdict(self), "runs": runs, "points": points}
+        return write_text(path, json.dumps(contents, indent=1))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Tolerance":
@@ -180,13 +181,6 @@ class Tolerance:
         require("path", os.fspath(path), valid, f"a file of the format {_FORMAT!r}")
         runs = tuple(map(Run.from_json, saved["runs"]))
         return Tolerance(runs, saved["better"], saved["cost"], saved["profile"], saved["name"])
-
-
-def _write(path: str | os.PathLike[str], text: str) -> Path:
-    path = Path(path)
-    with replacing(path) as part:
-        part.write_text(text)
-    return path
 
 
 def _deviation(values: Array) -> float:

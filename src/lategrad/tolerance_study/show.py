@@ -4,12 +4,11 @@ import io
 import math
 import os
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lategrad.support.files import replacing
+from lategrad.trace import saved_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,11 +96,7 @@ def plot(result: "Tolerance", path: str | os.PathLike[str] | None = None) -> "Fi
         axis.grid(alpha=0.3)
         if over_time:  # diverging curves leave the picture
             axis.set_ylim(*_range_without_delay(result))
-    if path is not None:
-        path = Path(path)
-        with replacing(path) as part:
-            figure.savefig(part, dpi=120, format=path.suffix.removeprefix(".") or "png")
-    return figure
+    return saved_figure(figure, path, dpi=120)
 
 
 def _range_without_delay(result: "Tolerance") -> tuple[float, float]:

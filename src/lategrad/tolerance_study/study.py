@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from lategrad.support.files import read_plain, replacing
+from lategrad.support.files import read_plain, write_text
 from lategrad.support.validation import require, require_choice, require_count, require_number, require_switch
 from lategrad.tolerance_study.code_identity import identify_code
 from lategrad.tolerance_study.result import BETTER, Tolerance
@@ -168,9 +168,8 @@ class _RunStore:
             if code_before[name] != code[name]:
                 raise ValueError(f"out must be another folder: the code of {name} is not that of the runs in "
                                  f"{str(folder)!r}; if no result changes, delete {description}")  # fmt: skip
-        with replacing(description) as part:
-            optimizers = before["optimizers"] | about["optimizers"]
-            part.write_text(json.dumps(about | {"optimizers": optimizers}, indent=1))
+        optimizers = before["optimizers"] | about["optimizers"]
+        write_text(description, json.dumps(about | {"optimizers": optimizers}, indent=1))
 
     def _path(self, task: Task) -> Path:
         name = "".join(c if c.isalnum() or c in "-_." else "_" for c in task.optimizer)
@@ -182,5 +181,4 @@ class _RunStore:
         return _read(path, Run.from_json) if path.exists() else None
 
     def save(self, run: Run) -> None:
-        with replacing(self._path(run.task)) as part:
-            part.write_text(json.dumps(run.as_json()))
+        write_text(self._path(run.task), json.dumps(run.as_json()))

@@ -82,11 +82,6 @@ class Loops:
         except compiler_errors() as error:  # it may also be killed
             raise UnsupportedError(f"the compiler failed: {str(error).strip().splitlines()[0]}") from error
 
-    @property
-    def passes(self) -> int:
-        """How many loops over the vectors one call makes."""
-        return sum(sums is not None for sums in self.source.stages)
-
     def _compile(self) -> Callable[[int], None]:
         if self._device.type == "cpu":
             run = cpu_library(self.source.cpu).run

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules._common import AveragedIterate, Moments, adam_direction, next_moments, start_moments
+from lategrad.rules._common import AveragedIterate, Moments
 from lategrad.rules.rule import Average, Delay, as_dtype, first_query, next_mean, start_mean
 from lategrad.sets import ConvexSet, WholeSpace
 from lategrad.support.runs import per_run
@@ -58,11 +58,11 @@ class AdamW(AveragedIterate):
 
     def init(self, x0: Tensor) -> AdamWState:
         x = first_query(self, x0)
-        return AdamWState(x=x, moments=start_moments(x), mean=start_mean(x, self.average), t=per_run(x, 0))
+        return AdamWState(x=x, moments=Moments.start(x), mean=start_mean(x, self.average), t=per_run(x, 0))
 
     def update(self, state: AdamWState, grad: Tensor, delay: Delay) -> AdamWState:
         t = state.t + 1
-        moments = next_moments(state.moments, grad, self.beta1, self.beta2)
-        direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
+        moments = state.moments.next(grad, self.beta1, self.beta2)
+        direction = moments.direction(t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
         x = self.domain.project(state.x - as_dtype(self.lr, grad) * direction)
         return AdamWState(x=x, moments=moments, mean=next_mean(state.mean, state.x, t, self.average), t=t)

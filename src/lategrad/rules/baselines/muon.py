@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lategrad.rules._common import AveragedIterate, Moments, adam_direction, next_moments, start_moments
+from lategrad.rules._common import AveragedIterate, Moments
 from lategrad.rules._orthogonalize import matrix_steps
 from lategrad.rules.blocks import Blocks
 from lategrad.rules.rule import Average, Delay, as_dtype, first_query, next_mean, start_mean
@@ -77,14 +77,14 @@ class Muon(AveragedIterate):
     def init(self, x0: Tensor) -> MuonState:
         x = first_query(self, x0)
         mean = start_mean(x, self.average)
-        return MuonState(x=x, momentum=torch.zeros_like(x), moments=start_moments(x), mean=mean, t=per_run(x, 0))
+        return MuonState(x=x, momentum=torch.zeros_like(x), moments=Moments.start(x), mean=mean, t=per_run(x, 0))
 
     def update(self, state: MuonState, grad: Tensor, delay: Delay) -> MuonState:
         t = state.t + 1
         momentum = self.momentum * state.momentum + (1 - self.momentum) * grad
         nesterov = self.momentum * momentum + (1 - self.momentum) * grad
-        moments = next_moments(state.moments, grad, self.beta1, self.beta2)
-        direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.other_decay * state.x
+        moments = state.moments.next(grad, self.beta1, self.beta2)
+        direction = moments.direction(t, self.beta1, self.beta2, self.eps) + self.other_decay * state.x
         if self.blocks is not None:
             blocks, parts = self.blocks.without_tokens(), self.blocks.split(direction)
             steps = matrix_steps(blocks, blocks.split(nesterov))

@@ -6,16 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lategrad.rules._common import (
-    LastIterate,
-    Moments,
-    OutputsX,
-    adam_direction,
-    geometric,
-    next_moments,
-    root_mean_square,
-    start_moments,
-)
+from lategrad.rules._common import LastIterate, Moments, OutputsX, geometric, root_mean_square
 from lategrad.rules.blocks import Blocks, per_entry, start_delays
 from lategrad.rules.rule import Delay, as_dtype, as_number, first_query
 from lategrad.sets import ConvexSet, WholeSpace
@@ -75,7 +66,7 @@ class NAdam(LastIterate):
 
     def init(self, x0: Tensor) -> NAdamState:
         x = first_query(self, x0)
-        return NAdamState(x=x, moments=start_moments(x), product=per_run(x, 1), t=per_run(x, 0))
+        return NAdamState(x=x, moments=Moments.start(x), product=per_run(x, 1), t=per_run(x, 0))
 
     def _momentum(self, t: Tensor) -> Tensor:
         return self.beta1 * (1 - 0.5 * geometric(0.96, self.momentum_decay * t))
@@ -84,7 +75,7 @@ class NAdam(LastIterate):
         t = state.t + 1
         now, ahead = self._momentum(t), self._momentum(t + 1)
         product = state.product * now
-        moments = next_moments(state.moments, grad, self.beta1, self.beta2)
+        moments = state.moments.next(grad, self.beta1, self.beta2)
         of_grad = ((1 - now) / (1 - product)).to(grad.dtype)
         of_momentum = (ahead / (1 - product * ahead)).to(grad.dtype)
         numerator = of_grad * grad + of_momentum * moments.first
@@ -144,14 +135,14 @@ class PipeMare(LastIterate):
 
     def init(self, x0: Tensor) -> PipeMareState:
         x = first_query(self, x0)
-        return PipeMareState(x=x, moments=start_moments(x), t=per_run(x, 0))
+        return PipeMareState(x=x, moments=Moments.start(x), t=per_run(x, 0))
 
     def update(self, state: PipeMareState, grad: Tensor, delay: Delay) -> PipeMareState:
         t = state.t + 1
         power = 1 - (t / self.annealing).clamp_max(1)
         lr = self.lr * (-power * as_number(delay).clamp_min(1).log()).exp()  # lr / max(1, tau)^p
-        moments = next_moments(state.moments, grad, self.beta1, self.beta2)
-        direction = adam_direction(moments, t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
+        moments = state.moments.next(grad, self.beta1, self.beta2)
+        direction = moments.direction(t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
         move = per_entry(self.delay_blocks, lr.to(grad.dtype), grad) * direction
         return PipeMareState(x=self.domain.project(state.x - move), moments=moments, t=t)
 
@@ -208,19 +199,17 @@ class WeightPrediction(OutputsX):
     def init(self, x0: Tensor) -> WeightPredictionState:
         x = first_query(self, x0)
         delay = start_delays(self.delay_blocks, x)
-        return WeightPredictionState(x=x, moments=start_moments(x), delay=delay, t=per_run(x, 0))
-
-    def _direction(self, moments: Moments, t: Tensor) -> Tensor:
-        return adam_direction(moments, t, self.beta1, self.beta2, self.eps)
+        return WeightPredictionState(x=x, moments=Moments.start(x), delay=delay, t=per_run(x, 0))
 
     def query(self, state: WeightPredictionState) -> Tensor:
-        direction = self._direction(state.moments, state.t.clamp_min(1))  # zero before any update
+        t = state.t.clamp_min(1)  # before any update the direction is zero
+        direction = state.moments.direction(t, self.beta1, self.beta2, self.eps)
         ahead = per_entry(self.delay_blocks, (self.lr * state.delay).to(state.x.dtype), state.x)
         return self.domain.project(state.x - ahead * direction)
 
     def update(self, state: WeightPredictionState, grad: Tensor, delay: Delay) -> WeightPredictionState:
         t = state.t + 1
-        moments = next_moments(state.moments, grad, self.beta1, self.beta2)
-        move = as_dtype(self.lr, grad) * (self._direction(moments, t) + self.weight_decay * state.x)
-        x = self.domain.project(state.x - move)
+        moments = state.moments.next(grad, self.beta1, self.beta2)
+        direction = moments.direction(t, self.beta1, self.beta2, self.eps) + self.weight_decay * state.x
+        x = self.domain.project(state.x - as_dtype(self.lr, grad) * direction)
         return WeightPredictionState(x=x, moments=moments, delay=0 * state.delay + delay, t=t)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 
-from lategrad.support.files import read_plain, replacing
+from lategrad.support.files import read_plain, replacing, write_text
 from lategrad.support.validation import require_form
 
 FORMAT = "lategrad-checkpoint-5"
@@ -63,8 +63,7 @@ class Checkpoint:
                            **self.description}  # fmt: skip
             text = json.dumps(description, indent=1)
             sealed = json.dumps({"checksum": hashlib.sha256(text.encode()).hexdigest(), "checkpoint": text}, indent=1)
-            with replacing(path) as part:
-                part.write_text(sealed, encoding="utf-8")
+            write_text(path, sealed)
         except OSError:
             if not path.exists():
                 path.with_suffix(".safetensors").unlink(missing_ok=True)  # it must not fill a full disk

@@ -4,9 +4,8 @@ import hashlib
 import warnings
 from typing import Any
 
-import torch
-
 from lategrad.problems.problem import Problem
+from lategrad.support.runs import checksum
 from lategrad.support.validation import require
 
 
@@ -15,9 +14,8 @@ def identify(problem: Problem) -> dict[str, str]:
     contents = getattr(problem, "fingerprint", lambda: "")()
     has_repr = type(problem).__repr__ is not object.__repr__  # which would give its address in memory
     name = repr(problem) if has_repr else type(problem).__qualname__
-    start = problem.start().detach().cpu().contiguous().view(torch.uint8).numpy()
     return {"problem": name, "contents": hashlib.sha256(contents.encode()).hexdigest(),
-            "start": hashlib.sha256(start.tobytes()).hexdigest()}  # fmt: skip
+            "start": checksum(problem.start())}  # fmt: skip
 
 
 def require_same(problem: Problem, saved: dict[str, Any], where: str, *, same_start: bool) -> None:
