@@ -6,7 +6,7 @@ distance of their points that the run meets, which is below L, so that the sums 
 parts mlp and cnn ask whether SteadyMuon in a form whose steps fit the theorems is as good as SteadyMuon, on networks
 with biases and ReLU, which no theorem covers.
 
-    python -m benchmarks.momentum_terms terms mlp    # about three minutes on one core
+    python -m benchmarks.momentum_terms terms mlp    # about five minutes on one core
     python -m benchmarks.momentum_terms cnn --lrs 0.003 0.01 0.03 0.1 --seeds 0 1
 """
 

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lategrad.execution import UnsupportedError
 from lategrad.execution.codegen.run import update_loops
+from lategrad.execution.codegen.staged import StagedLoops
 from lategrad.rules import Blocks
 from lategrad.rules.rule import AnyRule, apply_update, first_state, issue_ticket, needs_ticket
 from lategrad.support.runs import tensors
@@ -76,7 +77,7 @@ def cost(rule: AnyRule[Any]) -> Cost:
     try:
         loops = update_loops(rule, state, torch.float32, [_SIZE], torch.device("cpu"),
                              ticket=ticket if needs_ticket(rule) else None, query_dtype=torch.float32)  # fmt: skip
-        passes = loops.passes
+        passes = 2 if isinstance(loops, StagedLoops) else sum(sums is not None for sums in loops.source.stages)
     except UnsupportedError:
         passes = None
     with FlopCounterMode(display=False) as counted:

@@ -284,6 +284,44 @@ def test_a_forward_that_passes_by_the_model_is_not_taken_for_a_delayed_one():
         delayed.step()
 
 
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def steady_muon(model):
+    return lg.optim.SteadyMuon(model, lr=0.05)
+
+
+@pytest.mark.parametrize("make", [adamw, steady_muon])
+def test_past_versions_are_in_the_model_only_for_the_passes_of_its_optimizer(make):
+    model, same = network(), network()
+    delayed, straight = (Delayed(make(one), lg.delays.by_stage(one, 3)) for one in (model, same))
+    for batch in range(6):
+        one_pass(model, delayed, batch)
+        one_pass(same, straight, batch)
+    lone = copy.deepcopy(model)
+    newest = flat(model)
+    lone(torch.ones(1, 4))
+    assert torch.equal(flat(lone), newest)  # a copy without the optimizer has no delays
+    shipped = straight.output_state_dict(same)
+    model(torch.ones(1, 4))  # a pass without a step
+    torch.testing.assert_close(delayed.output_state_dict(model), shipped, rtol=0, atol=0)
+    with delayed.output():
+        output = flat(model)
+        model(torch.ones(1, 4))
+        assert torch.equal(flat(model), output)
+        with delayed.output():
+            assert torch.equal(flat(model), output)
+    for batch in range(6, 9):
+        one_pass(model, delayed, batch)
+        one_pass(same, straight, batch)
+    assert torch.equal(flat(model), flat(same))
+    del delayed
+    newest = flat(model)
+    model(torch.ones(1, 4))
+    assert torch.equal(flat(model), newest)
+
+
 def test_what_an_optimizer_cannot_do_by_stage_it_refuses():
     model, other = network(), network()
     profile = lg.delays.by_stage(model, 3)

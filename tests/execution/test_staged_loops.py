@@ -9,7 +9,7 @@ from helpers.memory import largest_allocation
 from helpers.parameters import backends, flat, parameters, set_grads
 from lategrad.execution import UnsupportedError, in_place
 from lategrad.execution.codegen import staged
-from lategrad.optim import FromRule, SteadyMuon
+from lategrad.optim import SteadyMuon
 
 SHAPES = [(9, 4), (8, 6), (5,), (6, 8), (8, 6), (3, 2, 2, 2), (7, 3), (), (8, 6)]
 KINDS = ["embedding", "matrix", "other", "matrix", "matrix", "matrix", "other", "other", "matrix"]
@@ -76,10 +76,25 @@ def test_what_couples_the_entries_or_is_not_stored_by_rows_is_refused():
     params[5] = nn.Parameter(torch.zeros(3, 2, 2, 2).to(memory_format=torch.channels_last))
     with pytest.raises(UnsupportedError, match="another memory layout"):
         in_place(lg.SteadyMuon(0.1, blocks=blocks), None, tensors=params, backend="loops")
-    optimizer = FromRule(params, lg.SteadyMuon(0.1), compile=False)
-    set_grads(params, 0)
-    optimizer.step()
-    assert backends(optimizer) == ["eager"]
+    large = [nn.Parameter(torch.zeros(64, 64, 8, 8).to(memory_format=torch.channels_last))]
+    for one in (params, large):  # not by torch.compile, which would take a minute to save milliseconds
+        optimizer = SteadyMuon([{"params": one, "kinds": "other" if one is params else "matrix"}])
+        set_grads(one, 0)
+        optimizer.step()
+        assert backends(optimizer) == ["eager"]
+
+
+def test_a_matrix_of_a_single_number_is_one_of_many():
+    params = parameters([(1, 1), (4, 3)], dtype=torch.float32)
+    optimizer = SteadyMuon([{"params": params, "kinds": "matrix"}], compile=True)
+    others = parameters([(1, 1), (4, 3)], dtype=torch.float32)
+    plain = SteadyMuon([{"params": others, "kinds": "matrix"}], compile=False)
+    for t in range(3):
+        for one, own in ((optimizer, params), (plain, others)):
+            set_grads(own, t)
+            one.step()
+    assert backends(optimizer) == ["loops"]
+    torch.testing.assert_close(flat(params), flat(others))
 
 
 def test_resumes_exactly_from_eager_in_loops():

@@ -120,7 +120,10 @@ def test_a_rule_that_knows_one_delay_is_told_the_longest():
     assert torch.equal(flat(params), flat(longest))
 
 
-@pytest.mark.parametrize("delay", [[1, 2, 3], [1, 2, 3, -1], [1, 2, 3, 0.5], [True] * 4, -3, 0.5, np.ones(4)])
+WRONG = [[1, 2, 3], [1, 2, 3, -1], [1, 2, 3, 0.5], [True] * 4, -3, 0.5, np.ones(4), torch.tensor(-3), torch.tensor(2.7)]
+
+
+@pytest.mark.parametrize("delay", WRONG)
 def test_wrong_delays_are_refused(delay):
     params = parameters(SHAPES)
     set_grads(params, 0)

@@ -445,6 +445,17 @@ def test_a_gradient_that_fails_twice_gives_way_to_the_next():
     assert batches == [1, 2, 7, 4, 5, 8, 9, 10]
 
 
+def test_pending_gradients_follow_the_dtype_of_the_model():
+    model = nn.Linear(2, 1)
+    delayed = Delayed(torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    for dtype in (torch.float32, torch.float64, torch.float64, torch.float64):
+        model.to(dtype)
+        delayed.zero_grad()
+        model(torch.ones(1, 2, dtype=dtype)).sum().backward()
+        delayed.step()
+    assert delayed.updates == 2
+
+
 def test_an_update_that_failed_keeps_the_versions_of_stages():
     torch.manual_seed(0)
     model, rows = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), torch.randn(8, 4, 3)

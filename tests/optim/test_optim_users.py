@@ -170,6 +170,116 @@ def test_copies_keep_the_mode(copied):
     assert torch.equal(flat(twins), query)
 
 
+@pytest.mark.parametrize("build", AVERAGING)
+def test_the_output_can_be_looked_at_where_autograd_is_off_for_good(build):
+    params, others = parameters(), parameters()
+    optimizer, straight = build(params), build(others)
+    run_steps(optimizer, params, range(3))
+    run_steps(straight, others, range(3))
+    copies, optimizer = copy.deepcopy((params, optimizer))  # its state is first used inside
+    with torch.inference_mode(), optimizer.output():
+        output = flat(copies)
+    with straight.output():
+        assert torch.equal(flat(others), output)
+    run_steps(optimizer, copies, [3])
+    run_steps(straight, others, [3])
+    assert torch.equal(flat(copies), flat(others))
+
+
+@pytest.mark.parametrize("build", AVERAGING)
+def test_a_model_that_is_frozen_after_training_ships_its_output(build):
+    params, others = parameters(), parameters(seed=9)
+    optimizer = build(params)
+    run_steps(optimizer, params, range(4))
+    saved = optimizer.state_dict()
+    with optimizer.output():
+        output = flat(params)
+    for p in params + others:
+        p.requires_grad_(False)
+    with optimizer.output():
+        assert torch.equal(flat(params), output)
+    loaded = build(others)
+    loaded.load_state_dict(saved)
+    with torch.no_grad():
+        for q, p in zip(others, params, strict=True):
+            q.copy_(p)
+    with loaded.output():
+        assert torch.equal(flat(others), output)
+    with pytest.raises(RuntimeError, match="requires_grad of a parameter has changed since the first step"):
+        run_steps(optimizer, params, [4])
+
+
+# ---- Changes that the optimizer did not make
+
+
+def clamp(params):
+    with torch.no_grad():
+        params[0].clamp_(max=0.1)
+
+
+def load_others(params):
+    nn.ParameterList(params).load_state_dict(nn.ParameterList(parameters(seed=9)).state_dict())
+
+
+def look_up_with_max_norm(params):
+    nn.functional.embedding(torch.arange(3), params[0], max_norm=0.1)
+
+
+@pytest.mark.parametrize("build", AVERAGING)
+@pytest.mark.parametrize("change", [clamp, load_others, look_up_with_max_norm])
+@pytest.mark.parametrize("what", ["step", "output"])
+def test_parameters_that_were_changed_between_two_steps_are_named_once(build, change, what):
+    params = parameters()
+    optimizer = build(params)
+    run_steps(optimizer, params, range(4))
+    change(params)
+    proceed = optimizer.eval if what == "output" else lambda: run_steps(optimizer, params, [4])
+    with pytest.warns(UserWarning, match="parameters were changed in place since the last step"):
+        proceed()
+    if what == "output":
+        optimizer.train()
+    run_steps(optimizer, params, [5])
+    change(params)
+    run_steps(optimizer, params, [6])
+
+
+def test_steps_of_another_optimizer_on_other_parameters_are_no_change():
+    params, others = parameters(), parameters(seed=9)
+    mine, other = steady(params), torch.optim.SGD(others, lr=0.1)
+    for t in range(3):
+        run_steps(mine, params, [t])
+        run_steps(other, others, [t])
+    mine.load_state_dict(mine.state_dict())
+    mine.add_param_group({"params": others})
+    run_steps(mine, params + others, [3, 4])
+
+
+# ---- Learning rates
+
+
+def test_a_number_after_a_tensor_is_the_learning_rate():
+    params = parameters()
+    optimizer = FromRule(params, lg.SGD(lr=1.0))
+    for lr, moved in ((1.0, 1.0), (torch.tensor(0.25), 0.25), (1.0, 1.0)):
+        optimizer.param_groups[0]["lr"] = lr
+        before = flat(params)
+        grad = set_grads(params, 0)
+        optimizer.step()
+        torch.testing.assert_close(before - flat(params), moved * grad)
+
+
+def test_the_learning_rate_and_the_decay_of_a_rule_inside_another_are_those_of_the_group():
+    rule = lg.Scheduled(lg.SGD(lr=0.5, weight_decay=0.1), warmup=2)
+    params = parameters()
+    optimizer = FromRule(params, rule)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (0.5, 0.1)
+    group["lr"], group["weight_decay"] = 1.0, 0.0
+    before, grad = flat(params), set_grads(params, 0)
+    optimizer.step()
+    torch.testing.assert_close(before - flat(params), 0.5 * grad)  # half-way through the warm-up
+
+
 # ---- Weight decay
 
 

@@ -1,5 +1,6 @@
 """What the ranks of a pipeline do in the tests; they are forked from a process that has imported this."""
 
+import copy
 import os
 import signal
 import time
@@ -201,6 +202,19 @@ def checkpoint(steps, optimizer, folder):
             fresh.step(*batch)
         traces.append(fresh.trace(problem))
     return {"straight": straight, "resumed": traces}
+
+
+def back_to_the_start(optimizer):
+    """A run, and after it the same run again from a state of before its first update."""
+    problem, pipe = build(optimizer)
+    start = copy.deepcopy(pipe.state_dict())
+    ends = []
+    for _ in range(2):
+        pipe.load_state_dict(start)
+        for batch in batches(problem, count=4):
+            pipe.step(*batch)
+        ends.append(pipe.trace(problem))
+    return ends
 
 
 def other_scheduler(folder):

@@ -208,6 +208,13 @@ def test_a_resumed_run_continues_as_if_nothing_had_happened(ranks, tmp_path, opt
         torch.testing.assert_close(resumed.loss, straight.loss)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "steady-muon"])
+def test_a_state_of_before_the_first_update_starts_anew(ranks, optimizer):
+    first, second = values(ranks("pipeline_cases.back_to_the_start", 2, optimizer=optimizer))[0]
+    assert torch.equal(first.query, second.query)
+    assert torch.equal(first.output, second.output)
+
+
 def test_a_pipeline_needs_torch_distributed():
     with pytest.raises(RuntimeError, match="start the script with torchrun"):
         lg.pipeline.Pipeline([torch.nn.Linear(2, 2)], torch.nn.functional.mse_loss, torch.optim.SGD)

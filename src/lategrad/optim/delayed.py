@@ -1,8 +1,8 @@
 """Late gradients in any PyTorch loop: a wrapper that delays the gradients of an optimizer."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import zip_longest
 from operator import attrgetter
@@ -156,13 +156,15 @@ class Delayed(Optimizer):
         """Reset the gradients; pending ones are copies."""
         self.optimizer.zero_grad(set_to_none)
 
-    def output(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def output(self) -> Iterator[None]:
         """Within this context the parameters hold what the wrapped optimizer ships (its output, if it has one)."""
-        return output_of(self.optimizer)
+        with nullcontext() if self._versions is None else self._versions.suspended(), output_of(self.optimizer):
+            yield
 
     def output_state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """A copy of the model's ``state_dict`` as it is inside :meth:`output`: what to ship."""
-        return shipped_state(self.optimizer, model)
+        return shipped_state(self, model)
 
     # ---- The delays
 
@@ -258,7 +260,7 @@ class Delayed(Optimizer):
             distance = math.nan if gradient.point is None else _distance(params, gradient.point)
         try:
             for p, grad in zip_longest(params, gradient.grads):
-                p.grad = grad
+                p.grad = None if grad is None else grad.to(p.dtype)  # the model's may have changed meanwhile
             if isinstance(self.optimizer, RuleOptimizer):
                 self.optimizer.step(delay=delay, tickets=gradient.tickets)
             else:
@@ -324,6 +326,8 @@ class Delayed(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._reset_draws()
         super().__setstate__(state)
+        if self._versions is not None:
+            self._versions.belong_to(self)
 
     def __repr__(self) -> str:
         return f"Delayed({self.optimizer!r}, {self.delays!r}, delay_cap={self.delay_cap})"

@@ -15,9 +15,9 @@ from lategrad.support.validation import Scalar
 class FromRule(RuleOptimizer):
     """Any server rule as an optimizer.
 
-    The rule's learning rate, or that of its learner, becomes the groups' ``lr``, which is read at every step,
-    so that LR schedulers work. A rule without one has groups without ``lr``. Likewise its ``weight_decay`` is the
-    groups' default; a rule without one takes none.
+    The rule's learning rate, or that of its learner or of a rule that it wraps, becomes the groups' ``lr``, which is
+    read at every step, so that LR schedulers work. A rule without one has groups without ``lr``. Likewise its
+    ``weight_decay`` is the groups' default; a rule without one takes none.
 
     Args:
         params: as for any optimizer; a group may have a ``rule`` of its own, ``lr`` and ``weight_decay``.
@@ -67,13 +67,19 @@ class FromRule(RuleOptimizer):
 
 
 def _find(name: str, part: Any) -> Any:
-    """A hyper-parameter of the rule, or of its learner; None when neither has it."""
+    """A hyper-parameter of the rule, or of the learner or rule inside it; None when neither has it."""
     if hasattr(part, name):
         return getattr(part, name)
-    return _find(name, part.learner) if hasattr(part, "learner") else None
+    inside = _inside(part)
+    return None if inside is None else _find(name, getattr(part, inside))
 
 
 def _replace(name: str, part: Any, value: Scalar) -> Any:
-    if hasattr(part, name):
+    inside = None if hasattr(part, name) else _inside(part)
+    if inside is None:
         return dataclasses.replace(part, **{name: value})
-    return dataclasses.replace(part, learner=_replace(name, part.learner, value))
+    return dataclasses.replace(part, **{inside: _replace(name, getattr(part, inside), value)})
+
+
+def _inside(part: Any) -> str | None:
+    return next((field for field in ("rule", "learner") if hasattr(part, field)), None)

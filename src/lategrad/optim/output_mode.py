@@ -25,7 +25,7 @@ Values = dict[Tensor, Tensor]  # a value for some parameters
 @torch.no_grad()
 def write_values(values: Values) -> None:
     for p, value in values.items():
-        p.copy_(value)
+        local_parts([p])[0].copy_(local_part_of(value, p))
 
 
 @contextmanager
@@ -160,6 +160,7 @@ class OutputMode(Optimizer):
         if self._queries is not None and not self.evaluating:
             raise RuntimeError(f"{what} inside output(): the parameters do not hold the query now")
 
+    @torch.inference_mode(False)  # parameters and states are for training, whatever is computed from them meanwhile
     def _show_output(self) -> None:
         if self._reminder is not None:
             self._reminder.remove()
@@ -167,6 +168,7 @@ class OutputMode(Optimizer):
         if any(map(is_dtensor, self._queries or ())):
             self._gathering = GatherAnew()
 
+    @torch.inference_mode(False)
     def _show_query(self) -> None:
         write_values(self._queries or {})
         self._queries = None

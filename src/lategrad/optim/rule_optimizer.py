@@ -1,7 +1,7 @@
 """What all optimizers made from a server rule have in common."""
 
 import itertools
-import operator
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -50,6 +50,8 @@ class RuleOptimizer(OutputMode):
     recompile_keys: ClassVar[tuple[str, ...]] = ()  #: entries of a group that take effect at the next step
     optional: ClassVar[tuple[str, ...]] = ()  #: the entries that a group may have beside the optimizer's own arguments
     _has_warned = False  # of a step without gradients
+    _has_warned_of_changes = False
+    _versions: list[int] | None = None  # of the parameters after the last step: changes in place raise them
     not_saved: ClassVar[tuple[str, ...]] = ("rule", "domain", "compile")  #: loading keeps the present ones
 
     def __init__(self, params: ParamsT, **defaults: Any) -> None:
@@ -102,6 +104,7 @@ class RuleOptimizer(OutputMode):
             _check_params(type(self).__name__, group["params"])
             group["scalars"] = []
             self._project(group)
+            self._versions = None
             undo.pop_all()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # it is compiled already
@@ -121,6 +124,7 @@ class RuleOptimizer(OutputMode):
                 others the longest one of a group.
             tickets: what :meth:`issue_tickets` gave at that time; by default they are computed now.
         """
+        self._warn_of_changes()
         loss = None if closure is None else torch.enable_grad()(closure)()
         self.require_query("step()")
         self._check_loaded()
@@ -138,19 +142,35 @@ class RuleOptimizer(OutputMode):
                 self.param_groups[i]["block_delays"] = True
         steps_of = {i: self._steps_with_current_lr(i) for i in present}
         for i in present:
+            self._cache[i].require_same_training()
             self._cache[i].require_agreement(delays[i])
         for i, steps in steps_of.items():
             grads, late = all_grads[i], delays[i]
             group_tickets = (tickets[i] if tickets else None) or itertools.repeat(None)
             for step, places, ticket in zip(steps, self._cache[i].places, group_tickets, strict=False):
                 step([grads[k] for k in places], [late[k] for k in places] if isinstance(late, list) else late, ticket)
+        self._versions = self._present_versions()
         return loss
+
+    def _present_versions(self) -> list[int]:
+        return [p._version for p in self._all_params() if not is_dtensor(p)]
+
+    def _warn_of_changes(self) -> None:
+        before, self._versions = self._versions, None
+        if before is not None and before != self._present_versions() and not self._has_warned_of_changes:
+            self._has_warned_of_changes = True
+            warnings.warn(f"parameters were changed in place since the last step (load_state_dict, clamp_, an "
+                          f"embedding with max_norm?): {type(self).__name__} continues from its own state, which "
+                          f"does not have the change. To start from changed values build a new optimizer; for a "
+                          f"constraint use one with domain=.", stacklevel=4)  # fmt: skip
 
     def _delays_of_groups(self, delay: int | Tensor | Sequence[int]) -> list[Any]:
         """The delay of each group; a list with that of each parameter where they differ."""
         counts = [len(group["params"]) for group in self.param_groups]
         if isinstance(delay, Tensor) and delay.numel() == 1:
-            return [delay] * len(counts)
+            if delay.device.type != "cpu":
+                return [delay] * len(counts)  # to read it, the CPU would have to wait
+            delay = delay.reshape(())
         values: Any = delay.tolist() if hasattr(delay, "tolist") else delay
         valid = f"an integer >= 0, or {sum(counts)} of them, one for each parameter"
         if not isinstance(values, Sequence):
@@ -220,12 +240,13 @@ class RuleOptimizer(OutputMode):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._cache = {}
+        self._cache, self._versions = {}, None
 
     # ---- The output, where it is not the query
 
     @torch.no_grad()
     def _write_output(self) -> Values:
+        self._warn_of_changes()
         started = [i for i, group in enumerate(self.param_groups) if group["scalars"]]
         differing = [step for i in started for step in self.in_place_steps(i) if not step.output_is_query]
         queries = {p: p.detach().clone() for step in differing for p in step.tensors}
@@ -233,12 +254,18 @@ class RuleOptimizer(OutputMode):
             step.write_output()
         return queries
 
+    def _show_query(self) -> None:
+        super()._show_query()
+        self._versions = self._present_versions()
+
     # ---- From groups to steps
 
     def _vectors(self, group: dict[str, Any], lr: Tensor) -> list[tuple[Any, list[Tensor]]]:
         """The vectors of a group: each a rule and its parameters, without frozen and empty ones."""
         named = zip(group["params"], group.get("kinds") or itertools.repeat(None), strict=False)
-        used = [(p, kind) for p, kind in named if p.numel() and p.requires_grad]
+        # What has a state was trained when the first step was made, and stays part of the vector when it is frozen.
+        used = [(p, kind) for p, kind in named
+                if p.numel() and (p.requires_grad or (group.get("scalars") and self.state.get(p)))]  # fmt: skip
         if not used:
             return []
         device = used[0][0].device
@@ -272,22 +299,19 @@ class RuleOptimizer(OutputMode):
         keys = ("maximize", "per_parameter", "compile", "kinds", "block_delays", *self.recompile_keys)
         options = [group.get(key) for key in keys]
         trained = [p.requires_grad for p in params]
-        forms = ([p.dtype for p in params], [p.shape for p in params],
+        forms = (list(map(id, params)), [p.dtype for p in params], [p.shape for p in params],
                  [p.stride() for p in params], [p.device for p in params[:1]])  # fmt: skip
-        if cache is not None and group["scalars"]:
-            if cache.trained != trained:
-                raise RuntimeError("requires_grad of a parameter has changed since the first step, but its group is "
-                                   "one vector: make a new optimizer, or put what is thawed later into a group of its "
-                                   "own")  # fmt: skip
-            if cache.options == options and cache.forms == forms and all(map(operator.is_, cache.params, params)):
-                return cache.steps
+        if cache is not None and group["scalars"] and (cache.options, cache.forms) == (options, forms):
+            return cache.steps
         lr = torch.ones(1, dtype=torch.float64, device=params[0].device if params else None)
         vectors = self._vectors(group, lr)
         compile = group["compile"]
         required = "loops" if compile and any(shards_of(members) is not None for _, members in vectors) else None
         if compile is None:
             total = sum(p.numel() for p in params)
-            shaped = any(getattr(rule, "blocks", None) is not None and not is_staged(rule) for rule, _ in vectors)
+            staged = all(p.is_contiguous() for p in params)  # else torch.compile would run, for a minute at first
+            shaped = any(getattr(rule, "blocks", None) is not None and not (staged and is_staged(rule))
+                         for rule, _ in vectors)  # fmt: skip
             shaped = shaped or any(getattr(rule, "delay_blocks", None) is not None for rule, _ in vectors)
             compile = not shaped and compiling_pays(EXPECTED_STEPS, total, backend="loops")
         saved = group["scalars"] or [None] * len(vectors)
@@ -303,6 +327,7 @@ class RuleOptimizer(OutputMode):
         group["scalars"] = [step.state.scalars for step in steps]
         place = {id(p): k for k, p in enumerate(params)}
         places = [[place[id(p)] for p in step.tensors] for step in steps]
+        self._versions = None  # building them may have written the first query
         self._cache[i] = _CachedSteps(steps, lr, places, options, forms, list(params), trained)
         return steps
 
@@ -311,6 +336,7 @@ class RuleOptimizer(OutputMode):
         cache, value = self._cache[i], self._current_lr(self.param_groups[i])
         if isinstance(value, Tensor):
             cache.lr.copy_(value.detach().reshape(-1))
+            cache.last_lr = math.nan
         elif value != cache.last_lr:
             cache.lr.fill_(value)
             cache.last_lr = value
@@ -325,11 +351,17 @@ class _CachedSteps:
     lr: Tensor  # the learning rate that the rules of the steps read
     places: list[list[int]]  # the group's parameters that each step has; some have no entries, or are frozen
     options: list[object]
-    forms: tuple[list[Any], ...]  # dtypes, shapes, strides and device of the parameters
+    forms: tuple[list[Any], ...]  # identities, dtypes, shapes, strides and device of the parameters
     params: list[Tensor]
     trained: list[bool]  # whether each parameter requires a gradient
     last_lr: float = 1.0
     calls: int = 0
+
+    def require_same_training(self) -> None:
+        if self.trained != [p.requires_grad for p in self.params]:
+            raise RuntimeError("requires_grad of a parameter has changed since the first step, but its group is one "
+                               "vector: set it as it was, make a new optimizer, or put what is thawed later into a "
+                               "group of its own")  # fmt: skip
 
     def require_agreement(self, delay: int | Tensor | list[int]) -> None:
         """Raise if ranks that share a parameter disagree about the delay or the learning rate.

@@ -1,7 +1,9 @@
 """Delays by stage: each parameter of a model at the past version that its delay determines."""
 
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +17,12 @@ class StageVersions:
 
     The model's forward, where it records gradients in training mode, first puts the past version of each delayed
     parameter in place; :meth:`to_newest` puts the newest one back for the update. So validation, checkpoints and the
-    optimizer see the newest parameters, without a change to the loop.
+    optimizer see the newest parameters, without a change to the loop. The hooks stay on the model, also on a copy of
+    it, and do nothing without an optimizer that has taken these versions as its own.
     """
+
+    _owner: weakref.ref[Any] | None = None
+    _suspended = False
 
     def __init__(self, profile: StageDelays, params: Sequence[Tensor], delay_cap: int) -> None:
         if (model := profile.model) is None:
@@ -39,6 +45,8 @@ class StageVersions:
 
     def before_forward(self, module: nn.Module, _: Any) -> None:
         """A training pass begins: put past versions in place, and store the newest."""
+        if self._suspended or self._owner is None or self._owner() is None:
+            return
         if self.newest is None and module.training and torch.is_grad_enabled():
             self.newest = [p.detach().clone() for p in self.delayed]
             self._write([past[0] if past else p for p, past in zip(self.newest, self.past, strict=True)])
@@ -51,6 +59,24 @@ class StageVersions:
     def _write(self, versions: list[Tensor]) -> None:
         for p, version in zip(self.delayed, versions, strict=True):
             p.data.copy_(version)  # through .data: the saved tensors of the pass are meant to change, or unused
+
+    def belong_to(self, owner: object) -> None:
+        self._owner = weakref.ref(owner)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Within this context the parameters hold the newest versions, or what is made of them, in any pass."""
+        if self._suspended or not self.delayed:
+            yield
+            return
+        past = None if self.newest is None else [p.detach().clone() for p in self.delayed]
+        self._write(self.newest or self.delayed)
+        self._suspended = True
+        try:
+            yield
+        finally:
+            self._suspended = False
+            self._write(past or self.delayed)
 
     def to_newest(self) -> list[Tensor]:
         """The pass is over: put the newest versions back, and return them for :meth:`append`."""
@@ -73,6 +99,9 @@ class StageVersions:
         """After an update: store the versions before it as past ones."""
         for past, version in zip(self.past, newest, strict=True):
             past.append(version)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_owner"}
 
     def state(self) -> list[list[Tensor]]:
         return [list(past) for past in self.past]

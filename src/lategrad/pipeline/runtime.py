@@ -361,8 +361,9 @@ class Pipeline:
         require("scheduler", self.scheduler, (own["scheduler"] is None) == (self.scheduler is None),
                 "given where the saved pipeline had one, and only there")  # fmt: skip
         self.module.load_state_dict(own["module"])
-        if own["updates"]:
-            self.optimizer.load_state_dict(own["optimizer"])
+        started = own["updates"] > 0  # before that the saved state has only the form of later ones
+        new = own["optimizer"] if started else self._make_optimizer(copy.deepcopy(self.module)).state_dict()
+        self.optimizer.load_state_dict(new)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(own["scheduler"])
         self.steps, self.updates = own["steps"], own["updates"]

@@ -64,7 +64,8 @@ class StagedLoops(Loops):
         self._short = _short_leaves(rule, blocks, dtype) if self._batches else []
         self._programs: list[tuple[list[int], Loops]] = []
         if self._batches:
-            one = Blocks((Block("", blocks.parts[self._batches[0][0]].matrix_shape, "matrix"),))
+            example = max((blocks.parts[batch[0]] for batch in self._batches), key=lambda block: block.size)
+            one = Blocks((Block("", example.matrix_shape, "matrix"),))  # not one of a single number
             momentum, advance = self._build(one, "momentum", dtype), self._build(one, "advance", dtype)
             for batch in self._batches:
                 entries = [self._sizes[i] for i in batch]
@@ -75,11 +76,6 @@ class StagedLoops(Loops):
         scalars = self._build(_without_matrices(2), "scalars", dtype)
         self._programs.append(([0], scalars.resized(self._sizes[:1])))
         self._lengths = [loops.source.operands * (1 + len(places)) for places, loops in self._programs]
-
-    @property
-    def passes(self) -> int:
-        """How many loops over a matrix one call makes; over other tensors it is one."""
-        return 2 if self._batches else 1
 
     def _entries(self, batch: list[int]) -> int:
         return sum(self._sizes[i] for i in batch)
