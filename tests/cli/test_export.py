@@ -73,7 +73,7 @@ def test_what_cannot_be_exported_is_one_line(capsys, tmp_path):
         code, _, err = run(capsys, tmp_path / folder, tmp_path / "file.safetensors", *options)
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
-    refused = "the file must be a new one that ends in .safetensors, its format, got"
+    refused = "the file must be one that ends in .safetensors, its format, and none of the run's own, got"
     own = tmp_path / "run" / "trace.safetensors"
     for file, message in (("net.pt", refused), (own, refused), ("/proc/x.safetensors", "I/O error: ")):
         code, _, err = run(capsys, tmp_path / "run", file)

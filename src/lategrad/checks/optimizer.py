@@ -67,6 +67,7 @@ def check_optimizer(
     AssertionError: bfloat16: small steps are rounded away, and training stalls (100% of the way of 64 steps is missing)
     """
     skip = set(skip)
+    require("factory", factory, callable(factory), "a function that makes the optimizer from parameters")
     require("skip", sorted(skip), skip <= set(_CHECKS), f"names of checks: {', '.join(_CHECKS)}")
     require_number("tolerance", tolerance, low=0, strict=True)
     if "sharded" not in skip:

@@ -84,7 +84,7 @@ def rules_from(texts: Sequence[str], lrs: Sequence[float]) -> dict[str, RuleSpec
             raise ValueError(f"--lr is not an option of rule {spec.name!r}{hint}")
         rules[label if label not in rules else text] = spec
     if lrs and not used:
-        raise ValueError(f"--lr {as_text(lrs[0])} is of no use: every rule sets its own")
+        raise ValueError(f"--lr {as_text(lrs[0])} is of no use: every rule sets its own, or has none")
     return rules
 
 

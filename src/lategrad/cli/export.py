@@ -30,7 +30,7 @@ def export(
     """
     is_the_runs = file.resolve().parent == folder.resolve() and file.name.startswith(("trace.", "best.", "checkpoint-"))
     require("the file", str(file), file.suffix == ".safetensors" and not is_the_runs,
-            "a new one that ends in .safetensors, its format")  # fmt: skip
+            "one that ends in .safetensors, its format, and none of the run's own")  # fmt: skip
     source = folder / (BEST_FILE if best else "trace.safetensors")
     if not source.is_file():
         remedy = "it needs --monitor, and a record better than the start" if best else "a run writes it at its end"

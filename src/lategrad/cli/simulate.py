@@ -59,6 +59,8 @@ def simulate(
         if not trace.complete:
             break
     Console().print(table(contenders))
+    if left := list(built)[len(contenders) :]:
+        typer.echo(f"not simulated: {', '.join(left)}", err=True)
     if out is not None:
         typer.echo(write_results(contenders, out))
     if not all(contender.trace.complete for contender in contenders):

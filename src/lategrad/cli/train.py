@@ -161,6 +161,9 @@ def _print_summary(trace: Trace, out: Path | None) -> None:
             warnings.warn(f"training.png could not be written: {error}", stacklevel=2)
         names = [name for name in ("trace.safetensors", "records.csv", "training.png") if (out / name).is_file()]
         typer.echo(f"written to {out}: {', '.join([*names, 'checkpoints'])}")
+        if trace.complete and not (out / "trace.safetensors").is_file():
+            raise OSError(f"the run is complete, and its trace could not be written to {out}: make room there, and "
+                          f"run lategrad resume {shlex.quote(str(out))}")  # fmt: skip
     if not trace.complete:
         terminated = trace.config.get("stopped") in (STOP_REASONS[SIGTERM], STOP_REASONS[SIGHUP])
         raise typer.Exit(_TEMPORARY_FAILURE if terminated and out is not None else 130)

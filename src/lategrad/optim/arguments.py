@@ -44,6 +44,8 @@ def require_state_of(optimizer: str, saved: Any, needed: Iterable[str]) -> None:
     if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= set(saved):
         what = f"keys {sorted(map(str, saved))[:5]}" if isinstance(saved, Mapping) else type(saved).__name__
         raise ValueError(f"{optimizer} loads what its state_dict() gave, with 'state' and 'param_groups'; got {what}")
+    if "delayed" in saved:
+        raise ValueError(f"the state is of Delayed({optimizer}), with pending gradients: load it into Delayed")
     for group in saved["param_groups"]:
         if missing := sorted(set(needed) - set(group)):
             has = ", ".join(sorted(map(repr, set(group) - {"params"})))

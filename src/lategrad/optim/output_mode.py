@@ -53,6 +53,9 @@ def output_of(optimizer: Any) -> Iterator[None]:
 
 def shipped_state(optimizer: Any, model: torch.nn.Module) -> dict[str, Any]:
     """A copy of the model's ``state_dict`` with what the optimizer ships."""
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    require("model", type(model).__name__, any(id(p) in own for p in model.parameters()),
+            "the one that is trained, with the optimizer's parameters")  # fmt: skip
     with output_of(optimizer):
         items = model.state_dict().items()
         return {name: v.detach().clone() if isinstance(v, Tensor) else v for name, v in items}

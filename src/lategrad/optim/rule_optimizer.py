@@ -338,6 +338,8 @@ class RuleOptimizer(OutputMode):
             cache.lr.copy_(value.detach().reshape(-1))
             cache.last_lr = math.nan
         elif value != cache.last_lr:
+            lr = self.param_groups[i].get("lr", 0.0)
+            invalid("learning rate", lr, not is_number(lr, low=0))
             cache.lr.fill_(value)
             cache.last_lr = value
         return steps

@@ -103,6 +103,7 @@ class ModuleProblem:
         require("module", type(module).__name__, isinstance(module, nn.Module), "a torch.nn.Module")
         self.metrics = dict(metrics or {})
         require_free_names(self.metrics)
+        require("loss", loss, loss is None or callable(loss), "a function of the module's output and the targets")
         require("metrics", self.metrics, all(map(callable, self.metrics.values())), "functions by their names")
         self.module = copy.deepcopy(module)
         self._tracking = list(tracking_layers(self.module))
@@ -217,6 +218,8 @@ class ModuleProblem:
         stacked = x.reshape(*sample.shape[:-1], -1, self.dim)
 
         def loss(vector: Tensor, inputs: Inputs, targets: Tensor) -> Tensor:
+            if targets.is_floating_point():  # torch's mse_loss needs both of its arguments in all vmaps, or in none
+                targets = targets + torch.zeros_like(vector[:1])
             return self.loss_of_batch(self.training.call(vector, inputs), targets)
 
         def at_once() -> Tensor:

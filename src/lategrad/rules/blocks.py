@@ -182,7 +182,7 @@ class Blocks:
             raise ValueError(
                 f"is it a matrix? Neither a known module nor the shape tells for the parameters {listed}. Say it with "
                 f"kinds=, such as {{{open_[0].name!r}: 'other'}} (a list with one for each where they have no names): "
-                f"{_VALID}, stacked in the first dimension. Those of torch's own layers are known if the module is passed."
+                f"{_VALID}, stacked in the first dimension. Those of torch's layers are known if the module is passed."
             )
         return self
 

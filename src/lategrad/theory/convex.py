@@ -21,7 +21,7 @@ def theorem_1(steps: int, *, L: float, D: float, mu: float, regret: float) -> fl
     r"""Algorithm 1 with :math:`\alpha_t = t`: :math:`2 \mathrm{Reg}_T / T^2 + 4 L D^2 \mu_\tau / (T+1)`.
 
     Bounds :math:`E[f(x_T) - f^*]`; after T updates the library returns :math:`x_{T+1}`, so take it at T + 1. Explicit:
-    the proof's steps, with :func:`anytime_displacement` for its :math:`8 \tau D / t`, which makes 4 a 16.
+    the proof's steps, with :func:`anytime_displacement` instead of its :math:`8 \tau D / t`, which would give 16 for 4.
 
     >>> from lategrad.theory import ogd_regret
     >>> round(theorem_1(100, L=1.0, D=1.0, mu=10.0, regret=ogd_regret(100, D=1.0, gradient=1.0)), 3)

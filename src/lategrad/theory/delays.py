@@ -1,9 +1,12 @@
 """Statistics of delays that appear in the theorems."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from lategrad.support.validation import require
 
 
 class DelayStatistics(NamedTuple):
@@ -14,14 +17,15 @@ class DelayStatistics(NamedTuple):
     early: float | None = None
 
 
-def delay_statistics(delays: Tensor) -> DelayStatistics:
+def delay_statistics(delays: Tensor | Sequence[int]) -> DelayStatistics:
     r"""The paper's :math:`\mu_\tau` and :math:`\sigma_\tau` (population, not sample) of delays.
 
     >>> import torch
     >>> delay_statistics(torch.tensor([0, 1, 2, 3]))
     DelayStatistics(mu=1.5, sigma=1.118033988749895, early=20.08...)
     """
-    values = delays.double()
+    values = torch.as_tensor(delays).double()
+    require("delays", delays, values.dim() == 1 and len(values) > 0 and (values >= 0), "a list of numbers >= 0")
     early = ((values + 2) ** 2 / torch.arange(1, len(values) + 1)).sum().item()
     return DelayStatistics(mu=values.mean().item(), sigma=values.std(correction=0).item(), early=early)
 

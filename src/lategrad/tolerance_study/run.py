@@ -132,6 +132,9 @@ def run_training(train: Train, builders: Mapping[str, Build | None], stages: int
             raise ValueError(f"the training function must give numbers, got {value!r}") from None
         values.append(number if math.isfinite(number) else math.nan)
         updates.append(wrap.wrapped.updates)
+    if wrap.wrapped is None or not wrap.wrapped.updates:
+        raise ValueError("the optimizer that wrap returned has made no update: write optimizer = wrap(optimizer), and "
+                         "train longer than the delay")  # fmt: skip
     return Run(task, tuple(updates), tuple(values), time.perf_counter() - begin, _peak_memory(),
                finite_or_none(wrap.wrapped and wrap.wrapped.drift))  # fmt: skip
 
