@@ -254,7 +254,36 @@ def test_steps_of_another_optimizer_on_other_parameters_are_no_change():
     run_steps(mine, params + others, [3, 4])
 
 
+@pytest.mark.parametrize("build", AVERAGING)
+def test_what_is_shipped_is_a_model_that_was_trained(build):
+    model, other = nn.ParameterList(parameters()), nn.ParameterList(parameters())
+    optimizer = build(list(model))
+    assert list(optimizer.output_state_dict(model)) == list(model.state_dict())
+    with pytest.raises(ValueError, match="model must be the one that is trained, with the optimizer's parameters"):
+        optimizer.output_state_dict(other)
+
+
+def test_a_state_with_pending_gradients_is_for_delayed_optimizers():
+    params = parameters()
+    optimizer = delayed(params)
+    run_steps(optimizer, params, range(3))
+    with pytest.raises(ValueError, match=r"the state is of Delayed\(FromRule\), with pending gradients"):
+        steady(params).load_state_dict(optimizer.state_dict())
+
+
 # ---- Learning rates
+
+
+@pytest.mark.parametrize("lr", [-1.0, float("nan"), "0.1"])
+def test_a_wrong_learning_rate_of_a_group_changes_nothing(lr):
+    params = parameters()
+    optimizer = SteadyAdam(params, lr=0.1)
+    run_steps(optimizer, params, range(2))
+    before = flat(params)
+    optimizer.param_groups[0]["lr"] = lr
+    with pytest.raises(ValueError, match="Invalid learning rate"):
+        run_steps(optimizer, params, [2])
+    assert torch.equal(flat(params), before)
 
 
 def test_a_number_after_a_tensor_is_the_learning_rate():

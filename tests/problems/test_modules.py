@@ -69,6 +69,16 @@ def test_runs_that_cannot_be_batched_are_simulated_one_by_one_and_that_is_said_o
     assert torch.equal(trace.output[1, 1], alone.output)
 
 
+@pytest.mark.parametrize("loss", [nn.functional.mse_loss, nn.functional.huber_loss, nn.functional.smooth_l1_loss])
+def test_runs_of_a_regression_are_taken_at_once(loss):
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    problem = ModuleProblem(nn.Linear(3, 1), torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), loss, batch=8)
+    rule = lg.SGD(lr=torch.tensor([[0.1], [0.05]]))
+    runs = lg.simulate(problem, rule, [0, 3], 20, seed=[0, 1])  # a warning, an error here, if one by one
+    alone = lg.simulate(problem, lg.SGD(lr=0.05), 3, 20, seed=1)
+    torch.testing.assert_close(runs.loss[-1, 1, 1, 1], alone.loss[-1])
+
+
 def test_an_error_of_the_module_itself_is_not_taken_for_one_of_torch_func():
     problem = ModuleProblem(nn.Linear(64, 10), load("digits"), loss=lambda output, target: output[:, 77].mean())
     with pytest.raises(IndexError, match="index 77 is out of bounds"):

@@ -83,16 +83,18 @@ def test_a_full_disk_does_not_end_a_run_that_keeps_its_best_output(tmp_path):
     with full_disk() as fill, pytest.warns(UserWarning, match="the best output could not be saved, training continues"):
         trace = lg.train(PROBLEM, RULE, steps=30, out=tmp_path, monitor="loss", on_record=lambda *_: fill(), **HOW)
     assert trace.complete
+    with pytest.raises(OSError, match="the run is complete, and its trace could not be written"):
+        _print_summary(trace, tmp_path)  # a script must not take it for a success
 
 
 def test_a_figure_that_cannot_be_written_is_a_warning_after_the_run(tmp_path, capsys):
-    trace = lg.train(PROBLEM, RULE, steps=5, **HOW)
+    trace = lg.train(PROBLEM, RULE, steps=5, out=tmp_path, **HOW)
     (tmp_path / "training.png" / "inside").mkdir(parents=True)
     with pytest.warns(UserWarning, match="training.png could not be written"):
         _print_summary(trace, tmp_path)
     out = capsys.readouterr().out
     assert "5 updates in" in out
-    assert out.endswith(f"written to {tmp_path}: checkpoints\n")
+    assert out.endswith(f"written to {tmp_path}: trace.safetensors, records.csv, checkpoints\n")
 
 
 def test_ctrl_c_while_the_figure_is_drawn_leaves_the_line_that_resumes(tmp_path, capsys, monkeypatch):

@@ -88,7 +88,7 @@ def test_the_bound_of_theorem_1_is_broken_by_a_rule_that_stays_where_it_is():
 def test_late_gradients_count_by_when_they_come():
     """Theorem 4 knows the sum of (tau_t + 2)^2/t; without it, tau_t < t bounds it."""
     delays = torch.arange(8192).clamp_max(90)
-    known = theory.delay_statistics(delays)
+    known = theory.delay_statistics(delays.tolist())
     assert known.early == pytest.approx(sum((min(t, 90) + 2) ** 2 / (t + 1) for t in range(8192)))
     assert known.early <= 2 * 8192 * (known.mu + 2)
     common = {"L": L, "H": H, "D": D, "G": G, "sigma": SIGMA}
@@ -173,3 +173,9 @@ def test_the_regret_of_algorithm_4_by_hand():
         ahead=torch.tensor([9.0, 1.0]),
     )
     assert regret == pytest.approx(3 / 4 + 2 / 3 + 128 / 15 + 60)
+
+
+@pytest.mark.parametrize("delays", [[0, -1], [], [[0, 1]], 3])
+def test_statistics_are_of_a_list_of_delays(delays):
+    with pytest.raises(ValueError, match="delays must be a list of numbers >= 0"):
+        theory.delay_statistics(delays)

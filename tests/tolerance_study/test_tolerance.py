@@ -240,9 +240,19 @@ def gives_nothing(wrap):
     wrap(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
 
 
+def forgets_what_wrap_returned(wrap):
+    x = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([x], lr=0.1)
+    wrap(optimizer)
+    x.sum().backward()
+    optimizer.step()
+    return x.item()
+
+
 @pytest.mark.parametrize(
     ("train", "options", "error", "message"),
     [
+        (forgets_what_wrap_returned, {}, ValueError, r"no update: write optimizer = wrap\(optimizer\)"),
         (no_wrap, {}, ValueError, r"gave a value before it called wrap\(optimizer\)"),
         (wraps_twice, {}, ValueError, "wrap was called twice"),
         (gives_text, {}, ValueError, "must give numbers, got 'text'"),
