@@ -1,7 +1,6 @@
 """The command line as a user meets it."""
 
 import csv
-import importlib
 import os
 import re
 import subprocess
@@ -17,9 +16,8 @@ from lategrad.delays.specs import DELAYS
 from lategrad.problems import Quadratic
 from lategrad.registry import RULES
 from lategrad.replays import replay
+from lategrad.support import progress
 from lategrad.trace import Trace, plot_traces
-
-simulate_module = importlib.import_module("lategrad.simulator.simulate")  # its name is that of its function
 
 
 def run(capsys, *arguments):
@@ -294,7 +292,7 @@ def test_many_curves_are_drawn_in_panels():
 def test_off_a_terminal_a_simulation_prints_a_line_now_and_then(capsys, monkeypatch):
     lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, compile=False)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(simulate_module, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
     lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, compile=False)
     assert "simulating: update 5 of 5\n" in capsys.readouterr().err
     lg.simulate(Quadratic(), lg.SGD(0.1), 0, 5, compile=False, progress=False)

@@ -202,6 +202,8 @@ def test_a_rule_of_ones_own_from_a_file_or_a_module(own_file, monkeypatch):
         parse_rule(f"{own_file}:without_domain:lr=1", "ball:1")
     with pytest.raises(FileNotFoundError, match="there is no file 'nowhere.py'"):
         parse_rule("nowhere.py:Rule")
+    with pytest.raises(ValueError, match="rule must be FILE.py:NAME, with a class of that file, .* got 'nowhere.py'"):
+        parse_rule("nowhere.py")
 
 
 def test_texts_of_constraint_sets_and_delays_load_no_code(tmp_path):

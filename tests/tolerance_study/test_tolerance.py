@@ -19,6 +19,7 @@ from torch import nn
 import lategrad as lg
 from lategrad.cli import main as cli
 from lategrad.optim import Delayed
+from lategrad.support import progress
 from lategrad.support.options import load_object
 from lategrad.tolerance_study import Run
 from lategrad.tolerance_study.code_identity import identify_code
@@ -401,3 +402,18 @@ def test_values_that_a_training_closes_over_are_part_of_its_code():
     assert identify_code(partial(quadratic, steps=3))["name"] == "quadratic"
     assert identify_code(cache(made(1))) != identify_code(cache(made(2)))
     assert identify_code(torch.optim.SGD) != identify_code(torch.optim.Adam)
+
+
+def test_off_a_terminal_a_study_prints_a_line_now_and_then_and_ctrl_c_says_what_is_kept(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+
+    def train(wrap):
+        if wrap.delay == 2:
+            raise KeyboardInterrupt
+        yield from quadratic(wrap)
+
+    with pytest.raises(KeyboardInterrupt):
+        lg.tolerance(train, (0, 1, 2), seeds=1, out=tmp_path)
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == ["tolerance: run 1 of 3", "tolerance: run 2 of 3"]
+    assert said[2] == f"2 of 3 runs are kept in {tmp_path}: do the same again to continue"

@@ -12,7 +12,6 @@ in the sequence of delays but makes no update: the state, and the rule's own cou
 """
 
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -35,11 +34,11 @@ from lategrad.rules.blocks import fill_in, fill_in_delays
 from lategrad.rules.rule import AnyRule
 from lategrad.simulator.recorder import Recorder, rule_axes
 from lategrad.simulator.run import Simulation
+from lategrad.support.progress import Lines
 from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require, require_device, require_switch
 from lategrad.trace import Axis, Trace, describe
 
-LINE_EVERY = 30.0  # seconds between two lines of progress where there is no terminal
 Delays = DelayModel | StageDelays | int | str
 
 
@@ -128,7 +127,9 @@ def simulate(
     try:
         with _progress_bar(sys.stderr.isatty() if progress is None else progress) as bar:
             task = bar.add_task("", total=steps)
-            report = _Lines(steps) if progress is None and bar.disable else partial(bar.update, task)
+            report = (
+                Lines("simulating: update", steps) if progress is None and bar.disable else partial(bar.update, task)
+            )
             for t in range(0, steps, every):
                 until = min(t + every, steps)
                 simulation.run(t, until, lambda done: report(completed=done))
@@ -178,18 +179,6 @@ def _warn_of_long_delays(labels: list[int | str], arrivals: list[list[Arrivals]]
         if steps > 1 and all(bool((row[i].delays == torch.arange(steps)).all()) for row in arrivals):
             warnings.warn(f"delay {label} is too long for {steps} steps: every gradient is taken at the start",
                           stacklevel=3)  # fmt: skip
-
-
-class _Lines:
-    """A line on stderr now and then, where there is no terminal."""
-
-    def __init__(self, steps: int) -> None:
-        self._steps, self._next = steps, time.monotonic() + LINE_EVERY
-
-    def __call__(self, completed: int) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + LINE_EVERY
-            print(f"simulating: update {completed} of {self._steps}", file=sys.stderr)
 
 
 class _Rate(ProgressColumn):

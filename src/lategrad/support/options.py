@@ -248,6 +248,8 @@ def read_spec(
     elif name in table:
         entry = table[name]
     else:
+        whole = not (own_code and name.endswith(".py"))
+        require(kind, name, whole, f"FILE.py:NAME, with a class of that file, to be a {kind} of one's own")
         forms = ", ".join(entry.form or name for name, entry in table.items())
         raise ValueError(f"unknown {kind} {name!r}{did_you_mean(name, table)}; valid: {forms}")
     owner = f"{kind} {name!r}"

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from lategrad.support.files import read_plain, write_text
+from lategrad.support.progress import Lines
 from lategrad.support.validation import require, require_choice, require_count, require_number, require_switch
 from lategrad.tolerance_study.code_identity import identify_code
 from lategrad.tolerance_study.result import BETTER, Tolerance
@@ -88,11 +89,19 @@ def tolerance(train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimize
         print(f"{len(done)} of {len(tasks)} runs are kept from before, in {out}", file=sys.stderr)
     job = partial(run_training, train, builders, stages, drift)
     show = sys.stderr.isatty() if progress is None else progress
-    for run in track(_execute(job, remaining, workers), "runs", len(remaining), console=Console(stderr=True),
-                     transient=True, disable=not show):  # fmt: skip
+    say = Lines("tolerance: run", len(tasks))
+    try:
+        for run in track(_execute(job, remaining, workers), "runs", len(remaining), console=Console(stderr=True),
+                         transient=True, disable=not show):  # fmt: skip
+            if store is not None:
+                store.save(run)
+            done[run.task] = run
+            if progress is None and not show:
+                say(len(done))
+    except KeyboardInterrupt:
         if store is not None:
-            store.save(run)
-        done[run.task] = run
+            print(f"{len(done)} of {len(tasks)} runs are kept in {out}: do the same again to continue", file=sys.stderr)
+        raise
     result = Tolerance(tuple(done[task] for task in tasks), better=better, cost=cost, profile=profile,
                        name=about["train"]["name"])  # fmt: skip
     if seeds > 1 and result.seeds_agree():
