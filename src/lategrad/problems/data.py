@@ -60,8 +60,7 @@ class Dataset(NamedTuple):
     x_test: Tensor
     y_test: Tensor
     classes: int | None
-    class_names: tuple[str, ...] | None = None
-    """The labels of the classes in the file."""
+    class_names: tuple[str, ...] | None = None  #: The labels of the classes in the file.
 
 
 def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:

@@ -51,10 +51,8 @@ class LinearModel(ABC):
     """
 
     name: ClassVar[str]
-    curvature: ClassVar[float]
-    """The largest second derivative of the loss in the scores."""
-    residual_in_c: ClassVar[str]
-    """:meth:`residual` in C, for one row: overwrites its scores s, given its targets y."""
+    curvature: ClassVar[float]  #: The largest second derivative of the loss in the scores.
+    residual_in_c: ClassVar[str]  #: :meth:`residual` in C, for one row: overwrites its scores s, given its targets y.
 
     def __init__(
         self, data: Dataset, *, batch: int = 64, sampling: str = "iid", l2: float = 0.0,

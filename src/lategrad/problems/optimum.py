@@ -54,12 +54,9 @@ class ConvexProblem(Protocol):
 class Optimum(NamedTuple):
     """A minimiser and its error bound."""
 
-    x: Tensor
-    """The point, float64."""
-    value: float
-    """f at the point; the true minimum lies in [value - gap, value]."""
-    gap: float
-    """A proven bound on f(x) - min f."""
+    x: Tensor  #: The point, float64.
+    value: float  #: f at the point; the true minimum lies in [value - gap, value].
+    gap: float  #: A proven bound on f(x) - min f.
 
 
 def optimality_gap(x: Tensor, gradient: Tensor, domain: ConvexSet, strong_convexity: float) -> float:

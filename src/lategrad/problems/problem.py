@@ -87,8 +87,7 @@ class Measures(NamedTuple):
     loss: Tensor
     accuracy: Tensor | None = None
     test_loss: Tensor | None = None
-    metrics: Mapping[str, Tensor] = MappingProxyType({})
-    """The user's own, by name."""
+    metrics: Mapping[str, Tensor] = MappingProxyType({})  #: The user's own, by name.
     val_loss: Tensor | None = None
 
     def by_name(self) -> dict[str, Tensor]:

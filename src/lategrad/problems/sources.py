@@ -38,8 +38,7 @@ def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 class Source(Protocol):
     """Rows that can be looked up by their numbers."""
 
-    on_device: bool
-    """Whether rows are looked up on the device alone, so that a GPU can repeat it as a graph."""
+    on_device: bool  #: Whether rows are looked up on the device alone, so that a GPU can repeat it as a graph.
 
     def __len__(self) -> int: ...
 

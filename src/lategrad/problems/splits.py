@@ -20,15 +20,12 @@ class Splits:
     """The data of a problem by its use."""
 
     name: str
-    train: Source | Batches
-    """The rows of gradients."""
-    loss_rows: Source
-    """The rows of the training loss: the same, or the first of a stream."""
+    train: Source | Batches  #: The rows of gradients.
+    loss_rows: Source  #: The rows of the training loss: the same, or the first of a stream.
     validation: Source | None
     test: Source | None
     has_classes: bool
-    labels: Tensor | None
-    """The class of every training row, where they are in memory; on the CPU."""
+    labels: Tensor | None  #: The class of every training row, where they are in memory; on the CPU.
 
     @property
     def held_out(self) -> Source | None:

@@ -17,10 +17,8 @@ Count = Tensor | int
 class JobResult(NamedTuple):
     """The outcome of a job."""
 
-    grad: Tensor
-    """The message to the server, in place of a gradient, ``(*runs, dim)``."""
-    state: Any
-    """The worker's state after the job."""
+    grad: Tensor  #: The message to the server, in place of a gradient, ``(*runs, dim)``.
+    state: Any  #: The worker's state after the job.
 
 
 @runtime_checkable
