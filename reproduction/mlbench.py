@@ -60,4 +60,4 @@ def load(name: str, preprocessing: str = "none") -> Dataset:
         frame = rdata.read_rda(path)[file.table]
     y = np.asarray(frame[file.target].astype(str), dtype=np.str_)
     x = frame.drop(columns=file.target).to_numpy(np.float32)
-    return preprocess(from_arrays(name, x, y, file.test_rows), preprocessing)
+    return preprocess(from_arrays(name, x, y, test_size=file.test_rows, stratify=y), preprocessing)

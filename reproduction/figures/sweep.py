@@ -318,7 +318,7 @@ def others(regime: Regime) -> list[Delay]:
 class _BothOutputs(SGD):
     """SGD that outputs its average and its last iterate, one after the other."""
 
-    def output(self, state: SGDState) -> Tensor:  # type: ignore[override]
+    def output(self, state: SGDState) -> Tensor:
         return torch.cat([state.mean, state.x], dim=-1)
 
 

@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lategrad.problems.data import cache_folder
+from lategrad.problems.linear import LinearModel
+from lategrad.problems.quadratic import Quadratic
 from lategrad.sets import Ball, Box, ConvexSet, WholeSpace
 from lategrad.support.files import replacing
 from lategrad.support.runs import tensors
@@ -34,21 +36,7 @@ from lategrad.support.validation import require
 
 _ITERATIONS = 3000
 
-
-class ConvexProblem(Protocol):
-    """The members that :func:`minimum` uses."""
-
-    @property
-    def dim(self) -> int: ...
-
-    @property
-    def strong_convexity(self) -> float: ...
-
-    def value_and_gradient(self, x: Tensor) -> tuple[float, Tensor]:
-        """The objective and its float64 gradient on all the data, computed in the dtype of ``x``."""
-
-    def fingerprint(self) -> str:
-        """A text that differs between objectives."""
+ConvexProblem = LinearModel | Quadratic
 
 
 class Optimum(NamedTuple):

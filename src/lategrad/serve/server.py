@@ -34,8 +34,7 @@ from lategrad.serve.checkpoints.identity import identify, require_same
 from lategrad.serve.compression import Compression
 from lategrad.serve.jobs import JobTable, Location, Member, OpenJob
 from lategrad.serve.messages import STATELESS, Job, JobInfo, is_finite
-from lategrad.serve.observe.records import Records
-from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.serve.observe.records import Records, Telemetry
 from lategrad.serve.observe.update_log import UpdateLog
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import keeps_state

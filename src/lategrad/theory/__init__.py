@@ -7,7 +7,6 @@ convexity, D diameter of the set, G bound on the gradient's norm, :math:`\sigma^
 :math:`\mu_\tau` and :math:`\sigma_\tau` mean and standard deviation of the delays.
 """
 
-from lategrad.theory.convex import anytime_displacement, theorem_1, theorem_2
 from lategrad.theory.delays import DelayStatistics, delay_statistics, largest_in_flight
 from lategrad.theory.normalized import (
     NormalizedPlan,
@@ -21,12 +20,21 @@ from lategrad.theory.normalized import (
     orthogonal_alignment,
 )
 from lategrad.theory.online import OnlinePlan, online_plan, online_regret, online_scale, theorem_a
-from lategrad.theory.regret import (
+from lategrad.theory.paper import (
+    anytime_displacement,
     ftrl_regret,
     gradient_bound,
+    gradient_difference,
     ogd_regret,
     optimistic_ftrl_regret,
     optimistic_ogd_regret,
+    strongly_convex_displacement,
+    strongly_convex_lr,
+    strongly_convex_regret,
+    theorem_1,
+    theorem_2,
+    theorem_3,
+    theorem_4,
 )
 from lategrad.theory.steady import (
     steady_activity,
@@ -38,14 +46,6 @@ from lategrad.theory.steady import (
     steady_regret_in_constant_delay,
     steady_short_in_constant_delay,
     steady_shortening,
-)
-from lategrad.theory.strongly_convex import (
-    gradient_difference,
-    strongly_convex_displacement,
-    strongly_convex_lr,
-    strongly_convex_regret,
-    theorem_3,
-    theorem_4,
 )
 
 __all__ = ["DelayStatistics", "NormalizedPlan", "OnlinePlan", "anytime_displacement", "delay_statistics", "dual_ratio",

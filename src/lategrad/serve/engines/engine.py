@@ -7,8 +7,7 @@ from torch import Tensor
 
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
 from lategrad.serve.jobs import Activity, Location
-from lategrad.serve.observe.records import Records
-from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.serve.observe.records import Records, Telemetry
 from lategrad.serve.observe.watch import Look
 from lategrad.trace import Trace
 

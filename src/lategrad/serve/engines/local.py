@@ -20,8 +20,7 @@ from lategrad.serve.engines.threads import Threads
 from lategrad.serve.engines.transport import Disconnected, Failed, Malformed, Ready, Result, Transport, WorkerHandle
 from lategrad.serve.jobs import FOREVER, ForeignMessageError, Location
 from lategrad.serve.messages import Job
-from lategrad.serve.observe.records import Records
-from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.serve.observe.records import Records, Telemetry
 from lategrad.serve.observe.watch import Look
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings

@@ -1,4 +1,4 @@
-"""Records loss, accuracy and metrics of a rule's output during a run."""
+"""Records loss, accuracy and metrics of a rule's output during a run; the numbers that monitors show."""
 
 import math
 import time
@@ -16,6 +16,29 @@ from lategrad.support.timeouts import run_in_thread
 _WORTH_A_THREAD = 2e-3  # seconds; longer evaluations run in a thread while updates continue
 _MAX_WAITING = 2  # copies of the output: one being evaluated, and the next
 _POLL_INTERVAL = 0.2  # seconds; signals are handled in between
+
+
+class Telemetry(NamedTuple):
+    """Rate and delays of the last thousand updates, the last record, and counts."""
+
+    version: int
+    steps: int
+    seconds: float
+    updates_per_second: float
+    loss: float
+    accuracy: float | None
+    delay_mean: float
+    delay_p95: float
+    delay_max: int
+    refused: int
+    record: int  # the number of updates before the last record
+    test_loss: float | None
+    metrics: dict[str, float]  # the problem's own metrics at the last record
+    bytes_up: int = 0  # of all vectors received from workers, as they were sent
+    bytes_down: int = 0  # of all vectors sent to workers
+    memories_lost: int = 0  # how often a restarted worker had lost its local state
+    val_loss: float | None = None
+    threads: int = 1  # of torch, in the server
 
 
 class _Evaluation(NamedTuple):

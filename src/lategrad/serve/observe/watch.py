@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lategrad.problems.problem import tensor_shapes
-from lategrad.serve.observe.records import Records
-from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.serve.observe.records import Records, Telemetry
 from lategrad.support.files import replacing
 from lategrad.support.validation import require
 
