@@ -24,7 +24,7 @@ from lategrad.serve import Settings, Training
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, version_of
 from lategrad.serve.messages import Job, JobInfo
 from lategrad.serve.server import Server
-from lategrad.serve.worker import Oracle, Pace, Slowness, Streams, stream_seed
+from lategrad.serve.worker import Oracle, Pace, Streams, stream_seed
 from lategrad.support.runs import tensors
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def network():
 
 def test_a_worker_keeps_its_optimizers_state_from_job_to_job():
     """The real worker does what the pure functions say, three jobs in a row."""
-    problem, oracle = local(), Oracle(local(), Streams(0), Slowness(), CPU)
+    problem, oracle = local(), Oracle(local(), Streams(0), {}, CPU)
     x = problem.start()
     memory = init_worker_state(problem, x.view(1, 1, -1))
     for k in range(3):

@@ -152,9 +152,8 @@ class Settings(Validated):
         return Streams(self.seed, self.data_shards)
 
     def slowness(self) -> Slowness:
-        if isinstance(self.slow, dict):
-            return Slowness(one=tuple((int(worker), _distribution(spec)) for worker, spec in self.slow.items()))
-        return Slowness(None if self.slow is None else _distribution(self.slow))
+        slow = self.slow if isinstance(self.slow, dict) else {} if self.slow is None else {None: self.slow}
+        return {None if worker is None else int(worker): _distribution(spec) for worker, spec in slow.items()}
 
     def saved(self) -> dict[str, Any]:
         saved = {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self) if one.name not in _NOT_SAVED}

@@ -5,7 +5,7 @@ with it: every answer names the job that left the state which the answer was com
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -64,15 +64,9 @@ class Streams:
         return cast(Tensor, problem.samples_of_shard(stream, first, count, worker % self.shards, self.shards))
 
 
-@dataclass(frozen=True)
-class Slowness:
-    """Pauses that slow workers down on purpose, in milliseconds before each gradient is sent."""
-
-    everyone: Distribution | None = None
-    one: tuple[tuple[int, Distribution], ...] = ()  # for single workers, instead of that
-
-    def of(self, worker: int) -> Distribution | None:
-        return dict(self.one).get(worker, self.everyone)
+Slowness = Mapping[int | None, Distribution]
+"""Pauses of workers, in milliseconds before each gradient is sent, that slow them down on purpose; under None those of
+all workers that have none of their own."""
 
 
 class Pace:
@@ -160,7 +154,7 @@ class Oracle:
         return self._samples[2][position : position + 1].to(self.device)
 
     def pause(self, job: Job) -> float:
-        if (distribution := self.slowness.of(job.worker)) is None:
+        if (distribution := self.slowness.get(job.worker, self.slowness.get(None))) is None:
             return 0.0
         seed = derived_seed(self.streams.seed, Stream.PAUSES, job.worker, job.sequence)
         return float(distribution.raw(1, seed)[0]) / 1000

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from lategrad.support.files import read_plain, write_text
-from lategrad.support.progress import Lines
+from lategrad.support.progress import progress_of
 from lategrad.support.validation import require, require_choice, require_count, require_number, require_switch
 from lategrad.tolerance_study.code_identity import identify_code
 from lategrad.tolerance_study.result import BETTER, Tolerance
@@ -88,16 +86,13 @@ def tolerance(train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimize
     if done and progress is not False:
         print(f"{len(done)} of {len(tasks)} runs are kept from before, in {out}", file=sys.stderr)
     job = partial(run_training, train, builders, stages, drift)
-    show = sys.stderr.isatty() if progress is None else progress
-    say = Lines("tolerance: run", len(tasks))
     try:
-        for run in track(_execute(job, remaining, workers), "runs", len(remaining), console=Console(stderr=True),
-                         transient=True, disable=not show):  # fmt: skip
-            if store is not None:
-                store.save(run)
-            done[run.task] = run
-            if progress is None and not show:
-                say(len(done))
+        with progress_of("tolerance: run", len(tasks), progress) as report:
+            for run in _execute(job, remaining, workers):
+                if store is not None:
+                    store.save(run)
+                done[run.task] = run
+                report(completed=len(done))
     except KeyboardInterrupt:
         if store is not None:
             print(f"{len(done)} of {len(tasks)} runs are kept in {out}: do the same again to continue", file=sys.stderr)
