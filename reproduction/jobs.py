@@ -66,10 +66,6 @@ def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> 
     here = processes or (max(1, cores() - 2) if beside_a_gpu else cores())
     width = {"processes": min(here, max(1, len(jobs))), **_WIDTH}
     progress = Progress(jobs, width, say)
-    if {job.lane for job in jobs} == {"processes"} and width["processes"] == 1:
-        for job in sorted(waiting, key=lambda job: bool(job.after)):
-            progress.done(job, _run(job))
-        return
     with ExitStack() as stack:
         pools: dict[str, Executor] = {}
         for lane in {job.lane for job in jobs}:
