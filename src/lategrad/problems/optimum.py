@@ -12,7 +12,6 @@ at :math:`-\nabla f(x)`. Where that is infinite, strong convexity gives the boun
           = \frac{\|\nabla f(x)\|^2}{2H} - \frac{H}{2} \mathrm{dist}\Big(x - \frac{\nabla f(x)}{H}, K\Big)^2 .
 """
 
-import contextlib
 import hashlib
 import json
 import math
@@ -95,10 +94,6 @@ def minimum(
     return best
 
 
-class _GoodEnoughError(Exception):
-    """The gap is small enough: ends the search."""
-
-
 def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optimum:
     """Search in float32, which is twice as fast, then in float64 if that was not enough."""
     from scipy.optimize import minimize as scipy_minimize
@@ -113,9 +108,9 @@ def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optim
     best = Optimum(z, math.inf, math.inf)
     for dtype in (torch.float32, torch.float64, torch.float64):
         search = _Search(problem, domain, dtype, tolerance / 2)
-        with contextlib.suppress(_GoodEnoughError):
-            options = {"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "maxcor": 30, "ftol": 0, "gtol": 0}
-            scipy_minimize(search, z.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        options = {"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "maxcor": 30, "ftol": 0, "gtol": 0}
+        scipy_minimize(search, z.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options,
+                       callback=search.stop_if_enough)  # fmt: skip
         z = x = domain.project(search.best_z)  # outside of the set, the next search would have no gradient
         value, gradient = problem.value_and_gradient(x)
         gap = optimality_gap(x, gradient, domain, problem.strong_convexity)
@@ -167,8 +162,6 @@ class _Search:
         gap = optimality_gap(x, gradient, self.domain, self.problem.strong_convexity)
         if gap < self.best_gap:
             self.best_gap, self.best_z = gap, point
-        if gap <= self.enough:
-            raise _GoodEnoughError
         if isinstance(self.domain, Ball):
             offset = point if self.domain.center is None else point - self.domain.center
             length = offset.norm()
@@ -176,6 +169,10 @@ class _Search:
                 direction = offset / length
                 gradient = self.domain.radius / length * (gradient - (gradient @ direction) * direction)
         return value, gradient.numpy()
+
+    def stop_if_enough(self, _: object) -> None:
+        if self.best_gap <= self.enough:
+            raise StopIteration  # which ends SciPy's search
 
 
 def _read(path: Path) -> Optimum | None:
