@@ -22,7 +22,7 @@ from lategrad.serve import Settings, Training
 from lategrad.serve.checkpoints import archive
 from lategrad.serve.engines import processes
 from lategrad.support import files
-from lategrad.support.timeouts import OutOfTimeError, limited
+from lategrad.support.threads import OutOfTimeError, limited
 
 RULE = lg.SGD(lr=0.1)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from lategrad.simulator.history import free_memory
 from lategrad.support.files import read_plain, write_text
 from lategrad.support.progress import progress_of
 from lategrad.support.validation import require, require_choice, require_count, require_number, require_switch
@@ -136,14 +137,8 @@ def _pool(workers: int, threads: int) -> ProcessPoolExecutor:
 
 def parallel_runs(memory: int) -> int:
     """The number of runs of ``memory`` bytes that fit into half of the free memory, at most one for each core."""
-    cores = os.cpu_count() or 1
-    if torch.cuda.is_available():
-        free = torch.cuda.mem_get_info()[0]
-    elif sys.platform == "linux":
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:
-        return cores
-    return max(1, min(cores, free // 2 // max(1, memory)))
+    free = free_memory(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return max(1, int(min(os.cpu_count() or 1, free / 2 // max(1, memory))))
 
 
 def _read(path: Path, build: Callable[[Any], Any]) -> Any:

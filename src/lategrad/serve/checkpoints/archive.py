@@ -18,7 +18,7 @@ from lategrad.serve.checkpoints.checkpoint import Checkpoint, DamagedError, chec
 from lategrad.serve.observe.update_log import LogFile, LogMark, Rows, UpdateLog
 from lategrad.serve.settings import Settings
 from lategrad.support.files import require_plain
-from lategrad.support.timeouts import run_in_thread
+from lategrad.support.threads import run_in_thread
 
 _WRITTEN = ("updates.bin", "log.csv", "log.jsonl", "records.csv", "trace.safetensors", "training.png",
             "best.safetensors", "wandb-id")  # fmt: skip

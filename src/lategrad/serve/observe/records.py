@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lategrad.problems.problem import Problem, measure
-from lategrad.support.timeouts import run_in_thread
+from lategrad.support.threads import run_in_thread
 
 _WORTH_A_THREAD = 2e-3  # seconds; longer evaluations run in a thread while updates continue
 _MAX_WAITING = 2  # copies of the output: one being evaluated, and the next
