@@ -18,7 +18,7 @@ from helpers.examples import example
 from helpers.serving import audit, gradients_of, train_until, wait_until
 from lategrad.cli.main import main
 from lategrad.problems import LocalSteps, ModuleProblem, Quadratic, SoftmaxRegression, load
-from lategrad.problems.worker_state import init_worker_state, run_job
+from lategrad.problems.problem import init_worker_state, run_job
 from lategrad.rules.rule import first_query
 from lategrad.serve import Settings, Training
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, version_of

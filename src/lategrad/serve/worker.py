@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from lategrad.delays import Distribution
-from lategrad.problems.problem import Problem
-from lategrad.problems.worker_state import JobResult, init_worker_state, is_stateful, run_job
+from lategrad.problems.problem import JobResult, Problem, init_worker_state, is_stateful, run_job
 from lategrad.serve.compression import Compression
 from lategrad.serve.messages import STATELESS, Answer, Job, JobInfo, is_finite, unusable
 from lategrad.support.seeds import Stream, derived_seed

@@ -22,8 +22,7 @@ from lategrad.delays import Arrivals, Constant, DelayModel, Recorded, as_delay_m
 from lategrad.delays.clocks import Barrier, Cluster
 from lategrad.delays.stages import StageDelays
 from lategrad.gates import require_norm_options
-from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.worker_state import is_stateful
+from lategrad.problems.problem import Problem, as_problem, is_stateful
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in, fill_in_delays
 from lategrad.rules.rule import AnyRule
