@@ -96,21 +96,21 @@ def minimum(
 
 def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optimum:
     """Search in float32, which is twice as fast, then in float64 if that was not enough."""
-    from scipy.optimize import minimize as scipy_minimize
+    from scipy import optimize
 
     z = domain.project(torch.zeros(problem.dim, dtype=torch.float64))
     if not isinstance(domain, Ball | Box | WholeSpace):
         return _descend(problem, domain, z, tolerance)
     bounds = None
     if isinstance(domain, Box):
-        limits = [torch.as_tensor(b).double().expand(problem.dim).numpy() for b in (domain.low, domain.high)]
-        bounds = list(zip(*limits, strict=True))
+        limits = (torch.as_tensor(b).double().expand(problem.dim).numpy() for b in (domain.low, domain.high))
+        bounds = optimize.Bounds(*limits)
     best = Optimum(z, math.inf, math.inf)
     for dtype in (torch.float32, torch.float64, torch.float64):
         search = _Search(problem, domain, dtype, tolerance / 2)
         options = {"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "maxcor": 30, "ftol": 0, "gtol": 0}
-        scipy_minimize(search, z.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options,
-                       callback=search.stop_if_enough)  # fmt: skip
+        optimize.minimize(search, z.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options,
+                          callback=search.stop_if_enough)  # fmt: skip
         z = x = domain.project(search.best_z)  # outside of the set, the next search would have no gradient
         value, gradient = problem.value_and_gradient(x)
         gap = optimality_gap(x, gradient, domain, problem.strong_convexity)

@@ -13,7 +13,7 @@ from lategrad.gates import require_norm_options
 from lategrad.rules.scheduled import Share, complete_schedule
 from lategrad.serve.compression import COMPRESSIONS
 from lategrad.serve.observe.monitor import LOGS, logs_of
-from lategrad.serve.observe.watch import OnRecord
+from lategrad.serve.observe.records import OnRecord
 from lategrad.serve.worker import Slowness, Streams
 from lategrad.support.validation import Positive, Validated, require, require_choice, require_device
 

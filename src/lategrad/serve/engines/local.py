@@ -19,8 +19,7 @@ from lategrad.serve.engines.threads import Threads
 from lategrad.serve.engines.transport import Disconnected, Failed, Malformed, Ready, Result, Transport, WorkerHandle
 from lategrad.serve.jobs import FOREVER, ForeignMessageError, Location
 from lategrad.serve.messages import Job
-from lategrad.serve.observe.records import Telemetry
-from lategrad.serve.observe.watch import Look
+from lategrad.serve.observe.records import Look, Telemetry
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.support.threads import torch_threads

@@ -34,8 +34,7 @@ from lategrad.serve.engines.engine import LAST_EVALUATIONS, Ended, Report, Train
 from lategrad.serve.engines.ray.actors import ServerActor, Status, WorkerActor
 from lategrad.serve.engines.ray.connect import Calls, NoAnswerError, connected, why_ended
 from lategrad.serve.jobs import Location
-from lategrad.serve.observe.records import Records, Telemetry
-from lategrad.serve.observe.watch import Look
+from lategrad.serve.observe.records import Look, Records, Telemetry
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.support.threads import OutOfTimeError, limited
