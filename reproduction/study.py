@@ -23,7 +23,6 @@ from lategrad.registry import build_rule, parse_set
 from lategrad.rules import AnyRule
 from lategrad.support.validation import Scalar, require_choice
 from lategrad.trace import Trace
-from reproduction import mlbench
 from reproduction.jobs import Job, Lane, Say, to_stderr
 from reproduction.report import Section
 from reproduction.style import TITLES
@@ -76,7 +75,7 @@ def _fingerprint(key: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=2)
 def dataset(name: str, preprocessing: str) -> Any:
-    return mlbench.load(name, preprocessing) if name in mlbench.FILES else load(name, preprocessing)
+    return load(name, preprocessing)
 
 
 def lr_grid(low: float, high: float) -> tuple[float, ...]:

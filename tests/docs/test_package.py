@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lategrad as lg
-from reproduction import mlbench
+from benchmarks import mlbench
 
 ROOT = Path(__file__).parents[2]
 
