@@ -20,7 +20,7 @@ from lategrad.problems import Dataset, SoftmaxRegression, load
 from lategrad.problems.data import find_fashion_mnist
 from lategrad.problems.problem import Problem
 from lategrad.serve.messages import Job
-from lategrad.serve.worker import Oracle, Slowness, Streams
+from lategrad.serve.worker import Oracle, Streams
 
 
 class FreeGradient:
@@ -81,7 +81,7 @@ def softmax_problem(batch: int = 64) -> SoftmaxRegression:
 
 def _oracle(problem: Problem) -> Oracle:
     torch.set_num_threads(1)
-    return Oracle(problem, Streams(0), Slowness(), torch.device("cpu"))
+    return Oracle(problem, Streams(0), {}, torch.device("cpu"))
 
 
 # ---- Lock-free SGD: every worker subtracts its gradients from one shared vector

@@ -22,7 +22,7 @@ from lategrad.serve import Settings
 from lategrad.serve.compression import Compression
 from lategrad.serve.messages import Job, JobInfo
 from lategrad.serve.server import Server
-from lategrad.serve.worker import Oracle, Slowness, Streams
+from lategrad.serve.worker import Oracle, Streams
 from timing import verdict
 
 RULES = ("nesterov", "delayed-nesterov", "fed-buff", "steady-adam", "steady-muon")
@@ -43,7 +43,7 @@ def problem_of(steps: int) -> LocalSteps:
 def job_seconds(problem: LocalSteps, measured: int) -> tuple[float, torch.Tensor]:
     """A worker's processor time for a whole job, extrapolated from ``measured`` steps; and its pseudo-gradient."""
     fewer = LocalSteps(problem.problem, measured, inner=problem.inner)
-    oracle = Oracle(fewer, Streams(0), Slowness(), torch.device("cpu"))
+    oracle = Oracle(fewer, Streams(0), {}, torch.device("cpu"))
     query = problem.start()
     oracle.answer(Job(0, 0, 0, query))  # a warm-up
     begin = time.process_time()

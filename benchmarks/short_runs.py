@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 import lategrad as lg
+from benchmarks.mlbench import UNSEEN
 from lategrad.learners.learner import safe_ratio, squared_norm
 from lategrad.problems import SoftmaxRegression
 from lategrad.rules.rule import average_in
 from lategrad.rules.steady import SteadyState
 from lategrad.simulator import simulate
 from reproduction.baselines.plan import CANDIDATES as BASELINES
-from reproduction.baselines.plan import UNSEEN, SoftmaxSetting
+from reproduction.baselines.plan import SoftmaxSetting
 from reproduction.study import Candidate
 from reproduction.style import TITLES, three_digits
 

@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -57,18 +57,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def other_programs() -> float:
-    """About how many want a core at this moment; 0 where the system does not say.
-
-    Not the load average of the last minute, in which there is what has just ended, such as an installation.
-    """
-    running, samples = Path("/proc/loadavg"), []
-    for _ in range(5 if running.exists() else 0):
-        time.sleep(0.05)
-        samples.append(int(running.read_text().split()[3].partition("/")[0]) - 1)  # it counts this one
-    return sum(samples) / max(1, len(samples))
-
-
 def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> None:
     """Run all jobs, the longest first, in all lanes at once; a job waits for those that it comes after."""
     waiting = sorted(jobs, key=lambda job: -job.expected)
@@ -77,11 +65,7 @@ def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> 
     beside_a_gpu = any(job.lane != "processes" for job in jobs)  # which has its own processes and threads to feed it
     here = processes or (max(1, cores() - 2) if beside_a_gpu else cores())
     width = {"processes": min(here, max(1, len(jobs))), **_WIDTH}
-    progress = Progress(jobs, width, say, other_programs())
-    if {job.lane for job in jobs} == {"processes"} and width["processes"] == 1:
-        for job in sorted(waiting, key=lambda job: bool(job.after)):
-            progress.done(job, _run(job))
-        return
+    progress = Progress(jobs, width, say)
     with ExitStack() as stack:
         pools: dict[str, Executor] = {}
         for lane in {job.lane for job in jobs}:
@@ -94,7 +78,7 @@ def run_jobs(jobs: Sequence[Job], say: Say, *, processes: int | None = None) -> 
                 pools[lane] = ProcessPoolExecutor(width[lane], context, initializer=_use_one_thread)
             stack.enter_context(pools[lane])
         try:
-            running: dict[Future[Spent], Job] = {}
+            running: dict[Future[float], Job] = {}
             done: set[str] = set()
             while running or waiting:
                 ready = [job for job in waiting if done.issuperset(job.after)]
@@ -115,58 +99,44 @@ def _use_one_thread() -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or every process starts as many again
 
 
-class Spent(NamedTuple):
-    """What a piece of work took, in seconds."""
-
-    wall: float
-    processor: float  # of its process
-
-
-def _run(job: Job) -> Spent:
-    wall, processor = time.monotonic(), time.process_time()
+def _run(job: Job) -> float:
+    """Do the work; returns the seconds that it took."""
+    begin = time.monotonic()
     if job.lane == "streams" and torch.cuda.is_available():
         with torch.cuda.stream(torch.cuda.Stream()):
             job.work()
             torch.cuda.empty_cache()  # memory of one stream cannot be used by another
     else:
         job.work()
-    return Spent(time.monotonic() - wall, time.process_time() - processor)
+    return time.monotonic() - begin
 
 
 class Progress:
-    """Prints what is done, how long the rest will take at the pace so far, and whether other programs slow it down:
-    ``load`` of them want a core when the work begins. ``width`` is the number of pieces that run at once in a lane."""
+    """Prints what is done, and how long the rest will take at the pace so far; ``width`` is the number of pieces that
+    run at once in a lane."""
 
-    def __init__(self, jobs: Sequence[Job], width: dict[str, int], say: Say, load: float = 0.0) -> None:
+    def __init__(self, jobs: Sequence[Job], width: dict[str, int], say: Say) -> None:
         self.expected = {job.label: job.expected for job in jobs}  # before the jobs save their files
         in_lane = {lane: sum(self.expected[job.label] for job in jobs if job.lane == lane) for lane in width}
         on_gpu = sum(in_lane.get(lane, 0.0) / speedup for lane, speedup in _SPEEDUP.items())
         self.total = max([in_lane["processes"] / width["processes"], on_gpu, *self.expected.values(), 0.0])
         self.work, self.finished, self.begin, self.say = sum(in_lane.values()), 0.0, time.monotonic(), say
-        self.uses_gpu, self.spent, self.told = on_gpu > 0, Spent(0.0, 0.0), False
-        self.stretch = max(1.0, (load + width["processes"]) / cores())  # cores are shared evenly
+        self.uses_gpu, self.spent = on_gpu > 0, 0.0
         done = sum(seconds == 0 for seconds in self.expected.values())
         gpu = " and a GPU" if any(job.lane != "processes" for job in jobs) else ""
-        busy = (f" (the machine is busy: {load:.1f} other programs on {cores()} core(s); alone it would take "
-                f"{_duration(self.total)})") if self.stretch > 1.25 and self.total else ""  # fmt: skip
         say(f"{len(jobs)} pieces of work on {width['processes']} core(s){gpu}, {done} of them done before: "
-            f"{_duration(self.stretch * self.total)}{busy}")  # fmt: skip
+            f"{_duration(self.total)}")  # fmt: skip
 
-    def done(self, job: Job, spent: Spent) -> None:
+    def done(self, job: Job, seconds: float) -> None:
         if not self.expected[job.label]:
             return
         self.finished += self.expected[job.label]
-        if job.lane == "processes":
-            self.spent = Spent(self.spent.wall + spent.wall, self.spent.processor + spent.processor)
+        self.spent += seconds if job.lane == "processes" else 0.0
         share, elapsed = self.finished / self.work, time.monotonic() - self.begin
-        pace = elapsed / (share * self.total) if self.uses_gpu else self.spent.wall / self.finished
+        pace = elapsed / (share * self.total) if self.uses_gpu else self.spent / self.finished
         trust = share**0.5  # in the pace so far, which says little while most of what has begun is not done
-        left = max(0.0, (trust * pace + (1 - trust) * self.stretch) * self.total - elapsed)
-        self.say(f"{share:4.0%} done, {_duration(left)} left: {job.label}, {spent.wall:.0f} s")
-        got = self.spent.processor / self.spent.wall if self.spent.wall else 1.0
-        if got < 0.8 and not self.told and not self.uses_gpu:
-            self.told = True
-            self.say(f"the machine is busy: this work has had {got:.0%} of its cores so far, and takes longer for it")
+        left = max(0.0, (trust * pace + 1 - trust) * self.total - elapsed)
+        self.say(f"{share:4.0%} done, {_duration(left)} left: {job.label}, {seconds:.0f} s")
 
 
 def _duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import re
-import xml.etree.ElementTree as ET
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -114,7 +114,7 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
     """
     _check(sections)
     out = Path(out)
-    drawings: dict[str, Markup] = {}
+    drawings: dict[str, dict[str, Any]] = {}  # each is an image of its own in the page
     for section in sections:
         if section.rows:
             write_csv(out / f"{section.name}.csv", section.rows)
@@ -124,7 +124,7 @@ def write_report(sections: Sequence[Section], out: str | os.PathLike[str], about
             for suffix, content in (("svg", svg), ("png", png)):
                 with replacing(out / f"{stem}.{suffix}") as part:
                     part.write_bytes(content)
-            drawings[stem] = _inline(svg, stem, label)
+            drawings[stem] = {"label": label, "width": figure.get_figwidth() * 72, "svg": b64encode(svg).decode()}
     verdicts = [{"section": section.name, "source": verdict.source, "claim": verdict.claim,
                  "criterion": verdict.criterion, "measured": verdict.measured, "holds": verdict.outcome}
                 for section in sections for verdict in section.verdicts]  # fmt: skip
@@ -156,24 +156,21 @@ def _check(sections: Sequence[Section]) -> None:
     names: set[str] = {"verdicts"}
     stems: set[str] = set()
     for section in sections:
+        where = f"of section {section.name!r}"
         _check_stem("the name of a section", section.name, names)
         for stem in section.figures:
-            _check_stem(f"the stem of a figure of section {section.name!r}", stem, stems)
-        for stem in section.captions:
-            require(f"a caption of section {section.name!r}", stem, stem in section.figures,
-                    f"for one of its figures ({', '.join(section.figures) or 'it has none'})")  # fmt: skip
-        for what, stem in [("the headline", section.headline),
-                           *(("the figure of a verdict", verdict.figure) for verdict in section.verdicts)]:  # fmt: skip
-            require(f"{what} of section {section.name!r}", stem, not stem or stem in section.figures,
-                    f"one of its figures ({', '.join(section.figures) or 'it has none'})")  # fmt: skip
-        for caption, table in section.tables.items():
-            require(f"table {caption!r} of section {section.name!r}", table,
-                    len(table) > 0 and all(list(row) == list(table[0]) for row in table),
-                    "rows that all have the same keys, at least one")  # fmt: skip
-        for index, row in enumerate(section.rows):
-            keys = list(section.rows[0])
-            require(f"row {index} of section {section.name!r}", list(row), bool(row) and row.keys() == set(keys),
-                    f"a row with the keys of row 0, {keys!r}" if keys else "a row with at least one key")  # fmt: skip
+            _check_stem(f"the stem of a figure {where}", stem, stems)
+        named = {"a caption": [*section.captions], "the headline": [section.headline],
+                 "the figure of a verdict": [verdict.figure for verdict in section.verdicts]}  # fmt: skip
+        for what, own in named.items():
+            for stem in filter(None, own):
+                require(f"{what} {where}", stem, stem in section.figures,
+                        f"one of its figures ({', '.join(section.figures) or 'it has none'})")  # fmt: skip
+        tables = {f"table {caption!r}": table for caption, table in section.tables.items()}
+        for what, rows in (tables | ({"rows": section.rows} if section.rows else {})).items():
+            keys = [list(row) for row in rows]
+            alike = len(keys) > 0 and all(own and own == keys[0] for own in keys)
+            require(f"{what} {where}", keys, alike, "rows that all have the same keys, at least one")
 
 
 def _check_stem(what: str, stem: str, taken: set[str]) -> None:
@@ -190,30 +187,6 @@ def _draw(figure: Figure, stem: str, title: str) -> tuple[bytes, bytes]:
         figure.savefig(svg, format="svg", facecolor="white", metadata={"Date": None, "Title": title})
         figure.savefig(png, format="png", facecolor="white", dpi=200)
     return svg.getvalue(), png.getvalue()
-
-
-def _inline(svg: bytes, stem: str, label: str) -> Markup:
-    """An SVG file as an element of an HTML page that holds others like it.
-
-    It scales with the page instead of having a size, has the stem in all of its ids, and loses what would act outside
-    it: namespaces, metadata, and its style sheet (see ``figure svg``).
-    """
-    root = ET.fromstring(svg)
-    for element in root.iter():
-        element[:] = [child for child in element if child.tag.rpartition("}")[2] not in ("metadata", "style", "title")]
-        element.tag = element.tag.rpartition("}")[2]
-        element.attrib = {
-            key.rpartition("}")[2]: re.sub(r"^#|url\(#", rf"\g<0>{stem}.", value)
-            for key, value in element.attrib.items()
-        }
-        if "id" in element.attrib:
-            element.set("id", f"{stem}.{element.attrib['id']}")
-        element.tail = "\n"
-    view = root.attrib["viewBox"]
-    root.attrib = {"role": "img", "aria-label": label, "viewBox": view}
-    # Its own width bounds it (see ``.drawing``), so that letters are about alike in all figures.
-    drawing = ET.tostring(root, encoding="unicode").strip()
-    return Markup(f'<div class="drawing" style="--width: {view.split()[2]}pt">{drawing}</div>')
 
 
 def _marked(text: str) -> Markup:

@@ -23,13 +23,14 @@ from lategrad.registry import build_rule, parse_set
 from lategrad.rules import AnyRule
 from lategrad.support.validation import Scalar, require_choice
 from lategrad.trace import Trace
-from reproduction import mlbench
 from reproduction.jobs import Job, Lane, Say, to_stderr
 from reproduction.report import Section
 from reproduction.style import TITLES
 
 R = TypeVar("R")
 S = TypeVar("S", bound="Setting")
+
+dataset = lru_cache(maxsize=2)(load)  # the settings of a study share it
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,6 @@ def without_vectors(trace: Trace) -> Trace:
 
 def _fingerprint(key: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-
-
-@lru_cache(maxsize=2)
-def dataset(name: str, preprocessing: str) -> Any:
-    return mlbench.load(name, preprocessing) if name in mlbench.FILES else load(name, preprocessing)
 
 
 def lr_grid(low: float, high: float) -> tuple[float, ...]:
@@ -151,15 +147,13 @@ class Plan(Generic[S]):
 
     def limited(self, models: Sequence[str], rules: Sequence[str]) -> "Plan[S]":
         """The same with these models and rules alone; an empty sequence means all."""
-        known = tuple(dict.fromkeys(getattr(setting, "model", "") for setting in self.settings))
+        named = {setting: getattr(setting, "model", "") for setting in self.settings}
         for model in models:
-            require_choice("--models", model, known)
+            require_choice("--models", model, tuple(dict.fromkeys(named.values())))
         for rule in rules:
             require_choice("--rules", rule, tuple(candidate.rule for candidate in self.candidates))
-        chosen: list[Any] = [
-            setting for setting in self.settings
-            if (getattr(setting, "model", "") in models if models else not getattr(setting, "only_by_name", False))
-        ]  # fmt: skip
+        chosen: list[Any] = [s for s, model in named.items()
+                             if (model in models if models else not getattr(s, "only_by_name", False))]  # fmt: skip
         if rules:
             chosen = [dataclasses.replace(s, rules=tuple(rule for rule in s.rules if rule in rules)) for s in chosen]
         return dataclasses.replace(self, settings=tuple(chosen))

@@ -12,7 +12,7 @@ if [[ ! -x $(command -v "$python") ]]; then
 fi
 
 verified() {
-    "$python" -c 'from reproduction import mlbench; [mlbench.find(name) for name in mlbench.FILES]' 2>"${1:-/dev/stderr}"
+    "$python" -c 'from benchmarks import mlbench; [mlbench.find(name) for name in mlbench.FILES]' 2>"${1:-/dev/stderr}"
 }
 
 if verified /dev/null; then

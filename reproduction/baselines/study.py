@@ -73,7 +73,7 @@ class Baselines(Study[SoftmaxSetting, Scored]):
         def run() -> Trace:
             trace = simulate(
                 problem, rule, list(scenarios.values()), setting.updates, device=device,
-                seed=setting.seeds(task.seeds), record_every=setting.updates,
+                seed=list(range(task.seeds)), record_every=setting.updates,
             )  # fmt: skip
             at_query = measure(problem.to(device), trace.query.to(device)).by_name()
             ends: dict[str, Any] = {name: torch.stack([values[-1], at_query[name].squeeze(-1).cpu()], -1).unsqueeze(0)

@@ -131,16 +131,6 @@ def both_places(updates: int, batch: int, candidates: tuple[Candidate, ...], **o
     )
 
 
-def long_runs(candidates: tuple[Candidate, ...] = LONG, **options: Any) -> tuple[Regime, ...]:
-    """Runs whose √T is not below the delays."""
-    return both_places(1_000_000, 4, candidates, records=16, **options)
-
-
-def heavy_tails(candidates: tuple[Candidate, ...] = LONG) -> tuple[Regime, ...]:
-    """Runs whose √T is not below the mean of the heavy-tailed delays."""
-    return both_places(1_500_000, 4, candidates[:2], delays=(HEAVY,), grid_at=(HEAVY,), tuned_at=())
-
-
 def own_experiment(data: str, delays: Sequence[int | str], updates: int) -> tuple[Regime, ...]:
     """Figure 1 on one's own data and constant delays; what is not given is as in the short runs."""
     valid = all(str(delay).isdecimal() for delay in delays) and any(int(delay) > 0 for delay in delays or (1,))
@@ -158,11 +148,12 @@ STRONGLY_CONVEX = Regime(
     "strongly-convex", "l2 = 0.1, ball of radius 5", "ball:5", 37_500, 64,
     (*SHORT[:2], Candidate("strongly-convex", lr_grid(-1, 3))), l2=0.1, grid_at=(0,), tuned_at=(0,),
 )  # fmt: skip
-_PAPER = (
-    *both_places(37_500, 64, (*SHORT, OPTIMISTIC)), *long_runs(optimum_tolerance=1e-4), *heavy_tails(), STRONGLY_CONVEX
-)  # fmt: skip
+_LONG = partial(both_places, 1_000_000, 4, records=16)  # √T is not below the delays,
+_HEAVY = partial(both_places, 1_500_000, 4, delays=(HEAVY,), grid_at=(HEAVY,), tuned_at=())  # nor the mean of these
+_PAPER = (*both_places(37_500, 64, (*SHORT, OPTIMISTIC)), *_LONG(LONG, optimum_tolerance=1e-4), *_HEAVY(LONG[:2]),
+          STRONGLY_CONVEX)  # fmt: skip
 _NARROW = tuple(dataclasses.replace(candidate, lrs=candidate.lrs[:7]) for candidate in LONG)
-_QUICK = (*both_places(37_500, 64, SHORT), *long_runs(_NARROW, tuned_at=(0,)), heavy_tails(_NARROW)[0])
+_QUICK = (*both_places(37_500, 64, SHORT), *_LONG(_NARROW, tuned_at=(0,)), _HEAVY(_NARROW[:2])[0])
 PLANS = {
     "quick": Plan(_QUICK, (), seeds=1, lr_stride=2),
     "paper": Plan(_PAPER, (), seeds=3),
@@ -318,7 +309,7 @@ def others(regime: Regime) -> list[Delay]:
 class _BothOutputs(SGD):
     """SGD that outputs its average and its last iterate, one after the other."""
 
-    def output(self, state: SGDState) -> Tensor:  # type: ignore[override]
+    def output(self, state: SGDState) -> Tensor:
         return torch.cat([state.mean, state.x], dim=-1)
 
 

@@ -54,7 +54,6 @@ class TheoremPlan:
     scales: tuple[float, ...]  # the values of L and of sigma, all combinations; 1 is among them
     seeds: int
     least_squares_seeds: int
-    compile: bool  # whether simulations go through torch.compile, which costs seconds for each
 
 
 def _powers(first: int, last: int, every: int = 1) -> tuple[int, ...]:
@@ -65,9 +64,9 @@ _SIGMAS = (0.0, *(10 ** (k / 2) for k in range(-6, 3)))
 _DECADES = (0.01, 0.1, 1.0, 10.0, 100.0)
 
 PLANS = {
-    "quick": TheoremPlan(_powers(6, 12), _powers(6, 12), _powers(4, 10, 2), 1024, _SIGMAS, _DECADES, 32, 8, False),
-    "paper": TheoremPlan(_powers(7, 16), _powers(7, 14), _powers(4, 14, 2), 4096, _SIGMAS, _DECADES, 32, 16, True),
-    "full": TheoremPlan(_powers(7, 16), _powers(7, 16), _powers(4, 16, 2), 16384, _SIGMAS, _DECADES, 48, 24, True),
+    "quick": TheoremPlan(_powers(6, 12), _powers(6, 12), _powers(4, 10, 2), 1024, _SIGMAS, _DECADES, 32, 8),
+    "paper": TheoremPlan(_powers(7, 16), _powers(7, 14), _powers(4, 14, 2), 4096, _SIGMAS, _DECADES, 32, 16),
+    "full": TheoremPlan(_powers(7, 16), _powers(7, 16), _powers(4, 16, 2), 16384, _SIGMAS, _DECADES, 48, 24),
 }
 """On two cores: half a minute, minutes, ten minutes."""
 
@@ -213,12 +212,12 @@ class Pattern(NamedTuple):
 
 def measure_points(
     panel: str, setting: BallProblem, name: str, rule: AnyRule[Any], patterns: Sequence[Pattern],
-    horizons: Sequence[int], *, seeds: int, compile: bool,
+    horizons: Sequence[int], *, seeds: int,
 ) -> list[Point]:  # fmt: skip
     """One simulation; a point for every horizon, delay and noise, up to delays of half the horizon."""
     every = min(horizons)
     trace = simulate(setting.problem, rule, [pattern.model() for pattern in patterns], max(horizons),
-                     seed=list(range(seeds)), record_every=every, compile=compile, progress=False)  # fmt: skip
+                     seed=list(range(seeds)), record_every=every, progress=False)  # fmt: skip
     if not trace.complete:
         raise KeyboardInterrupt
     excess = (trace.loss - setting.best).reshape(-1, seeds, len(patterns), len(setting.constants))
@@ -278,14 +277,14 @@ def run_delays(plan: TheoremPlan, rule: str, on_data: bool) -> list[Point]:
         setting = least_squares(strongly_convex=rule == STRONGLY_CONVEX)
         horizons, seeds = plan.least_squares_horizons, plan.least_squares_seeds
     return measure_points("delay", setting, rule, rule_for(rule, setting.constants), _patterns(horizons), horizons,
-                          seeds=seeds, compile=plan.compile)  # fmt: skip
+                          seeds=seeds)  # fmt: skip
 
 
 def run_noise(plan: TheoremPlan, rule: str) -> list[Point]:
     setting = quadratic([(1.0, sigma) for sigma in plan.sigmas])
     patterns = [Pattern(CONSTANT, 0), Pattern(CONSTANT, math.isqrt(max(plan.noise_horizons)))]
     return measure_points("noise", setting, rule, rule_for(rule, setting.constants), patterns, plan.noise_horizons,
-                          seeds=plan.seeds, compile=plan.compile)  # fmt: skip
+                          seeds=plan.seeds)  # fmt: skip
 
 
 def run_constants(plan: TheoremPlan, rule: str) -> list[Point]:
@@ -293,7 +292,7 @@ def run_constants(plan: TheoremPlan, rule: str) -> list[Point]:
     T = plan.constants_horizon
     patterns = [Pattern(CONSTANT, 0), Pattern(CONSTANT, math.isqrt(T))]
     setting = quadratic([(L, sigma) for L in plan.scales for sigma in plan.scales])
-    measure = partial(measure_points, "constants", setting, rule, horizons=[T], seeds=plan.seeds, compile=plan.compile)
+    measure = partial(measure_points, "constants", setting, rule, horizons=[T], seeds=plan.seeds)
     if rule == SGD_AVERAGE:
         return [p for pattern in patterns for p in measure(rule=tuned_sgd(plan, pattern), patterns=[pattern])]
     return measure(rule=rule_for(rule, quadratic().constants), patterns=patterns)
@@ -303,7 +302,7 @@ def tuned_sgd(plan: TheoremPlan, pattern: Pattern) -> SGD:
     """SGD with the learning rate of a grid that is best at L = sigma = 1 with this delay; it outputs its average."""
     lr, T = torch.tensor(LRS_TO_TUNE, dtype=torch.float64).reshape(-1, 1, 1), plan.constants_horizon
     trace = simulate(quadratic().problem, SGD(lr, DOMAIN, average="linear"), pattern.model(), T, record_every=T,
-                     seed=list(range(plan.seeds)), compile=plan.compile, progress=False)  # fmt: skip
+                     seed=list(range(plan.seeds)), progress=False)  # fmt: skip
     return SGD(LRS_TO_TUNE[int(trace.loss[-1].mean(0).argmin())], DOMAIN, average="linear")
 
 

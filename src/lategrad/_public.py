@@ -7,25 +7,12 @@ from lategrad.checks.synchronous import check_synchronous
 from lategrad.delays import clocks
 from lategrad.execution import in_place
 from lategrad.gates import DelayGate
-from lategrad.learners import FTRL, OGD, AdaGrad, AdaGradNorm, OptimisticFTRL, OptimisticOGD
+from lategrad.learners import *
 from lategrad.registry import parse_rule, parse_set
 from lategrad.replays import replay
-from lategrad.rules import (
-    SGD,
-    Anytime,
-    Blocks,
-    CenteredClipping,
-    OnlineToNonconvex,
-    Scheduled,
-    Steady,
-    SteadyAdam,
-    SteadyMuon,
-    SteadyShort,
-    StronglyConvexOGD,
-    baselines,
-)
+from lategrad.rules import *
 from lategrad.serve.training import resume, train
-from lategrad.sets import Ball, Box, HalfSpace, L1Ball, Product, Simplex, WholeSpace
+from lategrad.sets import *
 from lategrad.simulator import simulate
 from lategrad.tolerance_study import DelayRecorder, Tolerance, tolerance
 from lategrad.trace import Trace

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lategrad.delays import Recorded
 from lategrad.delays.stages import StageDelays
-from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.worker_state import Count, JobResult, init_worker_state, is_stateful, run_job
+from lategrad.problems.problem import Count, JobResult, Problem, as_problem, init_worker_state, is_stateful, run_job
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule

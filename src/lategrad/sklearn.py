@@ -64,9 +64,9 @@ class _LateEstimator(BaseEstimator, metaclass=ABCMeta):  # type: ignore[misc]
     _model: ClassVar[type[LinearModel]]
     _checks_of_y: ClassVar[dict[str, Any]] = {}
 
-    @abstractmethod
     def _targets(self, y: Array, classes: Any = None, *, first: bool) -> Array:
         """Check and encode the targets; the first call sets the classes."""
+        return y
 
     @abstractmethod
     def _set_weights(self, weights: Array) -> None:
@@ -315,9 +315,6 @@ class LateRegressor(RegressorMixin, _LateEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         return self._scores(X)
-
-    def _targets(self, y: Array, classes: Any = None, *, first: bool) -> Array:
-        return y
 
     def _set_weights(self, weights: Array) -> None:
         self.coef_, self.intercept_ = weights[0, :-1].copy(), float(weights[0, -1])

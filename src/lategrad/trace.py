@@ -69,25 +69,17 @@ class Certificate(NamedTuple):
 class Trace:
     """The record of a simulation or of a training run. The run dimensions are ``axes``; a single run has none."""
 
-    steps: Tensor
-    """``(records,)``: the number of updates before each record; the first is 0, the start."""
-    loss: Tensor
-    """``(records, *runs)``: the objective at the rule's output, float64."""
-    accuracy: Tensor | None
-    """``(records, *runs)``: test accuracy at the rule's output, if the problem has one."""
-    delays: Tensor
-    """``(updates, *arrivals)``: the delay of every update, int32; arrivals are the axes seed and delay."""
-    output: Tensor
-    """``(*runs, dim)``: the rule's output at the end: the weights to evaluate and ship."""
-    query: Tensor
-    """``(*runs, dim)``: the next query at the end; for most rules not the output."""
+    steps: Tensor  #: ``(records,)``: the number of updates before each record; the first is 0, the start.
+    loss: Tensor  #: ``(records, *runs)``: the objective at the rule's output, float64.
+    accuracy: Tensor | None  #: ``(records, *runs)``: test accuracy at the rule's output, if the problem has one.
+    delays: Tensor  #: ``(updates, *arrivals)``: the delay of every update, int32; arrivals are the axes seed and delay.
+    output: Tensor  #: ``(*runs, dim)``: the rule's output at the end: the weights to evaluate and ship.
+    query: Tensor  #: ``(*runs, dim)``: the next query at the end; for most rules not the output.
     axes: tuple[Axis, ...] = ()
-    config: dict[str, Any] = field(default_factory=dict)
-    """Problem, rule, delays, seeds, versions; plain JSON values."""
+    config: dict[str, Any] = field(default_factory=dict)  #: Problem, rule, delays, seeds, versions; plain JSON values.
     time: Tensor | None = None
     """``(updates, *arrivals)``: when each update was applied, in (virtual) seconds, if known."""
-    worker: Tensor | None = None
-    """``(updates, *arrivals)``: the worker that sent each gradient, if known."""
+    worker: Tensor | None = None  #: ``(updates, *arrivals)``: the worker that sent each gradient, if known.
     sequence: Tensor | None = None
     """``(updates,)``: the number of each gradient's sample in its worker's stream, in a training run."""
     parent_job: Tensor | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import lategrad as lg
-from reproduction import mlbench
+from benchmarks import mlbench
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,8 +49,8 @@ def distributions(tmp_path_factory):
 def test_the_wheel_has_the_library_alone_and_the_source_distribution_has_all(distributions):
     wheel, source = distributions
     in_wheel = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    expected = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "lategrad").rglob("*.py")}
-    assert in_wheel == expected | {"lategrad/py.typed"}
+    files = [path for path in (ROOT / "src" / "lategrad").rglob("*.*") if "__pycache__" not in path.parts]
+    assert in_wheel == {path.relative_to(ROOT / "src").as_posix() for path in files}
     with tarfile.open(source) as archive:
         in_source = {name.partition("/")[2] for name in archive.getnames()}
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()

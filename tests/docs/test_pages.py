@@ -98,7 +98,7 @@ def test_links_lead_somewhere(page):
 
 def test_files_that_the_architecture_names_exist():
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    paths = set(re.findall(r"(?<![\w/.])(?:[a-z_]+/)+[a-z_]*(?:\.py)?|(?<![\w/.])[a-z_]+\.py", text))
+    paths = set(re.findall(r"(?<![\w/.])(?:[a-z_]+/)+[a-z_]*(?:\.py|\.cpp)?|(?<![\w/.])[a-z_]+\.py", text))
     package = ROOT / "src" / "lategrad"
     inside = ("", "simulator", "serve", "serve/engines/ray", "execution", "execution/codegen", "optim", "pipeline")
     folders = [ROOT, *(package / folder for folder in inside)]

@@ -10,7 +10,7 @@ from torch import nn
 
 import lategrad as lg
 from lategrad.problems import LocalSteps, ModuleProblem, Quadratic, SoftmaxRegression, load
-from lategrad.problems.worker_state import init_worker_state, is_stateful, run_job
+from lategrad.problems.problem import init_worker_state, is_stateful, run_job
 from lategrad.support.runs import tensors
 
 

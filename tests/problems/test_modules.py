@@ -12,7 +12,7 @@ import lategrad as lg
 from helpers.modules import Branching, Named, Pairs, Rows, Scaled, loader, top_two, with_batch_norm
 from lategrad.problems import ModuleProblem, NpyRows, load
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, read_checkpoint
-from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.serve.observe.records import Telemetry
 from lategrad.support.torch_private import gradients
 
 

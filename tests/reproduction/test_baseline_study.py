@@ -113,7 +113,7 @@ def test_the_report_shows_the_tables_and_the_figures(ran):
     out, section = ran
     page = write_report([section], out, {}).read_text(encoding="utf-8")
     assert page.count('<table class="numbers">') == len(section.tables) == 4
-    assert page.count("<svg") == len(section.figures) == 1
+    assert page.count("<img") == len(section.figures) == 1
     assert set(section.figures) == set(section.captions)
 
 

@@ -26,7 +26,7 @@ def test_reproduce_from_the_command_line(tmp_path):
     """The main job at its quick scale on the real data, in one go, and again from its finished parts."""
     for _ in range(2):
         assert call("fig1", "fig2", "--scale", "quick", "--out", tmp_path).exit_code == 0
-    assert (tmp_path / "report.html").read_text().count("<svg") == 3 + 1
+    assert (tmp_path / "report.html").read_text().count("<img") == 3 + 1
     rows = list(csv.DictReader((tmp_path / "fig1.csv").read_text().splitlines()))
 
     def frozen(rule, delay, updates):

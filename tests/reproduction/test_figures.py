@@ -1,10 +1,6 @@
 """The paper's experiments in small, and verdicts that can come out both ways."""
 
-import subprocess
-import sys
 import threading
-import time
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +25,7 @@ from reproduction.figures.sweep import (
     own_experiment,
     sweep,
 )
-from reproduction.jobs import Job, Progress, Spent, cores, other_programs, run_jobs
+from reproduction.jobs import Job, Progress, run_jobs
 from reproduction.study import Plan, Workspace, lr_grid
 
 pytestmark = pytest.mark.filterwarnings("ignore:delay .* is too long for:UserWarning")  # these runs are short
@@ -182,9 +178,8 @@ def test_a_job_waits_for_those_that_it_comes_after(tmp_path, lane):
         run_jobs(jobs[:1], lambda line: None, processes=1)
 
 
-def test_jobs_that_share_a_gpu_run_beside_each_other(monkeypatch):
+def test_jobs_that_share_a_gpu_run_beside_each_other():
     """Jobs that wait for each other come to their end."""
-    monkeypatch.setattr("reproduction.jobs.other_programs", lambda: 0.0)  # other programs would lengthen the forecast
     there = threading.Barrier(2, timeout=600)
     said = []
     run_jobs([Job(name, 600, there.wait, lane="streams") for name in "ab"], said.append, processes=1)
@@ -193,31 +188,17 @@ def test_jobs_that_share_a_gpu_run_beside_each_other(monkeypatch):
     assert said[-1].startswith("100%")
 
 
-def test_programs_that_want_a_core_are_counted_while_they_do():
-    with ExitStack() as stack:
-        for _ in range(4):
-            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-            stack.callback(busy.kill)
-        time.sleep(0.5)
-        assert other_programs() >= 2
-
-
-def test_a_forecast_follows_the_pace_and_says_when_the_machine_is_busy():
+def test_a_forecast_follows_the_pace():
     jobs = [Job(str(k), 100.0, int) for k in range(6)]
     said = []
     progress = Progress(jobs, {"processes": 2}, said.append)
     assert said == ["6 pieces of work on 2 core(s), 0 of them done before: about 5 minutes"]
-    progress.done(jobs[0], Spent(wall=100.0, processor=99.0))
+    progress.done(jobs[0], 100.0)
     assert said[1] == " 17% done, about 5 minutes left: 0, 100 s"  # the clock of this test stands still
     for job in jobs[1:5]:
-        progress.done(job, Spent(wall=300.0, processor=100.0))
-    assert said[3] == "the machine is busy: this work has had 50% of its cores so far, and takes longer for it"
+        progress.done(job, 300.0)
     assert said[-1] == " 83% done, about 12 minutes left: 4, 300 s"
-    assert len(said) == 1 + 5 + 1
-    others = 4.0 * cores() - 2
-    Progress(jobs, {"processes": 2}, said.append, load=others)
-    assert said[-1].endswith(f"about 20 minutes (the machine is busy: {others:.1f} other programs on {cores()} "
-                             "core(s); alone it would take about 5 minutes)")  # fmt: skip
+    assert len(said) == 1 + 5
 
 
 def test_sections_have_figures_verdicts_and_the_promised_columns(results):

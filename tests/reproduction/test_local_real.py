@@ -12,7 +12,7 @@ from lategrad.problems import LocalSteps, ModuleProblem, SoftmaxRegression, load
 from lategrad.serve import Settings
 from lategrad.serve.engines.engine import TrainingError
 from lategrad.serve.messages import Job
-from lategrad.serve.worker import Oracle, Slowness, Streams
+from lategrad.serve.worker import Oracle, Streams
 from lategrad.support.threads import torch_threads
 from reproduction.deep import models
 from reproduction.local.plan import ANCHOR, CANDIDATES, RULES
@@ -46,7 +46,7 @@ def test_a_round_is_one_update_with_the_mean_of_all_who_waited():
     trace = train_in_rounds(problem, rule, settings, seconds=0.2)
     rounds = len(trace.time)
     assert torch.all(trace.time.diff(prepend=torch.zeros(1)) >= 0.02), "the slow one is waited for"
-    oracles = [Oracle(problem, Streams(3), Slowness(), torch.device("cpu")) for _ in range(2)]
+    oracles = [Oracle(problem, Streams(3), {}, torch.device("cpu")) for _ in range(2)]
     state = rule.init(problem.start())
     with torch_threads(1):  # as a worker has it
         for k in range(rounds):

@@ -38,7 +38,6 @@ TINY = TheoremPlan(
     scales=(0.1, 1.0, 10.0),
     seeds=4,
     least_squares_seeds=3,
-    compile=False,
 )
 
 
@@ -99,7 +98,7 @@ def test_a_horizon_of_a_long_run_is_a_run_of_its_own():
     patterns = [Pattern(CONSTANT, 0), Pattern(CONSTANT, 8)]
     for name in (ANYTIME, OPTIMISTIC):
         rule = problems.rule_for(name, setting.constants)
-        points = measure_points("delay", setting, name, rule, patterns, [32, 64, 128], seeds=3, compile=False)
+        points = measure_points("delay", setting, name, rule, patterns, [32, 64, 128], seeds=3)
         (point,) = verdicts.select(points, T=64, delay=8, sigma=1.0)
         alone = problems.quadratic([(10.0, 1.0)])
         rule = problems.rule_for(name, alone.constants)

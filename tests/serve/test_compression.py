@@ -14,7 +14,7 @@ from lategrad.serve.compression import COMPRESSIONS, Compression
 from lategrad.serve.messages import Job, JobInfo
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
-from lategrad.serve.worker import Oracle, Slowness, Streams
+from lategrad.serve.worker import Oracle, Streams
 
 NARROW = [name for name in COMPRESSIONS if name != "none"]
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ def test_what_cannot_travel_is_refused_at_the_worker_and_leaves_no_remainder(nam
             return super().gradient(x, sample) + (1e300 if self.huge else 0.0)
 
     problem = Huge()
-    oracle = Oracle(problem, Streams(0), Slowness(), CPU, name)
+    oracle = Oracle(problem, Streams(0), {}, CPU, name)
     with pytest.raises(ValueError, match=f"its largest entry, 1e.300, cannot be sent as {name}"):
         oracle.answer(Job(0, 0, 0, problem.start()))
     Huge.huge = False
@@ -149,7 +149,7 @@ def test_int8_learns_as_float32_does():
 def test_no_compression_is_the_default_and_sends_the_gradient_itself():
     problem = Quadratic()
     job = Job(2, 5, 0, problem.start())
-    plain, named = (Oracle(problem, Streams(0), Slowness(), CPU, *compression) for compression in ((), ("none",)))
+    plain, named = (Oracle(problem, Streams(0), {}, CPU, *compression) for compression in ((), ("none",)))
     sample = problem.samples(lg.serve.worker.stream_seed(0, 2), 5, 1)
     want = problem.gradient(job.query.view(1, 1, -1), sample).view(-1)
     for oracle in (plain, named):

@@ -15,7 +15,7 @@ import lategrad as lg
 from helpers.serving import SlowToEvaluate, audit
 from lategrad.problems import ModuleProblem, load
 from lategrad.serve import Server, Settings
-from lategrad.serve.observe.watch import BEST_FILE
+from lategrad.serve.observe.records import BEST_FILE
 
 RULE = lg.SGD(lr=0.1)
 

@@ -18,13 +18,13 @@ from helpers.examples import example
 from helpers.serving import audit, gradients_of, train_until, wait_until
 from lategrad.cli.main import main
 from lategrad.problems import LocalSteps, ModuleProblem, Quadratic, SoftmaxRegression, load
-from lategrad.problems.worker_state import init_worker_state, run_job
+from lategrad.problems.problem import init_worker_state, run_job
 from lategrad.rules.rule import first_query
 from lategrad.serve import Settings, Training
 from lategrad.serve.checkpoints.checkpoint import checkpoint_paths, version_of
 from lategrad.serve.messages import Job, JobInfo
 from lategrad.serve.server import Server
-from lategrad.serve.worker import Oracle, Pace, Slowness, Streams, stream_seed
+from lategrad.serve.worker import Oracle, Pace, Streams, stream_seed
 from lategrad.support.runs import tensors
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def network():
 
 def test_a_worker_keeps_its_optimizers_state_from_job_to_job():
     """The real worker does what the pure functions say, three jobs in a row."""
-    problem, oracle = local(), Oracle(local(), Streams(0), Slowness(), CPU)
+    problem, oracle = local(), Oracle(local(), Streams(0), {}, CPU)
     x = problem.start()
     memory = init_worker_state(problem, x.view(1, 1, -1))
     for k in range(3):

@@ -19,10 +19,10 @@ from helpers.serving import Unread, audit, wait_until
 from lategrad.cli import main as cli
 from lategrad.problems import Quadratic
 from lategrad.serve import Settings, Training
-from lategrad.serve.checkpoints import writer
+from lategrad.serve.checkpoints import archive
 from lategrad.serve.engines import processes
 from lategrad.support import files
-from lategrad.support.timeouts import OutOfTimeError, limited
+from lategrad.support.threads import OutOfTimeError, limited
 
 RULE = lg.SGD(lr=0.1)
 
@@ -121,7 +121,7 @@ def disk_that_hangs(monkeypatch, version):
 
 def test_a_disk_that_hangs_at_the_end_costs_the_last_checkpoint_and_not_the_trace(tmp_path, monkeypatch):
     def shorten(telemetry, output):  # the first checkpoint is written
-        monkeypatch.setattr(writer, "WRITE_TIMEOUT", 0.2)
+        monkeypatch.setattr(archive, "WRITE_TIMEOUT", 0.2)
 
     with disk_that_hangs(monkeypatch, version=30):
         with pytest.warns(UserWarning, match="the checkpoint at update 30 timed out: the disk hangs"):
@@ -135,7 +135,7 @@ def test_a_disk_that_hangs_at_the_end_costs_the_last_checkpoint_and_not_the_trac
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_disk_that_hangs_from_the_start_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "WRITE_TIMEOUT", 0.2)
+    monkeypatch.setattr(archive, "WRITE_TIMEOUT", 0.2)
     with disk_that_hangs(monkeypatch, version=0), pytest.raises(OSError, match="no checkpoint can be written to"):
         lg.train(Quadratic(), RULE, steps=30, workers=1, engine="threads", out=tmp_path, compile=False)
 

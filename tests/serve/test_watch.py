@@ -15,7 +15,7 @@ from helpers.modules import top_two
 from lategrad.problems import ModuleProblem, Quadratic, load
 from lategrad.rules.rule import first_state
 from lategrad.serve.observe import monitor
-from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.serve.observe.records import Telemetry
 
 ENGINES = ["threads", "processes"]
 

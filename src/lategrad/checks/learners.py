@@ -1,40 +1,14 @@
 """Checks for online learners."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lategrad.checks.comparing import Reference, check_reference, gradients
 from lategrad.checks.machine import check_machine
 from lategrad.learners.learner import Learner, Linear
-from lategrad.rules.rule import Delay
-from lategrad.sets import ConvexSet
+from lategrad.rules.anytime import Anytime
 from lategrad.support.validation import require
-
-
-@dataclass(frozen=True, eq=False)
-class _AsRule:
-    """A learner as a rule whose query is its play, on losses of weight 1 with the gradient as the next hint."""
-
-    learner: Learner[Any]
-
-    @property
-    def domain(self) -> ConvexSet:
-        return self.learner.domain
-
-    def init(self, x0: Tensor) -> Any:
-        return self.learner.init(x0)
-
-    def query(self, state: Any) -> Tensor:
-        return self.learner.predict(state)
-
-    output = query
-
-    def update(self, state: Any, grad: Tensor, delay: Delay) -> Any:
-        weight = torch.ones(*grad.shape[:-1], 1, dtype=torch.float64)
-        return self.learner.update(state, loss=Linear(weight, grad), hint=Linear(2 * weight, grad))
 
 
 def check_learner(
@@ -56,7 +30,8 @@ def check_learner(
     """
     missing = [member for member in ("domain", "init", "predict", "update") if not hasattr(learner, member)]
     require("learner", type(learner).__name__, not missing, f"an online learner, with {', '.join(missing)}")
-    check_machine(_AsRule(learner), "learner", type(learner).__name__, dim, steps=6, seed=seed, compile=compile)
+    rule = Anytime(learner, power=0, interpolation=0.0)  # its queries are the learner's plays
+    check_machine(rule, "learner", type(learner).__name__, dim, steps=6, seed=seed, compile=compile)
     if reference is not None:
         x0, grads = gradients(1, (dim,), seed + 1)[0], gradients(5, (dim,), seed)
         state = learner.init(x0)

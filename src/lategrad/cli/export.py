@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from lategrad.cli.options import RunFolder
-from lategrad.serve.observe.watch import BEST_FILE
+from lategrad.serve.observe.records import BEST_FILE
 from lategrad.support.files import replacing
 from lategrad.support.validation import require
 

@@ -19,12 +19,9 @@ from lategrad.support.validation import Validated, require, require_count
 class Arrivals(NamedTuple):
     """The gradients that the server receives, one entry for every update t = 1..T."""
 
-    delays: Tensor
-    r"""int64 ``(T,)``: :math:`\tau_t \le t - 1`."""
-    time: Tensor | None = None
-    """float64 ``(T,)``: virtual seconds at which update t was applied."""
-    worker: Tensor | None = None
-    """int64 ``(T,)``: the worker that sent the gradient."""
+    delays: Tensor  #: int64 ``(T,)``: :math:`\tau_t \le t - 1`.
+    time: Tensor | None = None  #: float64 ``(T,)``: virtual seconds at which update t was applied.
+    worker: Tensor | None = None  #: int64 ``(T,)``: the worker that sent the gradient.
     local_steps: Tensor | None = None
     """int64 ``(T,)``: the number of local steps of the sender, where arrivals decide it."""
     fresh: Tensor | None = None

@@ -154,22 +154,23 @@ def _job_end(worker: Worker, times: Iterator[float], gradients: int, now: float)
     return now + worker.mean * sum(islice(times, gradients)) * factor
 
 
-def _fetches(worker: Worker, seed: int, position: int, gradients: int) -> Iterator[tuple[float, bool]]:
-    """Every (time, whether a job arrives) at which the worker fetches again, until it leaves for good."""
+def _fetches(worker: Worker, seed: int, position: int, gradients: int) -> Iterator[tuple[float, int, bool]]:
+    """Every (time, position, whether a job arrives) at which a worker fetches, until it leaves for good."""
     times = random_times(worker.distribution, seed, Stream.COMPUTING, position)
     periods = random_times(ExponentialTime(), seed, Stream.PREEMPTION, position)
     is_preemptible = worker.up < math.inf
     now = worker.start
+    yield now, position, False
     preemption = now + worker.up * next(periods) if is_preemptible else math.inf
     while True:
         end = _job_end(worker, times, gradients, now)
         if end < preemption:
             now = end
-            yield now, True
+            yield now, position, True
         elif is_preemptible and worker.down < math.inf:
             now = preemption + worker.down * next(periods)
             preemption = now + worker.up * next(periods)
-            yield now, False
+            yield now, position, False
         else:
             return
 
@@ -235,29 +236,24 @@ class Cluster(Validated):
     def draw(self, steps: int, seed: int, labels: Tensor | None = None) -> Arrivals:
         """Run the clock until ``steps`` gradients have arrived; O(log W) for each and for each preemption."""
         check_draw(steps, seed)
-        counts = self.steps_of_workers()
-        fetches = [_fetches(worker, seed, position, counts[position]) for position, worker in enumerate(self.workers)]
-        events = [(worker.start, position, False) for position, worker in enumerate(self.workers)]
-        heapq.heapify(events)
-        version = [0] * len(fetches)  # of the query that each worker computes on
+        counts, size = self.steps_of_workers(), len(self.workers)
         arrived: list[tuple[int, float, int, bool]] = []  # delay, time, sender, whether the sender lost its state
-        lost_state = [False] * len(fetches)  # whether it was preempted since its last arrival
-        joined = [False] * len(fetches)
-        fruitless = -len(fetches)  # the first fetch of each worker is no sign of being stuck
-        while len(arrived) < steps:
-            if not events or fruitless > _MAX_FETCHES:
-                why = f"{_MAX_FETCHES} fetches in a row were preempted" if events else "every worker has left for good"
-                require("steps", steps, False, f"at most {len(arrived)} for this cluster and seed ({why})")
-            time, position, arrives = events[0]
+        version = [0] * size  # of the query that each worker computes on
+        lost_state, joined = [False] * size, [False] * size  # whether it was preempted since its last arrival
+        fruitless = -size  # the first fetch of each worker is no sign of being stuck
+        for time, position, arrives in heapq.merge(
+            *(_fetches(worker, seed, i, counts[i]) for i, worker in enumerate(self.workers))
+        ):
             fruitless = 0 if arrives else fruitless + 1
             if arrives:
                 arrived.append((len(arrived) - version[position], time, position, lost_state[position]))
             lost_state[position], joined[position] = joined[position] and not arrives, True
             version[position] = len(arrived)
-            if (event := next(fetches[position], None)) is None:
-                heapq.heappop(events)
-            else:
-                heapq.heapreplace(events, (event[0], position, event[1]))
+            if len(arrived) == steps or fruitless > _MAX_FETCHES:
+                break
+        stuck = fruitless > _MAX_FETCHES
+        why = f"{_MAX_FETCHES} fetches in a row were preempted" if stuck else "every worker has left for good"
+        require("steps", steps, len(arrived) == steps, f"at most {len(arrived)} for this cluster and seed ({why})")
         delays, times, senders, fresh = zip(*arrived, strict=True)
         worker, seconds = torch.tensor(senders), torch.tensor(times, dtype=torch.float64)
         local_steps = torch.tensor(counts)[worker] if self.adapt else None

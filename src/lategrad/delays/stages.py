@@ -24,8 +24,7 @@ class StageDelays:
     """
 
     blocks: Blocks
-    delays: tuple[int, ...]
-    r""":math:`\tau_b` of each tensor, in the order of ``blocks``."""
+    delays: tuple[int, ...]  #: :math:`\tau_b` of each tensor, in the order of ``blocks``.
     stashing: bool = True
     """False: the backward pass uses the newest version of each stage, not that of the forward pass."""
     model: nn.Module | None = field(default=None, repr=False)

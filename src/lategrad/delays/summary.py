@@ -15,18 +15,15 @@ _HISTOGRAM_BINS = 50
 class Histogram(NamedTuple):
     """The number of delays in each bin [edges[i], edges[i + 1])."""
 
-    counts: Tensor
-    """int64 ``(bins,)``."""
-    edges: Tensor
-    """int64 ``(bins + 1,)``: 0, then equally spaced integers, the last one above every delay."""
+    counts: Tensor  #: int64 ``(bins,)``.
+    edges: Tensor  #: int64 ``(bins + 1,)``: 0, then equally spaced integers, the last one above every delay.
 
 
 class DelaySummary(NamedTuple):
     """The result of :func:`summarise`."""
 
     mean: float
-    std: float
-    """Of the population: the root of the mean squared deviation."""
+    std: float  #: Of the population: the root of the mean squared deviation.
     median: float
     p95: float
     p99: float

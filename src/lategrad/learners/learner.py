@@ -5,7 +5,7 @@ In round t = 1, 2, ... a learner plays :math:`w_t \in K`, receives the weighted 
 is also given a hint, a guess of the next round's loss, before it moves.
 """
 
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -41,16 +41,11 @@ class Learner(Protocol[State]):
         """Round t's loss, and the hint for round t + 1 (no hint: zero); the new state plays w_{t+1}."""
 
 
-class _HasPlay(Protocol):
-    @property
-    def w(self) -> Tensor: ...
-
-
 class PlaysIterate(OnDomain):
     """A learner that plays ``state.w``."""
 
-    def predict(self, state: _HasPlay) -> Tensor:
-        return state.w
+    def predict(self, state: Any) -> Tensor:
+        return cast(Tensor, state.w)
 
 
 def first_play(learner: Learner[State], w1: Tensor) -> Tensor:

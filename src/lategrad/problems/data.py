@@ -60,8 +60,7 @@ class Dataset(NamedTuple):
     x_test: Tensor
     y_test: Tensor
     classes: int | None
-    class_names: tuple[str, ...] | None = None
-    """The labels of the classes in the file."""
+    class_names: tuple[str, ...] | None = None  #: The labels of the classes in the file.
 
 
 def load(name: str | os.PathLike[str], preprocessing: str = "none") -> Dataset:
@@ -130,18 +129,14 @@ def _digits() -> Dataset:
     from sklearn import datasets  # imported where it is used: it takes a second
 
     x, y = datasets.load_digits(return_X_y=True)
-    return from_arrays("digits", (x / 16).astype(np.float32), y, test_rows=360)
+    return from_arrays("digits", (x / 16).astype(np.float32), y, test_size=360, stratify=y)
 
 
-def from_arrays(name: str, x: Array, y: Array, test_rows: int) -> Dataset:
-    """A data set from rows and their classes, split at random within each class, always the same way."""
-    return _split(name, x, y, test_size=test_rows, stratify=y)
-
-
-def _split(name: str, x: Array, y: Array, **options: Any) -> Dataset:
+def from_arrays(name: str, x: Array, y: Array, **split: Any) -> Dataset:
+    """A data set from rows and their targets, split at random, always the same way; options of ``train_test_split``."""
     from sklearn.model_selection import train_test_split
 
-    x_train, x_test, y_train, y_test = train_test_split(x, y, random_state=0, **options)
+    x_train, x_test, y_train, y_test = train_test_split(x, y, random_state=0, **split)
     return _dataset(name, x_train, y_train, x_test, y_test)
 
 
@@ -162,7 +157,7 @@ def _from_file(name: str) -> Dataset:
     if "x_test" not in arrays:
         rows = len(x_train)
         require(f"the number of rows in {path}", rows, rows > 1, "at least 2, to split off a test part")
-        return _split(name, x_train, y_train, test_size=0.2)
+        return from_arrays(name, x_train, y_train, test_size=0.2)
     x_test, y_test = _checked(arrays, "x_test", "y_test", path)
     require(f"x_test in {path}", x_test.shape, x_test.shape[1] == x_train.shape[1],
             f"of as many features as x_train, {x_train.shape[1]}")  # fmt: skip

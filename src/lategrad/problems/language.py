@@ -23,11 +23,9 @@ class Text(NamedTuple):
     """Characters as integers: a part to train on, and a part that is held out."""
 
     name: str
-    train: Tensor
-    """int64 ``(n,)``: indices into the vocabulary."""
+    train: Tensor  #: int64 ``(n,)``: indices into the vocabulary.
     held_out: Tensor
-    vocabulary: str
-    """All characters of the text, sorted."""
+    vocabulary: str  #: All characters of the text, sorted.
 
     @staticmethod
     def of_strings(name: str, strings: Sequence[str], held_out: float = 0.1) -> "Text":

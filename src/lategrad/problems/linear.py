@@ -15,13 +15,13 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from lategrad.problems.data import Dataset
-from lategrad.problems.linear_loops import LINEAR_GRADIENT
 from lategrad.problems.minibatches import Minibatches
 from lategrad.problems.sparse_rows import SparseRows
 from lategrad.support.runs import checksum, tensors
@@ -51,10 +51,8 @@ class LinearModel(ABC):
     """
 
     name: ClassVar[str]
-    curvature: ClassVar[float]
-    """The largest second derivative of the loss in the scores."""
-    residual_in_c: ClassVar[str]
-    """:meth:`residual` in C, for one row: overwrites its scores s, given its targets y."""
+    curvature: ClassVar[float]  #: The largest second derivative of the loss in the scores.
+    residual_in_c: ClassVar[str]  #: :meth:`residual` in C, for one row: overwrites its scores s, given its targets y.
 
     def __init__(
         self, data: Dataset, *, batch: int = 64, sampling: str = "iid", l2: float = 0.0,
@@ -125,7 +123,8 @@ class LinearModel(ABC):
         sizes = f"BATCH = {batch}, OUTPUTS = {self.outputs}, FEATURES = {self.train.shape[-1]}, GROUP = {group}"
         real = "double" if self.train.dtype == torch.float64 else "float"
         weight = "1" if self.weights is None else "((const real*)data[2])[sample[n]]"
-        code = LINEAR_GRADIENT.replace("RESIDUAL", self.residual_in_c).replace("WEIGHT", weight)
+        code = Path(__file__).with_name("linear_gradient.cpp").read_text(encoding="utf-8")
+        code = code.replace("RESIDUAL", self.residual_in_c).replace("WEIGHT", weight)
         code = f"typedef {real} real;\nenum {{ {sizes} }};\nstatic const real L2 = {float(self.l2)!r};\n{code}"
         return code, [value.contiguous() for value in tensors((self.train, self.targets, self.weights))]
 

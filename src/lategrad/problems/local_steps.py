@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lategrad.execution import StateStep, in_place
 from lategrad.execution.backend import EXPECTED_STEPS, compiling_pays
-from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.worker_state import Count, JobResult, is_stateful
+from lategrad.problems.problem import Count, JobResult, Problem, as_problem, is_stateful
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, Rule, as_dtype, needs_ticket

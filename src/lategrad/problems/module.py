@@ -17,8 +17,7 @@ from torch.func import grad, vmap
 from lategrad.problems.flat_module import FlatModule, Value, recompute_statistics, stop_tracking, tracking_layers
 from lategrad.problems.minibatches import Minibatches
 from lategrad.problems.problem import Measures, require_free_names
-from lategrad.problems.sources import Batches, Columns, Inputs, Source, map_inputs
-from lategrad.problems.splits import split_data
+from lategrad.problems.sources import Batches, Columns, Inputs, Source, map_inputs, split_data
 from lategrad.rules.blocks import Blocks
 from lategrad.support.seeds import Stream, derived_seed, seeded
 from lategrad.support.validation import require

@@ -12,12 +12,11 @@ at :math:`-\nabla f(x)`. Where that is infinite, strong convexity gives the boun
           = \frac{\|\nabla f(x)\|^2}{2H} - \frac{H}{2} \mathrm{dist}\Big(x - \frac{\nabla f(x)}{H}, K\Big)^2 .
 """
 
-import contextlib
 import hashlib
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lategrad.problems.data import cache_folder
+from lategrad.problems.linear import LinearModel
+from lategrad.problems.quadratic import Quadratic
 from lategrad.sets import Ball, Box, ConvexSet, WholeSpace
 from lategrad.support.files import replacing
 from lategrad.support.runs import tensors
@@ -34,32 +35,15 @@ from lategrad.support.validation import require
 
 _ITERATIONS = 3000
 
-
-class ConvexProblem(Protocol):
-    """The members that :func:`minimum` uses."""
-
-    @property
-    def dim(self) -> int: ...
-
-    @property
-    def strong_convexity(self) -> float: ...
-
-    def value_and_gradient(self, x: Tensor) -> tuple[float, Tensor]:
-        """The objective and its float64 gradient on all the data, computed in the dtype of ``x``."""
-
-    def fingerprint(self) -> str:
-        """A text that differs between objectives."""
+ConvexProblem = LinearModel | Quadratic
 
 
 class Optimum(NamedTuple):
     """A minimiser and its error bound."""
 
-    x: Tensor
-    """The point, float64."""
-    value: float
-    """f at the point; the true minimum lies in [value - gap, value]."""
-    gap: float
-    """A proven bound on f(x) - min f."""
+    x: Tensor  #: The point, float64.
+    value: float  #: f at the point; the true minimum lies in [value - gap, value].
+    gap: float  #: A proven bound on f(x) - min f.
 
 
 def optimality_gap(x: Tensor, gradient: Tensor, domain: ConvexSet, strong_convexity: float) -> float:
@@ -110,27 +94,23 @@ def minimum(
     return best
 
 
-class _GoodEnoughError(Exception):
-    """The gap is small enough: ends the search."""
-
-
 def _solve(problem: ConvexProblem, domain: ConvexSet, tolerance: float) -> Optimum:
     """Search in float32, which is twice as fast, then in float64 if that was not enough."""
-    from scipy.optimize import minimize as scipy_minimize
+    from scipy import optimize
 
     z = domain.project(torch.zeros(problem.dim, dtype=torch.float64))
     if not isinstance(domain, Ball | Box | WholeSpace):
         return _descend(problem, domain, z, tolerance)
     bounds = None
     if isinstance(domain, Box):
-        limits = [torch.as_tensor(b).double().expand(problem.dim).numpy() for b in (domain.low, domain.high)]
-        bounds = list(zip(*limits, strict=True))
+        limits = (torch.as_tensor(b).double().expand(problem.dim).numpy() for b in (domain.low, domain.high))
+        bounds = optimize.Bounds(*limits)
     best = Optimum(z, math.inf, math.inf)
     for dtype in (torch.float32, torch.float64, torch.float64):
         search = _Search(problem, domain, dtype, tolerance / 2)
-        with contextlib.suppress(_GoodEnoughError):
-            options = {"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "maxcor": 30, "ftol": 0, "gtol": 0}
-            scipy_minimize(search, z.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        options = {"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "maxcor": 30, "ftol": 0, "gtol": 0}
+        optimize.minimize(search, z.numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options,
+                          callback=search.stop_if_enough)  # fmt: skip
         z = x = domain.project(search.best_z)  # outside of the set, the next search would have no gradient
         value, gradient = problem.value_and_gradient(x)
         gap = optimality_gap(x, gradient, domain, problem.strong_convexity)
@@ -182,8 +162,6 @@ class _Search:
         gap = optimality_gap(x, gradient, self.domain, self.problem.strong_convexity)
         if gap < self.best_gap:
             self.best_gap, self.best_z = gap, point
-        if gap <= self.enough:
-            raise _GoodEnoughError
         if isinstance(self.domain, Ball):
             offset = point if self.domain.center is None else point - self.domain.center
             length = offset.norm()
@@ -191,6 +169,10 @@ class _Search:
                 direction = offset / length
                 gradient = self.domain.radius / length * (gradient - (gradient @ direction) * direction)
         return value, gradient.numpy()
+
+    def stop_if_enough(self, _: object) -> None:
+        if self.best_gap <= self.enough:
+            raise StopIteration  # which ends SciPy's search
 
 
 def _read(path: Path) -> Optimum | None:

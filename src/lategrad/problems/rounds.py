@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lategrad.problems.local_steps import LocalSteps
-from lategrad.problems.worker_state import Count, JobResult
+from lategrad.problems.problem import Count, JobResult
 from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require, require_count
 

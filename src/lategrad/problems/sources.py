@@ -1,4 +1,5 @@
-"""Where the rows of a minibatch come from: tensors, a file on disk, a ``torch.utils.data.Dataset``, or a stream.
+"""Where the rows of a minibatch come from: tensors, a file on disk, a ``torch.utils.data.Dataset``, or a stream; and
+which rows are for training, for validation and for tests.
 
 A source gives the inputs and targets of row numbers. The numbers are drawn elsewhere (:mod:`~.minibatches`), so that a
 run on any source except a stream can be replayed.
@@ -7,7 +8,7 @@ run on any source except a stream can be replayed.
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from lategrad.problems.data import Dataset
 from lategrad.support.runs import checksum
-from lategrad.support.seeds import Stream, derived_seed
-from lategrad.support.validation import require
+from lategrad.support.seeds import Stream, derived_seed, torch_generator
+from lategrad.support.validation import Range, require
 
 PathLike = str | os.PathLike[str]
 Inputs = Tensor | dict[str, Tensor]
@@ -38,8 +40,7 @@ def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 class Source(Protocol):
     """Rows that can be looked up by their numbers."""
 
-    on_device: bool
-    """Whether rows are looked up on the device alone, so that a GPU can repeat it as a graph."""
+    on_device: bool  #: Whether rows are looked up on the device alone, so that a GPU can repeat it as a graph.
 
     def __len__(self) -> int: ...
 
@@ -307,3 +308,71 @@ def as_source(name: str, data: Any, columns: Columns | None) -> Source | Batches
 def _checksum_of_some(source: Source) -> bytes:
     numbers = torch.linspace(0, len(source) - 1, min(_FINGERPRINTED, len(source))).round().long()
     return checksum(source.rows(numbers)).encode()
+
+
+# ---- Training, validation and test splits
+
+_STREAM_ROWS = 1024  # of a stream, that the training loss is the mean over by default
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The data of a problem by its use."""
+
+    name: str
+    train: Source | Batches  #: The rows of gradients.
+    loss_rows: Source  #: The rows of the training loss: the same, or the first of a stream.
+    validation: Source | None
+    test: Source | None
+    has_classes: bool
+    labels: Tensor | None  #: The class of every training row, where they are in memory; on the CPU.
+
+    @property
+    def held_out(self) -> Source | None:
+        """The data that records are evaluated on: the validation split if there is one, else the test split."""
+        return self.validation or self.test
+
+    def to(self, device: torch.device | str) -> "Splits":
+        sources = {name: source.to(device) for name in ("train", "loss_rows", "validation", "test")
+                   if (source := getattr(self, name)) is not None}  # fmt: skip
+        return replace(self, **sources)
+
+
+def split_data(data: Any, test: Any, validation: float, evaluate: int | None, columns: Columns | None) -> Splits:
+    """The splits of a user's data; see :class:`~lategrad.problems.ModuleProblem` for the arguments."""
+    Range(0, 1)("validation", validation)
+    train: Source | Batches
+    test_split: Source | Batches | None
+    if isinstance(data, Dataset):
+        require("test", type(test).__name__, test is None, "None: the data set has a test part")
+        require("columns", columns, columns is None, "None: the rows of this data set are not dicts")
+        name, train, test_split = data.name, Tensors(data.x_train, data.y_train), Tensors(data.x_test, data.y_test)
+        labels = None if data.classes is None else data.y_train
+    else:
+        name, train = getattr(data, "__name__", type(data).__name__), as_source("data", data, columns)
+        test_split = None if test is None else as_source("test", test, columns)
+        labels = None
+        if isinstance(test_split, Batches):
+            raise ValueError("test must be a data set whose rows have numbers, got a function")
+    held_out: Source | None = None
+    if isinstance(train, Batches):
+        if validation:
+            raise ValueError(f"validation must be 0 for a stream of batches, got {validation}: give test= instead")
+        loss_rows: Source = train.first_rows(evaluate or _STREAM_ROWS)
+    else:
+        if validation:
+            held_out, rest = _split(train, validation)
+            train, labels = rest, None if labels is None else labels[rest.numbers]
+        loss_rows = train
+    _, targets = loss_rows.rows(torch.zeros(1, dtype=torch.int64))
+    has_classes = labels is not None if isinstance(data, Dataset) else not targets.is_floating_point()
+    return Splits(name, train, loss_rows, held_out, test_split, has_classes, labels)
+
+
+def _split(source: Source, share: float) -> tuple[Subset, Subset]:
+    """A share of the rows, chosen at random but always the same, and the other rows."""
+    rows = len(source)
+    held_out = round(share * rows)
+    require("validation", share, 0 < held_out < rows, f"large enough to hold out some of {rows} rows, but not all")
+    order = torch.randperm(rows, generator=torch_generator(0, Stream.VALIDATION))
+    return Subset(source, order[:held_out].sort().values), Subset(source, order[held_out:].sort().values)

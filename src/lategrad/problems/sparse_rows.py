@@ -23,13 +23,11 @@ class SparseRows:
             [0., 2., 1.]])
     """
 
-    starts: Tensor
-    """Where each row starts in the two below; one more for the end."""
+    starts: Tensor  #: Where each row starts in the two below; one more for the end.
     columns: Tensor
     values: Tensor
     width: int
-    bias: bool = False
-    """Whether a column of ones follows the stored ones; it is counted in the width."""
+    bias: bool = False  #: Whether a column of ones follows the stored ones; it is counted in the width.
 
     @staticmethod
     def of_tensor(matrix: Tensor, *, bias: bool = False) -> "SparseRows":

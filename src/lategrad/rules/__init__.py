@@ -1,23 +1,11 @@
 """Server rules: what a server does with a gradient that a worker computed at an earlier point."""
 
-from lategrad.rules import baselines
+from lategrad.rules import baselines, rule
 from lategrad.rules.anytime import Anytime
 from lategrad.rules.blocks import Block, Blocks
 from lategrad.rules.centered_clipping import CenteredClipping
 from lategrad.rules.online_to_nonconvex import OnlineToNonconvex
-from lategrad.rules.rule import (
-    AnyRule,
-    Rule,
-    TicketRule,
-    WeighingRule,
-    apply_update,
-    as_number,
-    first_query,
-    first_state,
-    issue_ticket,
-    needs_ticket,
-    weigh_ticket,
-)
+from lategrad.rules.rule import *
 from lategrad.rules.scheduled import Scheduled
 from lategrad.rules.sgd import SGD
 from lategrad.rules.steady import Steady
@@ -26,7 +14,5 @@ from lategrad.rules.steady_muon import SteadyMuon
 from lategrad.rules.steady_short import SteadyShort
 from lategrad.rules.strongly_convex import StronglyConvexOGD
 
-__all__ = ["SGD", "AnyRule", "Anytime", "Block", "Blocks", "CenteredClipping", "OnlineToNonconvex", "Rule", "Scheduled",
-           "Steady", "SteadyAdam", "SteadyMuon", "SteadyShort", "StronglyConvexOGD", "TicketRule",
-           "WeighingRule", "apply_update", "as_number", "baselines", "first_query", "first_state",
-           "issue_ticket", "needs_ticket", "weigh_ticket"]  # fmt: skip
+__all__ = ["SGD", "Anytime", "Block", "Blocks", "CenteredClipping", "OnlineToNonconvex", "Scheduled", "Steady",
+           "SteadyAdam", "SteadyMuon", "SteadyShort", "StronglyConvexOGD", "baselines", *rule.__all__]  # fmt: skip

@@ -1,7 +1,7 @@
 """What several rules share: query and output, Adam's moving averages, and the running mean of the delays."""
 
 import math
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,31 +18,26 @@ class IterateState(NamedTuple):
     x: Tensor  # x_{t+1}, the iterate
 
 
-class _HasIterate(Protocol):
-    @property
-    def x(self) -> Tensor: ...
-
-
 class OutputsX(OnDomain):
     """A rule whose output is ``state.x``, its iterate or its average."""
 
-    def output(self, state: _HasIterate) -> Tensor:
+    def output(self, state: Any) -> Tensor:
         r"""After T updates, :math:`x_{T+1}`."""
-        return state.x
+        return cast(Tensor, state.x)
 
 
 class LastIterate(OutputsX):
     """A rule that takes gradients at its iterate, ``state.x``, and outputs it."""
 
-    def query(self, state: _HasIterate) -> Tensor:
-        return state.x
+    def query(self, state: Any) -> Tensor:
+        return cast(Tensor, state.x)
 
 
 class CarriesQuery(LastIterate):
     """A rule whose gradients return with the query that they were taken at."""
 
-    def ticket(self, state: _HasIterate) -> Tensor:
-        return state.x
+    def ticket(self, state: Any) -> Tensor:
+        return cast(Tensor, state.x)
 
 
 class IterateOnly(LastIterate):

@@ -27,6 +27,9 @@ from lategrad.sets import ConvexSet
 from lategrad.support.runs import owned, require_state, runs_shape, spread
 from lategrad.support.validation import Scalar
 
+__all__ = ["AnyRule", "Rule", "TicketRule", "WeighingRule", "apply_update", "as_number", "first_query", "first_state",
+           "issue_ticket", "needs_ticket", "weigh_ticket"]  # fmt: skip
+
 State = TypeVar("State")
 
 Delay = Tensor | int

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from lategrad.execution import compiling_pays, in_place
 from lategrad.gates import DelayGate, NormGate, clip_norm
-from lategrad.problems.problem import Problem, tensor_shapes
-from lategrad.problems.worker_state import is_stateful
+from lategrad.problems.problem import Problem, is_stateful, tensor_shapes
 from lategrad.rules.blocks import fill_in
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket, weigh_ticket
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
@@ -34,8 +33,7 @@ from lategrad.serve.checkpoints.identity import identify, require_same
 from lategrad.serve.compression import Compression
 from lategrad.serve.jobs import JobTable, Location, Member, OpenJob
 from lategrad.serve.messages import STATELESS, Job, JobInfo, is_finite
-from lategrad.serve.observe.records import Records
-from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.serve.observe.records import Records, Telemetry
 from lategrad.serve.observe.update_log import UpdateLog
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import keeps_state

@@ -13,7 +13,7 @@ from lategrad.gates import require_norm_options
 from lategrad.rules.scheduled import Share, complete_schedule
 from lategrad.serve.compression import COMPRESSIONS
 from lategrad.serve.observe.monitor import LOGS, logs_of
-from lategrad.serve.observe.watch import OnRecord
+from lategrad.serve.observe.records import OnRecord
 from lategrad.serve.worker import Slowness, Streams
 from lategrad.support.validation import Positive, Validated, require, require_choice, require_device
 
@@ -21,6 +21,8 @@ ENGINES = ("processes", "threads", "ray")
 MAX_WORKERS = 1000  # a larger number is almost certainly a typo
 _MAX_PREFETCH = 100
 _MAX_THREADS = 1024
+_OPTIONAL_COUNTS = {"record_every": 1, "checkpoint_every": 1, "max_refusals": 1, "patience": 1, "data_shards": 1,
+                    "threads": 1, "max_delay": 0}  # fmt: skip
 _NOT_SAVED = ("out", "progress", "on_record")  # options of a call, not of the run
 FUNCTION = "function "  # marks a saved schedule that is a function, of which only the name can be saved
 Slow = str | dict[int, str] | None
@@ -71,13 +73,11 @@ class Settings(Validated):
         super().__post_init__()
         object.__setattr__(self, "device", str(self.device))  # a torch.device is accepted too
         object.__setattr__(self, "server_device", str(self.server_device))
-        for name in ("steps", "keep"):
-            self._require_count(name, low=1)
-        for name in ("record_every", "checkpoint_every", "max_refusals", "patience", "data_shards", "threads"):
-            self._require_count(name, low=1, optional=True)
+        for name, low in {"steps": 1, "keep": 1, "seed": 0, **_OPTIONAL_COUNTS}.items():
+            value, optional = getattr(self, name), name in _OPTIONAL_COUNTS
+            is_valid = (type(value) is int and value >= low) or (value is None and optional)
+            require(name, value, is_valid, f"an integer >= {low}{', or None' if optional else ''}")
         require("threads", self.threads, (self.threads or 1) <= _MAX_THREADS, f"<= {_MAX_THREADS}")
-        self._require_count("max_delay", low=0, optional=True)
-        self._require_count("seed", low=0)
         kinds = {"address": str, "monitor": str, "log": str, "compile": bool, "progress": bool}
         for name, kind in kinds.items():
             value = getattr(self, name)
@@ -125,10 +125,6 @@ class Settings(Validated):
             warnings.warn(f"slow names worker {unused[0]}, but {self.workers} workers start, numbered from 0: it has "
                           "no effect unless more workers join", stacklevel=3)  # fmt: skip
 
-    def _require_count(self, name: str, low: int, optional: bool = False) -> None:
-        value, valid = getattr(self, name), f"an integer >= {low}{', or None' if optional else ''}"
-        require(name, value, (type(value) is int and value >= low) or (optional and value is None), valid)
-
     @property
     def folder(self) -> Path | None:
         return None if self.out is None else Path(self.out)
@@ -152,9 +148,8 @@ class Settings(Validated):
         return Streams(self.seed, self.data_shards)
 
     def slowness(self) -> Slowness:
-        if isinstance(self.slow, dict):
-            return Slowness(one=tuple((int(worker), _distribution(spec)) for worker, spec in self.slow.items()))
-        return Slowness(None if self.slow is None else _distribution(self.slow))
+        slow = self.slow if isinstance(self.slow, dict) else {} if self.slow is None else {None: self.slow}
+        return {None if worker is None else int(worker): _distribution(spec) for worker, spec in slow.items()}
 
     def saved(self) -> dict[str, Any]:
         saved = {one.name: copy.deepcopy(getattr(self, one.name)) for one in fields(self) if one.name not in _NOT_SAVED}

@@ -22,7 +22,7 @@ from lategrad.serve.engines.engine import Engine, TrainingError
 from lategrad.serve.engines.local import LocalEngine
 from lategrad.serve.jobs import Location
 from lategrad.serve.observe.monitor import Monitors
-from lategrad.serve.observe.watch import OnRecord, Watch
+from lategrad.serve.observe.records import OnRecord, Watch
 from lategrad.serve.settings import Settings, Slow
 from lategrad.serve.signals import ControlFile, handle_signals
 from lategrad.serve.supervisor import Supervisor

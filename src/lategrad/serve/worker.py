@@ -5,7 +5,7 @@ with it: every answer names the job that left the state which the answer was com
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from lategrad.delays import Distribution
-from lategrad.problems.problem import Problem
-from lategrad.problems.worker_state import JobResult, init_worker_state, is_stateful, run_job
+from lategrad.problems.problem import JobResult, Problem, init_worker_state, is_stateful, run_job
 from lategrad.serve.compression import Compression
 from lategrad.serve.messages import STATELESS, Answer, Job, JobInfo, is_finite, unusable
 from lategrad.support.seeds import Stream, derived_seed
@@ -64,15 +63,9 @@ class Streams:
         return cast(Tensor, problem.samples_of_shard(stream, first, count, worker % self.shards, self.shards))
 
 
-@dataclass(frozen=True)
-class Slowness:
-    """Pauses that slow workers down on purpose, in milliseconds before each gradient is sent."""
-
-    everyone: Distribution | None = None
-    one: tuple[tuple[int, Distribution], ...] = ()  # for single workers, instead of that
-
-    def of(self, worker: int) -> Distribution | None:
-        return dict(self.one).get(worker, self.everyone)
+Slowness = Mapping[int | None, Distribution]
+"""Pauses of workers, in milliseconds before each gradient is sent, that slow them down on purpose; under None those of
+all workers that have none of their own."""
 
 
 class Pace:
@@ -160,7 +153,7 @@ class Oracle:
         return self._samples[2][position : position + 1].to(self.device)
 
     def pause(self, job: Job) -> float:
-        if (distribution := self.slowness.of(job.worker)) is None:
+        if (distribution := self.slowness.get(job.worker, self.slowness.get(None))) is None:
             return 0.0
         seed = derived_seed(self.streams.seed, Stream.PAUSES, job.worker, job.sequence)
         return float(distribution.raw(1, seed)[0]) / 1000

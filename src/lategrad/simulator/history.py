@@ -6,6 +6,7 @@ every query that will be read a slot, and the slot to another query after the la
 largest number of queries waiting at once, of the order of the *mean* delay, not the largest one.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -77,17 +78,20 @@ class History:
         return sum(plan.slots for plan in plans) * like.nbytes // len(plans)
 
 
+def free_memory(device: torch.device) -> float:
+    """Bytes that are free on a device; infinite where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":") for line in file)
+    except OSError:  # not Linux
+        return math.inf
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
 def check_memory(what: str, needed: int, device: torch.device) -> None:
     """Raise a MemoryError unless ``needed`` bytes are free; ``what`` says what they are for."""
-    if device.type == "cuda":
-        available = torch.cuda.mem_get_info(device)[0]
-    else:
-        try:
-            with open("/proc/meminfo") as file:
-                fields = dict(line.split(":") for line in file)
-        except OSError:
-            return  # not Linux: the allocation itself raises
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    if needed > available:
+    if needed > (available := free_memory(device)):
         raise MemoryError(f"{what} would take {needed / 2**30:.1f} GiB and {available / 2**30:.1f} GiB are free: "
                           "simulate fewer runs in one call, or shorter delays")  # fmt: skip

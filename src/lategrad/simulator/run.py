@@ -14,8 +14,7 @@ from lategrad.delays.stages import StageDelays
 from lategrad.execution import UnsupportedError, compiling_pays, in_place
 from lategrad.execution.backend import Backend, Compiled
 from lategrad.gates import NormGate, clip_norm
-from lategrad.problems.problem import Problem
-from lategrad.problems.worker_state import is_stateful
+from lategrad.problems.problem import Problem, is_stateful
 from lategrad.rules.rule import AnyRule, first_state, issue_ticket, needs_ticket, weigh_ticket
 from lategrad.sets import norm
 from lategrad.simulator.history import History, SlotPlan, check_memory, plan_slots

@@ -11,30 +11,24 @@ With ``clip`` and ``max_norm_ratio`` a gradient is clipped, or refused, as by a 
 in the sequence of delays but makes no update: the state, and the rule's own count, stay as they are.
 """
 
-import sys
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from lategrad.delays import Arrivals, Constant, DelayModel, Recorded, as_delay_model
 from lategrad.delays.clocks import Barrier, Cluster
 from lategrad.delays.stages import StageDelays
 from lategrad.gates import require_norm_options
-from lategrad.problems.problem import Problem, as_problem
-from lategrad.problems.worker_state import is_stateful
+from lategrad.problems.problem import Problem, as_problem, is_stateful
 from lategrad.registry import as_rule
 from lategrad.rules.blocks import fill_in, fill_in_delays
 from lategrad.rules.rule import AnyRule
 from lategrad.simulator.recorder import Recorder, rule_axes
 from lategrad.simulator.run import Simulation
-from lategrad.support.progress import Lines
+from lategrad.support.progress import progress_of
 from lategrad.support.runs import map_tensors
 from lategrad.support.validation import require, require_device, require_switch
 from lategrad.trace import Axis, Trace, describe
@@ -125,11 +119,7 @@ def simulate(
     every = record_every or max(1, steps // 10)
     recorder.record(0)
     try:
-        with _progress_bar(sys.stderr.isatty() if progress is None else progress) as bar:
-            task = bar.add_task("", total=steps)
-            report = (
-                Lines("simulating: update", steps) if progress is None and bar.disable else partial(bar.update, task)
-            )
+        with progress_of("simulating: update", steps, progress) as report:
             for t in range(0, steps, every):
                 until = min(t + every, steps)
                 simulation.run(t, until, lambda done: report(completed=done))
@@ -179,14 +169,3 @@ def _warn_of_long_delays(labels: list[int | str], arrivals: list[list[Arrivals]]
         if steps > 1 and all(bool((row[i].delays == torch.arange(steps)).all()) for row in arrivals):
             warnings.warn(f"delay {label} is too long for {steps} steps: every gradient is taken at the start",
                           stacklevel=3)  # fmt: skip
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.0f} updates/s" if task.speed else "")
-
-
-def _progress_bar(show: bool) -> Progress:
-    """A bar with the rate and the time left; the console is quiet because rich 13 ends a disabled bar with a line."""
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True, quiet=not show), transient=True, disable=not show)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lategrad.delays import Arrivals
-from lategrad.problems.worker_state import StatefulProblem
+from lategrad.problems.problem import StatefulProblem
 from lategrad.simulator.history import History, check_memory
 from lategrad.support.runs import map_tensors, tensors
 

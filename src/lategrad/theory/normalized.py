@@ -13,6 +13,9 @@ from torch import Tensor
 
 from lategrad.support.validation import require, require_choice, require_number
 
+__all__ = ["NormalizedPlan", "dual_ratio", "momentum_age", "momentum_noise", "normalized_descent", "normalized_lr",
+           "normalized_momentum", "normalized_plan", "orthogonal_alignment"]  # fmt: skip
+
 
 def dual_ratio(norm: str, shape: tuple[int, ...]) -> float:
     r""":math:`\rho`, the largest :math:`\|v\|_* / \|v\|_2`, for "euclidean", "sign" or "spectral" steps.

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from lategrad.support.validation import require, require_number
 
+__all__ = ["OnlinePlan", "online_plan", "online_regret", "online_scale", "theorem_a"]
+
 
 class OnlinePlan(NamedTuple):
     """Hyper-parameters of OnlineToNonconvex, and for how many updates it runs."""

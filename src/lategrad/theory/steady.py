@@ -9,7 +9,11 @@ import math
 import torch
 from torch import Tensor
 
-from lategrad.theory.delays import largest_in_flight
+from lategrad.theory.paper import largest_in_flight
+
+__all__ = ["steady_activity", "steady_drift", "steady_in_constant_delay", "steady_in_random_delays", "steady_reach",
+           "steady_regret", "steady_regret_in_constant_delay", "steady_short_in_constant_delay",
+           "steady_shortening"]  # fmt: skip
 
 
 def steady_reach(lr: float, D: float) -> float:

@@ -33,13 +33,11 @@ class DelayReport(NamedTuple):
     max: int
     weighted_mean: float  #: the mean delay with the weight of each gradient
     distinct: int  #: number of different delays
-    drift: float | None
-    """Mean distance that the parameters moved during the delay of a gradient."""
+    drift: float | None  #: Mean distance that the parameters moved during the delay of a gradient.
     relative_drift: float | None
     """The same in mean update lengths: the delay itself where all updates go the same way, about its square root where
     they do not."""
-    cosine: float | None
-    """Mean cosine between one gradient and the next. Near 1, late directions are still good ones."""
+    cosine: float | None  #: Mean cosine between one gradient and the next. Near 1, late directions are still good ones.
 
 
 class DelayRecorder:

@@ -4,6 +4,8 @@ import io
 import math
 import os
 from html import escape
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -120,20 +122,7 @@ def page(result: "Tolerance") -> str:
     used = dict.fromkeys(point.verdict for point in result.points() if point.delay > 0)
     meaning = "".join(f"<dt>{verdict}</dt><dd>{MEANING[verdict]}</dd>" for verdict in used)
     profile = "the same delay everywhere" if result.profile is None else f"delays of {result.profile}"
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Which delay does {escape(result.name)} tolerate?</title>
-<style>body {{ font: 16px/1.5 sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }}
-table {{ border-collapse: collapse; }}
-td, th {{ padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #ccc; }}
-td:first-child, th:first-child {{ text-align: left; }} svg {{ max-width: 100%; height: auto; }}</style></head>
-<body><h1>Which delay does {escape(result.name)} tolerate?</h1>
-<ul>{sentences}</ul>
-<p>{len(result.runs)} runs, {escape(profile)}, {result.better} is better. A gap is against the same seed
-without delay, ± the standard deviation over seeds; the next one is against your own optimizer without delay. Updates
-needed are a multiple of those without delay, for the best value that both runs reached. Rounds are updates
-/ (1 + delay): the length of a chain of updates each of which can depend on the one before.</p>
-{picture[picture.index("<svg") :]}
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
-<dl>{meaning}</dl></body></html>
-"""
+    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    return template.substitute(name=escape(result.name), sentences=sentences, runs=len(result.runs),
+                               profile=escape(profile), better=result.better, picture=picture[picture.index("<svg") :],
+                               head=head, body=body, meaning=meaning)  # fmt: skip

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
+from lategrad.simulator.history import free_memory
 from lategrad.support.files import read_plain, write_text
-from lategrad.support.progress import Lines
+from lategrad.support.progress import progress_of
 from lategrad.support.validation import require, require_choice, require_count, require_number, require_switch
 from lategrad.tolerance_study.code_identity import identify_code
 from lategrad.tolerance_study.result import BETTER, Tolerance
@@ -88,16 +87,13 @@ def tolerance(train: Train, delays: Sequence[int] = DELAYS, optimizers: Optimize
     if done and progress is not False:
         print(f"{len(done)} of {len(tasks)} runs are kept from before, in {out}", file=sys.stderr)
     job = partial(run_training, train, builders, stages, drift)
-    show = sys.stderr.isatty() if progress is None else progress
-    say = Lines("tolerance: run", len(tasks))
     try:
-        for run in track(_execute(job, remaining, workers), "runs", len(remaining), console=Console(stderr=True),
-                         transient=True, disable=not show):  # fmt: skip
-            if store is not None:
-                store.save(run)
-            done[run.task] = run
-            if progress is None and not show:
-                say(len(done))
+        with progress_of("tolerance: run", len(tasks), progress) as report:
+            for run in _execute(job, remaining, workers):
+                if store is not None:
+                    store.save(run)
+                done[run.task] = run
+                report(completed=len(done))
     except KeyboardInterrupt:
         if store is not None:
             print(f"{len(done)} of {len(tasks)} runs are kept in {out}: do the same again to continue", file=sys.stderr)
@@ -141,14 +137,8 @@ def _pool(workers: int, threads: int) -> ProcessPoolExecutor:
 
 def parallel_runs(memory: int) -> int:
     """The number of runs of ``memory`` bytes that fit into half of the free memory, at most one for each core."""
-    cores = os.cpu_count() or 1
-    if torch.cuda.is_available():
-        free = torch.cuda.mem_get_info()[0]
-    elif sys.platform == "linux":
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:
-        return cores
-    return max(1, min(cores, free // 2 // max(1, memory)))
+    free = free_memory(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return max(1, int(min(os.cpu_count() or 1, free / 2 // max(1, memory))))
 
 
 def _read(path: Path, build: Callable[[Any], Any]) -> Any:

@@ -1,6 +1,7 @@
 """The C expression of each supported torch operation, and the C functions that all loops share."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,55 +56,10 @@ def literal(value: float) -> str:
     return repr(value) if math.isfinite(value) else f"{math.copysign(1, value)} / 0.0"
 
 
-_COMMON = """
-typedef long long i64;
-struct bf16 { unsigned short bits; };
-struct f16 { unsigned short bits; };
-#define AS_IT_IS(T) INLINE T load(T x) { return x; } INLINE void store(T& to, T x) { to = x; }
-AS_IT_IS(float) AS_IT_IS(double) AS_IT_IS(i64) AS_IT_IS(bool)
-INLINE unsigned bf16_bits(unsigned bits) {
-  return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-}
-"""
+def _header(name: str) -> str:
+    """A C++ header beside this file, with the one that both include in its place: it is compiled as one text."""
+    header, common = (Path(__file__).with_name(file).read_text(encoding="utf-8") for file in (name, "common.h"))
+    return header.replace('#include "common.h"\n', common)
 
-CPU_HEADER = """#include <cmath>
-#include <cstring>
-using namespace std;
-#define INLINE static inline __attribute__((always_inline))
-""" + _COMMON + """
-INLINE float load(bf16 x) { unsigned bits = (unsigned)x.bits << 16; float y; memcpy(&y, &bits, 4); return y; }
-INLINE void store(bf16& to, float x) { unsigned bits; memcpy(&bits, &x, 4); to.bits = bf16_bits(bits); }
-#ifdef HALF  // not every compiler knows _Float16
-INLINE float load(f16 x) { _Float16 y; memcpy(&y, &x, 2); return y; }
-INLINE void store(f16& to, float x) { _Float16 y = x; memcpy(&to, &y, 2); }
-#endif
-INLINE double total(const double* partial, i64 chunks) {
-  double sum = 0;
-  for (i64 c = 0; c < chunks; ++c) sum += partial[c];
-  return sum;
-}
-"""  # fmt: skip
 
-CUDA_HEADER = "#define INLINE static __device__ __forceinline__\n" + _COMMON + """
-INLINE float load(bf16 x) { return __uint_as_float((unsigned)x.bits << 16); }
-INLINE void store(bf16& to, float x) { to.bits = bf16_bits(__float_as_uint(x)); }
-INLINE float load(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
-INLINE void store(f16& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
-template <class T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
-template <class T> INLINE bool aligned(const T* p) { return (unsigned long long)p % (4 * sizeof(T)) == 0; }
-INLINE double block_sum(double x) {
-  __shared__ double of_warp[32];
-  for (int k = 16; k; k /= 2) x += __shfl_down_sync(0xffffffffu, x, k);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
-  __syncthreads();
-  double total = 0;
-  if (threadIdx.x == 0) for (int w = 0; w < blockDim.x / 32; ++w) total += of_warp[w];
-  return total;
-}
-INLINE double total(const double* partial, int chunks) {
-  double sum = 0;
-  for (int c = threadIdx.x; c < chunks; c += blockDim.x) sum += partial[c];
-  return block_sum(sum);
-}
-"""  # fmt: skip
+CPU_HEADER, CUDA_HEADER = _header("cpu.h"), _header("cuda.h")

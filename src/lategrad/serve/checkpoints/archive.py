@@ -1,4 +1,5 @@
-"""Keeps the newest checkpoints of a run and its log of updates in a folder, which one process may use at a time."""
+"""Keeps the newest checkpoints of a run and its log of updates in a folder, which one process may use at a time; they
+are written in a thread, while the server continues with its updates."""
 
 import dataclasses
 import fcntl
@@ -6,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,12 @@ from lategrad.serve.checkpoints.checkpoint import Checkpoint, DamagedError, chec
 from lategrad.serve.observe.update_log import LogFile, LogMark, Rows, UpdateLog
 from lategrad.serve.settings import Settings
 from lategrad.support.files import require_plain
+from lategrad.support.threads import run_in_thread
 
 _WRITTEN = ("updates.bin", "log.csv", "log.jsonl", "records.csv", "trace.safetensors", "training.png",
             "best.safetensors", "wandb-id")  # fmt: skip
+WRITE_TIMEOUT = 30.0  # seconds that the disk has for a checkpoint
+_BYTES_PER_SECOND = 1e7  # of a slow disk: large checkpoints have more time
 
 
 def _require_settings(saved: dict[str, Any]) -> None:
@@ -173,3 +178,50 @@ class Archive:
                 self.schedule.note(version)
                 return found
         raise DamagedError(f"no checkpoint in {str(self.folder)!r} is usable; the last tried: {last}")
+
+
+class Writer:
+    """Writes to an archive, one checkpoint at a time; training continues if the disk hangs."""
+
+    def __init__(self, archive: Archive | MemoryArchive) -> None:
+        self.archive = archive
+        self.saved_version = -1  # of the newest checkpoint on disk
+        self.newest: Checkpoint | None = None  # in memory: the run can return to it whatever happens to the disk
+        self._writing: Future[None] | None = None
+        self._until = 0.0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is being written; only then may the archive be used."""
+        return self._writing is None or self._writing.done()
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Start to write a checkpoint, once the one before is written."""
+        assert self.is_free
+        self._raise_error()
+        self.newest = checkpoint
+        size = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+        self._until = time.monotonic() + WRITE_TIMEOUT + size / _BYTES_PER_SECOND
+        self._writing = run_in_thread(lambda: self._save(checkpoint), "lategrad-checkpoint")
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        if self.archive.save(checkpoint):
+            self.saved_version = checkpoint.version
+
+    def wait(self) -> bool:
+        """Wait until the checkpoint is on disk; False, with a warning, if the disk hangs."""
+        if self._writing is not None:
+            wait([self._writing], max(0.0, self._until - time.monotonic()))
+        if not self.is_free:
+            assert self.newest is not None
+            warnings.warn(f"the checkpoint at update {self.newest.version} timed out: the disk hangs, and training "
+                          "continues without it", stacklevel=3)  # fmt: skip
+            return False
+        self._raise_error()
+        return True
+
+    def _raise_error(self) -> None:
+        """Raise what the thread raised, once."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()

@@ -7,9 +7,7 @@ from torch import Tensor
 
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
 from lategrad.serve.jobs import Activity, Location
-from lategrad.serve.observe.records import Records
-from lategrad.serve.observe.telemetry import Telemetry
-from lategrad.serve.observe.watch import Look
+from lategrad.serve.observe.records import Look, Records, Telemetry
 from lategrad.trace import Trace
 
 LAST_EVALUATIONS = 5.0  # seconds after which evaluations time out when a run is stopped before its end

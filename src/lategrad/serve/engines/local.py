@@ -11,18 +11,15 @@ from torch import Tensor
 
 from lategrad.problems.problem import Problem
 from lategrad.rules.rule import AnyRule
-from lategrad.serve.checkpoints.archive import Archive, MemoryArchive
+from lategrad.serve.checkpoints.archive import Archive, MemoryArchive, Writer
 from lategrad.serve.checkpoints.checkpoint import Checkpoint
-from lategrad.serve.checkpoints.writer import Writer
 from lategrad.serve.engines.engine import LAST_EVALUATIONS, Ended, Report, TrainingError, check_returns
 from lategrad.serve.engines.processes import Processes
 from lategrad.serve.engines.threads import Threads
 from lategrad.serve.engines.transport import Disconnected, Failed, Malformed, Ready, Result, Transport, WorkerHandle
 from lategrad.serve.jobs import FOREVER, ForeignMessageError, Location
 from lategrad.serve.messages import Job
-from lategrad.serve.observe.records import Records
-from lategrad.serve.observe.telemetry import Telemetry
-from lategrad.serve.observe.watch import Look
+from lategrad.serve.observe.records import Look, Telemetry
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.support.threads import torch_threads
@@ -39,6 +36,7 @@ class LocalEngine:
 
     def __init__(self, problem: Problem, rule: AnyRule[Any], settings: Settings, archive: Archive | None) -> None:
         self.server = Server(problem, rule, settings)
+        self.records = self.server.records
         self._writer = Writer(archive or MemoryArchive(settings.checkpoint_every))
         if settings.engine == "threads":
             self._transport: Transport = Threads(problem, settings)
@@ -53,10 +51,6 @@ class LocalEngine:
     @property
     def version(self) -> int:
         return self.server.version
-
-    @property
-    def records(self) -> Records:
-        return self.server.records
 
     def watch(self, look: Look) -> None:
         self.records.listener = lambda output: look(self.server.telemetry(), output)

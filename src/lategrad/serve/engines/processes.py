@@ -40,7 +40,7 @@ from lategrad.serve.messages import Answer, Job, unusable
 from lategrad.serve.settings import Settings
 from lategrad.serve.shared_pickle import SharedPickle
 from lategrad.serve.worker import Oracle, work
-from lategrad.support.timeouts import limited
+from lategrad.support.threads import limited
 from lategrad.support.validation import require_device
 
 fork_server = f"{__package__}.fork_server"  # not imported here: it is for the fork server alone

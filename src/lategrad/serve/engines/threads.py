@@ -12,7 +12,7 @@ from lategrad.serve.engines.transport import Disconnected, Event, Failed, Ready,
 from lategrad.serve.messages import Answer, Job
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import Oracle, work
-from lategrad.support.timeouts import run_in_thread
+from lategrad.support.threads import run_in_thread
 
 _SHUTDOWN_TIMEOUT = 1.0  # seconds
 

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.serve.observe.records import Telemetry
 from lategrad.support.files import open_plain
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from lategrad.serve.engines.ray.messages import INLINE, REJOIN, WAIT, Reply, pac
 from lategrad.serve.engines.segment import FAILED, JOB, RESULT, Header, Segment, SegmentAddress
 from lategrad.serve.jobs import Location
 from lategrad.serve.messages import STATELESS, Answer, Job, JobInfo, malformed
-from lategrad.serve.observe.telemetry import Telemetry
+from lategrad.serve.observe.records import Telemetry
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
 from lategrad.serve.worker import Oracle, work

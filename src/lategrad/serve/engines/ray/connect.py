@@ -26,7 +26,7 @@ from ray._private import ray_constants
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 from lategrad.serve.engines import reaper
-from lategrad.support.timeouts import OutOfTimeError, limited, run_in_thread
+from lategrad.support.threads import OutOfTimeError, limited, run_in_thread
 
 _START_TIMEOUT = 300.0  # seconds; it takes a few, where the machine is not busy
 _STOPPING_TIMEOUT = 10.0  # seconds, when the run is to stop: what has started is ended in an orderly way

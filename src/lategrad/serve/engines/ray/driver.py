@@ -5,7 +5,7 @@ fetches a checkpoint, which it keeps in memory (its mirror) and writes to the di
 has restarted continues from the mirror.
 
 The driver waits for nothing without a time limit. Calls of actors time out; calls that may hang in Ray itself, or in a
-process of Ray that is stopped or cut off, go through :func:`~lategrad.support.timeouts.limited`. Calls of actors with
+process of Ray that is stopped or cut off, go through :func:`~lategrad.support.threads.limited`. Calls of actors with
 short arguments are only queued.
 """
 
@@ -34,12 +34,10 @@ from lategrad.serve.engines.engine import LAST_EVALUATIONS, Ended, Report, Train
 from lategrad.serve.engines.ray.actors import ServerActor, Status, WorkerActor
 from lategrad.serve.engines.ray.connect import Calls, NoAnswerError, connected, why_ended
 from lategrad.serve.jobs import Location
-from lategrad.serve.observe.records import Records
-from lategrad.serve.observe.telemetry import Telemetry
-from lategrad.serve.observe.watch import Look
+from lategrad.serve.observe.records import Look, Records, Telemetry
 from lategrad.serve.server import Server
 from lategrad.serve.settings import Settings
-from lategrad.support.timeouts import OutOfTimeError, limited
+from lategrad.support.threads import OutOfTimeError, limited
 from lategrad.trace import Trace
 
 _STATUS_INTERVAL = 0.2  # seconds between two questions to the server

@@ -5,7 +5,7 @@ import builtins
 import pytest
 import torch
 
-from reproduction import mlbench
+from benchmarks import mlbench
 
 
 def stored(name):

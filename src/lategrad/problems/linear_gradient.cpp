@@ -1,7 +1,6 @@
-"""The gradient of a linear model in C++, at one vector: with it a simulation needs no call of torch."""
-
-# GROUP outputs and up to 4 rows share what is loaded. Structs, since templates drop the alignment of a vector type.
-LINEAR_GRADIENT = """
+// The gradient of a linear model at one vector: with it a simulation needs no call of torch. LinearModel defines real,
+// the sizes in capitals and L2 before it, and puts in the residual and the weight of a row. GROUP outputs and up to 4
+// rows share what is loaded. Structs, since templates drop the alignment of a vector type.
 typedef real vec __attribute__((vector_size(64), aligned(sizeof(real)), may_alias));
 enum { LANES = 64 / sizeof(real), WHOLE = FEATURES / LANES * LANES };
 struct Many { vec at; };
@@ -53,4 +52,3 @@ static void gradient(const i64* data, const void* query, const i64* sample, void
     for (int f = WHOLE; f < FEATURES; ++f) products<One>(x + row, z, residual + o, grad + row, f);
   }
 }
-"""

@@ -1,4 +1,4 @@
-"""Two data sets of R's package mlbench, read without R: letters and satellite images.
+"""Two data sets of R's package mlbench, read without R, on which nothing was chosen, neither a rule nor a constant.
 
 Their ``.rda`` files are looked for in the folder ``$LATEGRAD_DATA``, in the user's cache, and where Debian's
 package ``r-cran-mlbench`` puts them. They are pinned by checksum.
@@ -6,12 +6,15 @@ package ``r-cran-mlbench`` puts them. They are pinned by checksum.
 
 import hashlib
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from lategrad.problems import SoftmaxRegression
 from lategrad.problems.data import Dataset, cache_folder, from_arrays, preprocess
+from reproduction.baselines.plan import SoftmaxSetting
 from reproduction.text import find_file
 
 DEBIAN_FOLDER = Path("/usr/lib/R/site-library/mlbench/data")
@@ -60,4 +63,17 @@ def load(name: str, preprocessing: str = "none") -> Dataset:
         frame = rdata.read_rda(path)[file.table]
     y = np.asarray(frame[file.target].astype(str), dtype=np.str_)
     x = frame.drop(columns=file.target).to_numpy(np.float32)
-    return preprocess(from_arrays(name, x, y, file.test_rows), preprocessing)
+    return preprocess(from_arrays(name, x, y, test_size=file.test_rows, stratify=y), preprocessing)
+
+
+@dataclass(frozen=True)
+class UnseenSetting(SoftmaxSetting):
+    """Softmax regression on one of them."""
+
+    preprocessing: str = "standardise"
+
+    def problem(self) -> SoftmaxRegression:
+        return SoftmaxRegression(load(self.data, self.preprocessing), batch=self.batch)
+
+
+UNSEEN = tuple(UnseenSetting(name, 20_000, 16) for name in FILES)
