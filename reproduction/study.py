@@ -110,6 +110,7 @@ class Candidate:
     projected: bool = False  # whether its theory covers the projection onto a ball
     knob: str = ""  # a second hyper-parameter that neither its paper nor its theory settles
     values: tuple[float, ...] = ()  # of the knob
+    undelayed: str = ""  # the rule that it equals without delay, and whose runs stand for its own there
 
     @property
     def is_baseline(self) -> bool:
@@ -155,7 +156,8 @@ class Plan(Generic[S]):
         for model in models:
             require_choice("--models", model, known)
         for rule in rules:
-            require_choice("--rules", rule, tuple(candidate.rule for candidate in self.candidates))
+            own = [rule for setting in self.settings for rule in setting.rules]  # some have candidates of their own
+            require_choice("--rules", rule, tuple(dict.fromkeys([c.rule for c in self.candidates] + own)))
         chosen: list[Any] = [
             setting for setting in self.settings
             if (getattr(setting, "model", "") in models if models else not getattr(setting, "only_by_name", False))
