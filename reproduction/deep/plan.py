@@ -175,7 +175,7 @@ PIPELINE_CANDIDATES = tuple(Candidate(rule, lr_grid(low, low + 1), rule == "stea
                                       undelayed="muon" * (rule == "muon-prediction"))
                             for rule, low in _PIPELINE_LRS.items())  # fmt: skip
 SMALL_PIPELINE_CANDIDATES = tuple(replace(candidate, lrs=lr_grid(-3, -2)) for candidate in PIPELINE_CANDIDATES)
-LENGTHS = (0.25, 0.5)  # of further runs without delay, and of their schedules: how much sooner is a loss reached?
+LENGTHS = (0.1, 0.25, 0.5)  # of further runs without delay, and of their schedules: how much sooner is a loss reached?
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ _SMALL: dict[str, Any] = {
     "context": 64, "evaluate": 64, "vocabulary": 84, "characters": True,
 }  # fmt: skip
 _LARGE = (LargeSetting("gpt-34m", 2_000, 16), LargeSetting("gpt-34m-long", 6_000, 16),
-          PipelineSetting("gpt-95m", 2_000, 8, width=384, heads=6, context=512, evaluate=128),
+          PipelineSetting("gpt-95m", 1_500, 8, width=384, heads=6, context=512, evaluate=128),
           PipelineSetting("gpt-2m", 400, 8, **_SMALL))  # fmt: skip
 PLANS = {
     "quick": Plan(

@@ -51,7 +51,8 @@ class Deep(Study[DeepSetting, DeepScores]):
     def show(self, plan: Plan[DeepSetting], panels: dict[DeepSetting, Panel]) -> Section:
         first, panel = next(iter(panels.items()))
         text, _ = prose("deep", titles=[setting.title for setting in panels], seeds=plan.seeds,
-                        large=any(isinstance(setting, LargeSetting) for setting in panels))  # fmt: skip
+                        **{name: any(isinstance(setting, kind) for setting in panels)
+                           for name, kind in (("large", LargeSetting), ("pipelines", PipelineSetting))})  # fmt: skip
         return Section(
             name=self.name,
             title="Deep models. Three architectures under delay",

@@ -380,9 +380,9 @@ def test_every_rule_is_compared_with_itself_in_one_stage(stored, tmp_path, token
                               candidates=SMALL_PIPELINE_CANDIDATES, rules=rules)  # fmt: skip
     plan, space = Plan((setting,), CANDIDATES, seeds=1), Workspace(tmp_path / "out", say=said.append)
     section = Deep().section_of(plan, space)
-    # Two rules with three learning rates, two shorter runs, and two lengths of two pipelines; of the third, which is
+    # Two rules with three learning rates, three shorter runs, and two lengths of two pipelines; of the third, which is
     # Muon without delay, pipelines alone.
-    assert len(said) == 2 * (3 + 2 + 4) + 4
+    assert len(said) == 2 * (3 + 3 + 4) + 4
     ratios = {row["rule"]: row for row in section.tables[f"{setting.title}, slowdown"][1:]}
     assert all(row["0"] == "1.00" and float(row["pipeline-4"]) >= 1 for row in ratios.values())
     rows = [row for row in section.rows if row["rule"] == "muon-prediction" and row["delay"] == "pipeline-4"]
@@ -392,7 +392,7 @@ def test_every_rule_is_compared_with_itself_in_one_stage(stored, tmp_path, token
     alone = train(late.model, tokens, rule, late, updates=20, batch=2, context=CONTEXT, evaluate=8)
     assert rows[-1]["test_loss"] == pytest.approx(alone.held_out, abs=1e-6)
     assert Deep().section_of(plan, space).tables == section.tables
-    assert len(said) == 22  # nothing was run again
+    assert len(said) == 24  # nothing was run again
     assert write_report([section], tmp_path / "out", {}).read_text(encoding="utf-8").count("<svg") == 2
 
 

@@ -100,7 +100,7 @@ class RotatedAdam(LastIterate):
         direction = self._rotate(step, bases, back=True) + self.weight_decay * state.x
         x = self.domain.project(state.x - as_dtype(self.lr, grad) * direction)
         products = [pair for g in self._matrices(grad) for pair in (g @ g.mT, g.mT @ g)]
-        factors = tuple(self.beta2 * old + (1 - self.beta2) * new.flatten(-3)
+        factors = tuple(torch.lerp(new.flatten(-3), old, self.beta2)
                         for old, new in zip(state.factors, products, strict=True))  # fmt: skip
         renewed = [_renew(q, factor, new.shape[-1], t, self.period)
                    for q, factor, new in zip(bases, factors, products, strict=True)]  # fmt: skip
