@@ -138,7 +138,7 @@ def plot_curves(setting: PipelineSetting, panel: Panel) -> Figure:
         for ax, delay in zip(axes, setting.delays[:: len(setting.delays) - 1], strict=True):
             trace = next(trace for trace in scores.traces if trace.axis("delay").values == (delay,))
             losses = trace.recorded()["test_loss"][:, 0, 0, trace.axis("lr").values.index(scores.lr())]
-            ax.plot(trace.steps, losses, color=style.COLOURS.get(rule) or colormaps["tab10"](i),
+            ax.plot(trace.steps, losses, color=style.COLOURS.get(rule) or colormaps["tab10"](i + 2),
                     linewidth=2.6 if scores.candidate.ours else 1.2, label=TITLES[rule])  # fmt: skip
             ax.set_xlabel("updates")
     axes[0].set_ylim(top=math.log(setting.vocabulary))  # of a model that scores all characters alike
