@@ -171,7 +171,8 @@ class LargeSetting(DeepSetting):
 
 _PIPELINE_LRS = {"steady-muon": -3, "muon": -3, "muon-prediction": -3, "rotated-adam": -3.5, "nadam": -3.5,
                  "adamw": -3.5}  # log10 of the smallest of three  # fmt: skip
-PIPELINE_CANDIDATES = tuple(Candidate(rule, lr_grid(low, low + 1), rule == "steady-muon", elementwise=low < -3,
+PIPELINE_CANDIDATES = tuple(Candidate(rule, lr_grid(low, low + 1), rule == "steady-muon",
+                                      elementwise=rule in ("nadam", "adamw"),
                                       undelayed="muon" * (rule == "muon-prediction"))
                             for rule, low in _PIPELINE_LRS.items())  # fmt: skip
 SMALL_PIPELINE_CANDIDATES = tuple(replace(candidate, lrs=lr_grid(-3, -2)) for candidate in PIPELINE_CANDIDATES)
