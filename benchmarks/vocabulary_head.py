@@ -48,7 +48,7 @@ def loss_of(setting: Setting) -> tuple[float, float]:
     ours, synchronous = setting.rule == "steady-muon", setting.rule == "synchronous-muon"
     rule: AnyRule = lg.SteadyMuon(setting.lr) if ours else lg.baselines.Muon(setting.lr)
     delay, batches = (0, 1 + setting.delay) if synchronous else (setting.delay, 1)
-    losses = train(
+    (losses,) = train(
         LargeGPT(VOCABULARY, CONTEXT), load_tokens(), rule, delay, updates=UPDATES // batches, batch=BATCH,
         context=CONTEXT, evaluate=512, micro_batches=batches, scheduled=not ours,
         kinds={"scores.weight": setting.head},

@@ -106,6 +106,7 @@ class Candidate:
     projected: bool = False  # whether its theory covers the projection onto a ball
     knob: str = ""  # a second hyper-parameter that neither its paper nor its theory settles
     values: tuple[float, ...] = ()  # of the knob
+    undelayed: str = ""  # the rule that it equals without delay, and whose runs stand for its own there
 
     @property
     def is_baseline(self) -> bool:
@@ -151,7 +152,8 @@ class Plan(Generic[S]):
         for model in models:
             require_choice("--models", model, tuple(dict.fromkeys(named.values())))
         for rule in rules:
-            require_choice("--rules", rule, tuple(candidate.rule for candidate in self.candidates))
+            own = [rule for setting in self.settings for rule in setting.rules]  # some have candidates of their own
+            require_choice("--rules", rule, tuple(dict.fromkeys([c.rule for c in self.candidates] + own)))
         chosen: list[Any] = [s for s, model in named.items()
                              if (model in models if models else not getattr(s, "only_by_name", False))]  # fmt: skip
         if rules:

@@ -50,11 +50,16 @@ VOCABULARY = 8192  # of the tokens
 
 
 class Tokens(NamedTuple):
-    """Python source files one after another, byte pairs as int16."""
+    """Python source files one after another, byte pairs as int16; or the characters of Shakespeare's works."""
 
     train: Tensor
     held_out: Tensor  # a tenth of the files
     sha256: str
+
+
+def load_characters() -> Tokens:
+    text = load_shakespeare()
+    return Tokens(text.train.short(), text.held_out.short(), SHAKESPEARE_SHA256)
 
 
 def tokens_file() -> Path:

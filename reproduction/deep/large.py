@@ -5,7 +5,7 @@ learning rate scheduler, and the weights inside ``optimizer.output()``.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -70,7 +70,7 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Losses(NamedTuple):
-    """At the end of a run, on training and on held-out text; infinite if it diverged."""
+    """After a number of updates, on training and on held-out text; infinite if the run diverged."""
 
     updates: int
     train: float
@@ -81,9 +81,11 @@ class Losses(NamedTuple):
 def train(
     model: nn.Module, tokens: Tokens, rule: AnyRule[Any], delays: Delays, *, updates: int, batch: int, context: int,
     evaluate: int, micro_batches: int = 1, scheduled: bool = True, kinds: Mapping[str | nn.Module, str] | None = None,
-    seed: int = 0, device: str = "cpu",
-) -> Losses:  # fmt: skip
+    seed: int = 0, device: str = "cpu", parts: int = 1,
+) -> Iterator[Losses]:  # fmt: skip
     """Train a model for a number of updates, each with ``micro_batches`` times ``batch`` windows of ``context`` tokens.
+
+    Yields its losses after each of so many ``parts`` of the updates.
 
     Args:
         model: from tokens to scores of the next one; where delays are by stage, the one that they were made from.
@@ -102,20 +104,23 @@ def train(
     optimizer = Delayed(rule_optimizer, delays, delay_cap=DELAY_CAP, seed=seed, steps=steps, drift=True)
     windows = Windows(tokens.train.to(device, torch.int64), context)
     minibatches = Minibatches(len(windows), batch)
+    due = [round(updates * part / parts) for part in range(1, parts + 1)]
     for number in count():
-        if optimizer.updates == updates:
-            break
+        while due and optimizer.updates >= due[0]:
+            with optimizer.output():
+                losses = [mean_loss(model, part.long(), context, evaluate) for part in tokens[:2]]
+            train, held_out = losses if all(map(math.isfinite, losses)) else (math.inf, math.inf)
+            yield Losses(due.pop(0), train, held_out, optimizer.drift or 0.0)
+        if not due:
+            return
         optimizer.zero_grad()
         for places in minibatches.draw(seed, number * micro_batches, micro_batches).to(device):
             loss = loss_of(model, *windows.rows(places))
             (loss / micro_batches).backward()
         optimizer.step()
         if number % _CHECK_EVERY == 0 and not math.isfinite(loss.item()):
-            return Losses(updates, math.inf, math.inf, math.inf)
-    with optimizer.output():
-        losses = [mean_loss(model, part.long(), context, evaluate) for part in tokens[:2]]
-    train, held_out = losses if all(map(math.isfinite, losses)) else (math.inf, math.inf)
-    return Losses(updates, train, held_out, optimizer.drift or 0.0)
+            yield from (Losses(done, math.inf, math.inf, math.inf) for done in due)
+            return
 
 
 @torch.no_grad()

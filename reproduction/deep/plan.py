@@ -13,7 +13,7 @@ from lategrad.rules import AnyRule
 from lategrad.support.validation import require, require_choice
 from reproduction.deep import large, models
 from reproduction.study import Candidate, Plan, column, lr_grid
-from reproduction.text import VOCABULARY, load_tokens
+from reproduction.text import VOCABULARY, Tokens, load_characters, load_tokens
 
 LOGNORMAL, PIPELINE = "lognormal", "pipeline"  # in a pipeline each stage has a delay of its own
 DELAYS = ("0", "8", "64", "256", LOGNORMAL, PIPELINE)
@@ -60,6 +60,7 @@ class DeepSetting:
     width: int = 0
     only_by_name: bool = False  # whether it is left out unless its model is named, as it takes long
     vocabulary: int = 84  # of the GPT
+    protocols: tuple[str, ...] = ("frozen", "tuned", "drift")  # of the tables
 
     def __post_init__(self) -> None:
         require_choice("model", self.model, tuple(models.MODELS))
@@ -125,38 +126,82 @@ class LargeSetting(DeepSetting):
     tuned_at: tuple[str, ...] = _FEW
     rules: tuple[str, ...] = tuple(_LARGE_LRS)
     candidates: tuple[Candidate, ...] = LARGE_CANDIDATES
+    characters: bool = False  # Shakespeare's, instead of tokens
     seed_count: int = 1
     evaluate: int = 1_024
     layers: int = 8
     width: int = 512
+    heads: int = 8
     context: int = 256
+    parts: int = 1  # after each of which losses are recorded
     vocabulary: int = VOCABULARY
     only_by_name: bool = True
 
     def mean_delay(self, delay: str) -> int:
-        return large.STAGES - 1 if delay == PIPELINE else super().mean_delay(delay)
+        kind, _, stages = delay.partition("-")
+        return int(stages or large.STAGES) - 1 if kind == PIPELINE else super().mean_delay(delay)
 
     def delay_model(self, delay: str) -> int | str | StageDelays:
         return by_stage(self.gpt(), large.STAGES) if delay == PIPELINE else super().delay_model(delay)
 
     def gpt(self) -> nn.Module:
-        return large.LargeGPT(self.vocabulary, self.context, self.layers, self.width, heads=8)
+        return large.LargeGPT(self.vocabulary, self.context, self.layers, self.width, self.heads)
+
+    @property
+    def text(self) -> Tokens:
+        return load_characters() if self.characters else load_tokens()
 
     def build(self, candidate: Candidate, lrs: Sequence[float]) -> AnyRule[Any]:
         return candidate.build(lrs[0] if len(lrs) == 1 else column(lrs))
 
     def describe(self) -> dict[str, Any]:
-        own = {"context": self.context, "vocabulary": self.vocabulary, "text": load_tokens().sha256}
+        own = {"context": self.context, "vocabulary": self.vocabulary, "text": self.text.sha256}
         return super().describe() | own
 
-    def train(self, candidate: Candidate, delay: str, lr: float, seed: int, device: str) -> large.Losses:
+    def train(self, candidate: Candidate, delay: str, lr: float, seed: int, device: str) -> list[large.Losses]:
         """One run. Our rules average what they output; the learning rates of all others decay."""
         late, batches = (0, 1 + self.mean_delay(delay)) if candidate.synchronous else (self.delay_model(delay), 1)
         model = late.model if isinstance(late, StageDelays) else self.gpt()
         assert model is not None
-        return large.train(model, load_tokens(), self.build(candidate, [lr]), late, updates=self.updates // batches,
-                           batch=self.batch, micro_batches=batches, context=self.context, evaluate=self.evaluate,
-                           scheduled=not candidate.ours, seed=seed, device=device)  # fmt: skip
+        return [*large.train(
+            model, self.text, self.build(candidate, [lr]), late, updates=self.updates // batches, batch=self.batch,
+            micro_batches=batches, context=self.context, evaluate=self.evaluate, scheduled=not candidate.ours,
+            seed=seed, device=device, parts=self.parts)]  # fmt: skip
+
+
+_PIPELINE_LRS = {"steady-muon": -3, "muon": -3, "muon-prediction": -3, "rotated-adam": -3.5, "nadam": -3.5,
+                 "adamw": -3.5}  # log10 of the smallest of three  # fmt: skip
+PIPELINE_CANDIDATES = tuple(Candidate(rule, lr_grid(low, low + 1), rule == "steady-muon",
+                                      elementwise=rule in ("nadam", "adamw"),
+                                      undelayed="muon" * (rule == "muon-prediction"))
+                            for rule, low in _PIPELINE_LRS.items())  # fmt: skip
+SMALL_PIPELINE_CANDIDATES = tuple(replace(candidate, lrs=lr_grid(-3, -2)) for candidate in PIPELINE_CANDIDATES)
+LENGTHS = (0.1, 0.25, 0.5)  # of further runs without delay, and of their schedules: how much sooner is a loss reached?
+
+
+@dataclass(frozen=True)
+class PipelineSetting(LargeSetting):
+    """A deep GPT as a pipeline of P stages: how many times the updates of one stage does it need?
+
+    Stage k has a delay of P - 1 - k and 1/P of the blocks, the first also the embeddings and the last the last layer.
+    """
+
+    delays: tuple[str, ...] = ("0", "pipeline-8", "pipeline-16", "pipeline-32")  # by the number of stages
+    tuned_at: tuple[str, ...] = ("0",)
+    rules: tuple[str, ...] = tuple(_PIPELINE_LRS)
+    candidates: tuple[Candidate, ...] = PIPELINE_CANDIDATES
+    late_lengths: tuple[float, ...] = ()  # of further runs of pipelines, and of their schedules, in ``updates``
+    protocols: tuple[str, ...] = ("frozen", "slowdown", "drift")
+    layers: int = 32
+    parts: int = 10
+
+    def delay_model(self, delay: str) -> int | StageDelays:
+        first = self.mean_delay(delay)
+        blocks = {f"blocks.{i}.*": first - i * (first + 1) // self.layers for i in range(self.layers)}
+        return by_stage(self.gpt(), {**blocks, "norm.*": 0, "scores.*": 0, "*": first}) if first else 0
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"heads": self.heads, "parts": self.parts}
 
 
 QUICK_RULES = ("steady-muon", "steady-adam", "adamw", "muon", "synchronous-muon")
@@ -166,13 +211,15 @@ GPT_RULES = (
 )  # fmt: skip
 
 
-def _images(updates: int, **options: Any) -> tuple[DeepSetting, ...]:
-    return tuple(DeepSetting(model, updates, 32, **options) for model in ("mlp", "cnn"))
-
-
 _QUICK: dict[str, Any] = {"delays": _FEW, "tuned_at": _FEW, "rules": QUICK_RULES}
 _GPT: dict[str, Any] = {"evaluate": 1024, "layers": 4, "width": 144, "micro_batch": 128}
-_LARGE = (LargeSetting("gpt-34m", 2_000, 16), LargeSetting("gpt-34m-long", 6_000, 16))
+_SMALL: dict[str, Any] = {
+    "delays": ("0", "pipeline-8", "pipeline-32"), "candidates": SMALL_PIPELINE_CANDIDATES, "width": 64, "heads": 4,
+    "context": 64, "evaluate": 64, "vocabulary": 84, "characters": True,
+}  # fmt: skip
+_LARGE = (LargeSetting("gpt-34m", 2_000, 16), LargeSetting("gpt-34m-long", 6_000, 16),
+          PipelineSetting("gpt-95m", 1_500, 8, width=384, heads=6, context=512, evaluate=128),
+          PipelineSetting("gpt-2m", 400, 8, **_SMALL))  # fmt: skip
 PLANS = {
     "quick": Plan(
         (
@@ -181,14 +228,15 @@ PLANS = {
             DeepSetting("gpt", 1_000, 8, evaluate=128, layers=2, width=64, micro_batch=64, only_by_name=True, **_QUICK),
             LargeSetting("gpt-34m", 60, 4, delays=("0", "8", PIPELINE), tuned_at=("0",), evaluate=64, context=64,
                          layers=2, width=64),
+            PipelineSetting("gpt-95m", 40, 8, parts=2, **_SMALL),
         ),
         CANDIDATES, seeds=1, lr_stride=2, judged=False,
     ),
     "paper": Plan(
-        (*_images(20_000), DeepSetting("gpt", 5_000, 16, tuned_at=_FEW, rules=GPT_RULES, only_by_name=True, **_GPT),
-         *_LARGE),
+        (DeepSetting("mlp", 20_000, 32), DeepSetting("cnn", 20_000, 32),
+         DeepSetting("gpt", 5_000, 16, tuned_at=_FEW, rules=GPT_RULES, only_by_name=True, **_GPT), *_LARGE),
         CANDIDATES, seeds=3,
     ),
-    "full": Plan((*_images(20_000, tuning_seeds=3), DeepSetting("gpt", 20_000, 16, **_GPT), *_LARGE), CANDIDATES,
-                 seeds=3),
+    "full": Plan((*(DeepSetting(model, 20_000, 32, tuning_seeds=3) for model in ("mlp", "cnn")),
+                  DeepSetting("gpt", 20_000, 16, **_GPT), *_LARGE), CANDIDATES, seeds=3),
 }  # fmt: skip

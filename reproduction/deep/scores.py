@@ -1,11 +1,14 @@
 """Running it: all learning rates at the delays that are tuned at, the frozen one everywhere; every finished piece is
 kept."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +16,7 @@ from lategrad.delays.stages import StageDelays
 from lategrad.rules import needs_ticket
 from lategrad.simulator import Delays, simulate
 from lategrad.trace import Axis, Trace, describe
-from reproduction.deep.plan import PIPELINE, DeepSetting, LargeSetting
+from reproduction.deep.plan import LENGTHS, PIPELINE, DeepSetting, LargeSetting, PipelineSetting
 from reproduction.study import Candidate, Task, finite_loss
 
 HISTORY_BYTES = {"cpu": 6 * 2**30, "cuda": 48 * 2**30}
@@ -34,6 +37,7 @@ class DeepScores:
     """``(seeds,)``: scores of the learning rate that is best without delay, at every delay; anchors: of the tuned."""
     drift: dict[str, Tensor]  # ``(seeds,)``: V of the runs in ``frozen``
     traces: list[Trace]  # what all that was read from; axes delay, seed and lr
+    slowdown: dict[str, Tensor] = field(default_factory=dict)  # ``(1,)``: of pipelines, as :func:`slowdown` has it
 
     @property
     def tuned(self) -> dict[str, Tensor]:
@@ -67,15 +71,45 @@ def score_rule(task: Task[DeepSetting]) -> DeepScores:
         return torch.cat(parts + ([read(chosen[delay])[:, 0]] if delay in chosen else []))
 
     score = partial(final_scores, by_loss=setting.by_loss)
+    frozen = {delay: of_shown(of, score) for delay, of in source.items()}
+    ratios = {}
+    if isinstance(setting, PipelineSetting):
+        ends = {delay: {setting.updates: end[0].item()} for delay, end in frozen.items()}
+        for delay, length in [*product("0", LENGTHS), *product(setting.delays[1:], setting.late_lengths)]:
+            other = replace(setting, updates=round(length * setting.updates))
+            runs: dict[str, _Runs] = {delay: ((candidate.lrs[choice["0"]],), seeds[:1])}
+            trace = _Runner(replace(task, setting=other)).traces("chosen", runs)[delay]
+            ends[delay][other.updates] = score(trace).item()
+        ratios = {delay: torch.tensor([slowdown(ends["0"], late)]) for delay, late in ends.items()}
     return DeepScores(
         candidate,
         by_loss=setting.by_loss,
         choice={delay: choice[of] for delay, of in source.items() if of in choice},
         grids={delay: score(trace) for delay, trace in grid.items()},
-        frozen={delay: of_shown(of, score) for delay, of in source.items()},
+        frozen=frozen,
         drift={delay: of_shown(of, lambda trace: trace.metrics["drift"][-1, 0]) for delay, of in source.items()},
         traces=[*grid.values(), *chosen.values()],
+        slowdown=ratios,
     )
+
+
+def slowdown(undelayed: Mapping[int, float], late: Mapping[int, float]) -> float:
+    """How many times the updates that undelayed runs need, late ones need to end with the same loss.
+
+    Both are losses at the end of runs by their updates. The loss is one that both reach, the worse of their best.
+    Between lengths its logarithm is taken to be linear in that of the updates. Infinite if the shortest undelayed run
+    is better already.
+
+    >>> slowdown({25: 4.0, 100: 1.0}, {100: 2.0}), slowdown({25: 4.0, 100: 1.0}, {100: 4.1})
+    (2.0, inf)
+    """
+    loss = max(min(undelayed.values()), min(late.values()))
+
+    def log_updates(ends: Mapping[int, float]) -> float:
+        updates, losses = np.log(sorted(ends.items())).T
+        return float(np.interp(-math.log(loss), -np.minimum.accumulate(losses), updates))
+
+    return math.inf if loss > max(undelayed.values()) else math.exp(log_updates(late) - log_updates(undelayed))
 
 
 def best_position(trace: Trace) -> int:
@@ -110,11 +144,16 @@ class _Runner:
                 found[delay] = self.space.keep(self._name(phase, delay), self._key(delay, of), trace)
         return {delay: found[delay] for delay in runs}
 
+    def _candidate(self, delay: str) -> Candidate:
+        own = self.candidate
+        return replace(own, rule=own.undelayed) if own.undelayed and delay == "0" else own
+
     def _name(self, phase: str, delay: str) -> str:
-        return f"deep-{self.setting.model}-{self.candidate.rule}-{phase}-{delay}"
+        length = f"-{self.setting.updates}" * isinstance(self.setting, PipelineSetting)
+        return f"deep-{self.setting.model}{length}-{self._candidate(delay).rule}-{phase}-{delay}"
 
     def _key(self, delay: str, runs: _Runs) -> dict[str, object]:
-        rule = describe(self.setting.build(self.candidate, runs[0]))
+        rule = describe(self.setting.build(self._candidate(delay), runs[0]))
         delays = describe_delays(self.setting.delay_model(delay))
         return {"setting": self.setting.describe(), "rule": rule, "delay": delays, "seeds": runs[1],
                 "synchronous": bool(self.candidate.synchronous), "drift": True}  # fmt: skip
@@ -162,7 +201,7 @@ class _Runner:
         runs = len(delays) * len(lrs) * len(seeds)
         self.space.say(f"deep: {setting.model}, {self.candidate.rule}, {phase}, delays {' '.join(delays)}: {runs} runs "
                        f"of {updates:,} updates in {seconds:.1f} s, {1e3 * seconds / updates:.2f} ms each")  # fmt: skip
-        return {delay: _kept(delay, seeds, lrs, updates, {name: values[-1, :, position]
+        return {delay: _kept(delay, seeds, lrs, [updates], {name: values[-1, :, position]
                                                           for name, values in trace.recorded().items()})
                 for position, delay in enumerate(delays)}  # fmt: skip
 
@@ -171,28 +210,31 @@ class _Runner:
 
         def run(lr: float, seed: int) -> Trace:
             begin = time.monotonic()
-            losses = setting.train(self.candidate, delay, lr, seed, self.space.device)
-            seconds = time.monotonic() - begin
-            self.space.say(f"deep: {setting.model}, {self.candidate.rule}, delay {delay}, lr {lr:g}, seed {seed}: "
-                           f"{losses.updates:,} updates in {seconds:.1f} s, {losses.updates / seconds:.1f} a second; "
-                           f"held-out loss {losses.held_out:.3f}")  # fmt: skip
-            ends = torch.tensor(losses[1:], dtype=torch.float64)
-            return _kept(delay, (seed,), (lr,), losses.updates, dict(zip(_LARGE, ends, strict=True)))
+            losses = setting.train(self._candidate(delay), delay, lr, seed, self.space.device)
+            seconds, updates = time.monotonic() - begin, losses[-1].updates
+            self.space.say(f"deep: {setting.model}, {self._candidate(delay).rule}, delay {delay}, lr {lr:g}, seed "
+                           f"{seed}: {updates:,} updates in {seconds:.1f} s, {updates / seconds:.1f} a second; "
+                           f"held-out loss {losses[-1].held_out:.3f}")  # fmt: skip
+            steps, *values = zip(*losses, strict=True)
+            ends = torch.tensor(values, dtype=torch.float64)
+            return _kept(delay, (seed,), (lr,), steps, dict(zip(_LARGE, ends, strict=True)))
 
         runs = [self.space.trace(f"{self._name('run', delay)}-{lr:g}-{seed}", self._key(delay, ((lr,), (seed,))),
                                  partial(run, lr, seed)) for seed in seeds for lr in lrs]  # fmt: skip
-        ends = {name: torch.stack([one.recorded()[name] for one in runs]) for name in _LARGE}
-        return _kept(delay, seeds, lrs, int(runs[0].steps), ends)
+        ends = {name: torch.cat([one.recorded()[name] for one in runs], -1) for name in _LARGE}
+        return _kept(delay, seeds, lrs, runs[0].steps.tolist(), ends)
 
 
-def _kept(delay: str, seeds: Sequence[int], lrs: Sequence[float], updates: int, ends: dict[str, Tensor]) -> Trace:
-    """The end of runs under one kind of delay: one record, axes delay, seed and lr, no vectors."""
-    shape = 1, 1, len(seeds), len(lrs)
+def _kept(
+    delay: str, seeds: Sequence[int], lrs: Sequence[float], steps: Sequence[int], ends: dict[str, Tensor]
+) -> Trace:
+    """Runs under one kind of delay: their end alone, or some records; axes delay, seed and lr, no vectors."""
+    shape = len(steps), 1, len(seeds), len(lrs)
     kept = {name: values.reshape(shape).clone() for name, values in ends.items()}
     none = torch.zeros(*shape[1:], 0)
-    return Trace(steps=torch.tensor([updates]), loss=kept["loss"], accuracy=kept.get("accuracy"),
+    return Trace(steps=torch.tensor(steps), loss=kept["loss"], accuracy=kept.get("accuracy"),
                  test_loss=kept.get("test_loss"), metrics={"drift": kept["drift"]}, output=none, query=none.clone(),
-                 delays=torch.zeros(0, len(seeds), dtype=torch.int32), config={"steps": updates},
+                 delays=torch.zeros(0, len(seeds), dtype=torch.int32), config={"steps": steps[-1]},
                  axes=(Axis("delay", (delay,)), Axis("seed", tuple(seeds)), Axis("lr", tuple(lrs))))  # fmt: skip
 
 

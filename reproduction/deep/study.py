@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from reproduction import report, style
 from reproduction.deep.models import MODELS
-from reproduction.deep.plan import PLANS, TARGET_DELAYS, DeepSetting, LargeSetting
+from reproduction.deep.plan import PLANS, TARGET_DELAYS, DeepSetting, LargeSetting, PipelineSetting
 from reproduction.deep.scores import DeepScores, describe_delays, score_rule
 from reproduction.jobs import Lane
 from reproduction.report import Section, Verdict, prose, verdict
@@ -51,17 +51,19 @@ class Deep(Study[DeepSetting, DeepScores]):
     def show(self, plan: Plan[DeepSetting], panels: dict[DeepSetting, Panel]) -> Section:
         first, panel = next(iter(panels.items()))
         text, _ = prose("deep", titles=[setting.title for setting in panels], seeds=plan.seeds,
-                        large=any(isinstance(setting, LargeSetting) for setting in panels))  # fmt: skip
+                        **{name: any(isinstance(setting, kind) for setting in panels)
+                           for name, kind in (("large", LargeSetting), ("pipelines", PipelineSetting))})  # fmt: skip
         return Section(
             name=self.name,
             title="Deep models. Three architectures under delay",
             text=text,
-            figures={f"deep-{s.model}": plot(s, p) for s, p in panels.items()} | {"deep-drift": plot_drift(panels)},
+            figures={f"deep-{s.model}": plot_curves(s, p) if isinstance(s, PipelineSetting) else plot(s, p)
+                     for s, p in panels.items()} | {"deep-drift": plot_drift(panels)},
             captions={f"deep-{s.model}": f"{s.title}: every learning rate frozen from delay 0." for s in panels}
             | {"deep-drift": "All delayed runs; SteadyMuon is green, SteadyAdam pink, others grey."},
             finding=finding(first, panel),
             tables={f"{setting.title}, {protocol}": table(setting, panel, protocol)
-                    for setting, panel in panels.items() for protocol in ("frozen", "tuned", "drift")},
+                    for setting, panel in panels.items() for protocol in setting.protocols},
             rows=[row for s, panel in panels.items() for scores in panel.values() for row in _rows(s, scores)],
             verdicts=tuple(v for setting, panel in panels.items() for v in verdicts(setting, panel, plan.judged)),
             config=dataclasses.asdict(plan) | {
@@ -87,7 +89,7 @@ def table(setting: DeepSetting, panel: Panel, protocol: str) -> list[dict[str, s
     A learning rate at the end of its grid is marked: the best may lie beyond. "drift" has V of the frozen ones.
     """
     delays, number = setting.delays, style.loss_in_table if setting.by_loss else style.three_digits
-    number = "{:.2g}".format if protocol == "drift" else number
+    number = {"drift": "{:.2g}".format, "slowdown": "{:.2f}".format}.get(protocol, number)
     rows = [{"rule": "rounds"} | {delay: f"{setting.rounds(delay):,}" for delay in delays} | {"spread": "", "lr": ""}]
     for scores in ranked(panel, "tuned" if protocol == "tuned" else "frozen"):
         values = getattr(scores, protocol)
@@ -125,6 +127,22 @@ def plot(setting: DeepSetting, panel: Panel) -> Figure:
         if best < start:
             ax.set_ylim(best - 0.05 * (start - best), min(ax.get_ylim()[1], start))
     style.legend(figure, [ax])
+    return figure
+
+
+def plot_curves(setting: PipelineSetting, panel: Panel) -> Figure:
+    """The loss in the course of training, in one stage and in the most."""
+    titles = ["1 stage", f"{1 + setting.mean_delay(setting.delays[-1])} stages"]
+    figure, axes = style.panels(titles, "loss on held-out text", columns=2)
+    for i, (rule, scores) in enumerate(panel.items()):
+        for ax, delay in zip(axes, setting.delays[:: len(setting.delays) - 1], strict=True):
+            trace = next(trace for trace in scores.traces if trace.axis("delay").values == (delay,))
+            losses = trace.recorded()["test_loss"][:, 0, 0, trace.axis("lr").values.index(scores.lr())]
+            ax.plot(trace.steps, losses, color=style.COLOURS.get(rule) or colormaps["tab10"](i + 2),
+                    linewidth=2.6 if scores.candidate.ours else 1.2, label=TITLES[rule])  # fmt: skip
+            ax.set_xlabel("updates")
+    axes[0].set_ylim(top=math.log(setting.vocabulary))  # of a model that scores all characters alike
+    style.legend(figure, axes[:1])
     return figure
 
 
@@ -222,7 +240,7 @@ def finding(setting: DeepSetting, panel: Panel) -> str:
 
 
 def _rows(setting: DeepSetting, scores: DeepScores) -> list[dict[str, Any]]:
-    place, columns = {"model": setting.model, "rule": scores.candidate.rule}, ("delay", "lr", "seed", "loss")
+    place, columns = {"model": setting.model, "rule": scores.candidate.rule}, ("delay", "lr", "seed", "step", "loss")
     return [
         row | {"rounds": setting.rounds(row["delay"]), "frozen": math.isclose(row["lr"], scores.lr())}
         for trace in scores.traces for row in rows_of(trace, (*columns, "test_loss", "accuracy", "drift"), **place)

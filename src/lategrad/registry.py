@@ -75,6 +75,8 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "nadam": entry_of("NAdam with beta1 = 0.99, for asynchronous pipelines", baselines.NAdam),
     "schedule-free-adamw": entry_of("Schedule-Free AdamW, the package's constants", baselines.ScheduleFreeAdamW),
     "muon": entry_of("Muon on matrices, AdamW on the rest", baselines.Muon),
+    "muon-prediction": entry_of("Muon with predicted weights, for pipelines", baselines.Muon, prediction=True),
+    "rotated-adam": entry_of("Adam in the eigenbasis of the gradients' covariance", baselines.RotatedAdam),
     "gap-aware": entry_of("Gap-Aware SGD, momentum 0.9", baselines.GapAware),
     "pipemare": entry_of("AdamW with PipeMare's learning rates", baselines.PipeMare),
     "weight-prediction": entry_of("AdamW with predicted weights, as in XPipe", baselines.WeightPrediction),

@@ -423,15 +423,49 @@ def orthogonal_factor(a):
     return product(weights, [[value / size for value in row] for row in a])
 
 
-def muon(x0, grads, delays, *, lr, project, mu=0.95):
+def muon(x0, grads, delays, *, lr, project, mu=0.95, prediction=False):
     x, m = [project(x0)], [0.0] * len(x0)
-    for g, adam in zip(grads, adam_directions(grads), strict=True):
+    queries = [x[0]]
+    for g, adam, tau in zip(grads, adam_directions(grads), delays, strict=True):
         m = add([mu * a for a in m], g, 1 - mu)
         n = add([mu * a for a in m], g, 1 - mu)
         square = orthogonal_factor([n[:2], n[2:4]])  # in the first four entries; the rest is Adam's
         step = [0.2 * math.sqrt(2) * value for row in square for value in row] + adam[4:]
         decayed = [p * (1 - lr * (0.1 if j < 4 else 0.01)) for j, p in enumerate(x[-1])]
         x.append(project(add(decayed, step, -lr)))
+        queries.append(project(add(x[-1], step, -lr * tau)))
+    return queries if prediction else x, x
+
+
+def transposed(a):
+    return [list(column) for column in zip(*a, strict=True)]
+
+
+def rotated_adam(x0, grads, delays, *, lr, project, period=10):
+    """A square matrix in the first four entries, whose bases are renewed in every tenth update; the rest is Adam's."""
+
+    def turned(left, vector, right):
+        (a, b), (c, d) = product(product(left, [vector[:2], vector[2:4]]), right)
+        return [a, b, c, d, *vector[4:]]
+
+    def orthonormal(a):
+        (p, _), (r, _) = a
+        size = math.hypot(p, r)
+        return [[p / size, -r / size], [r / size, p / size]]
+
+    x, m, v = [project(x0)], [0.0] * len(x0), [0.0] * len(x0)
+    L, R, left, right = [[[0.0, 0.0], [0.0, 0.0]]] * 2 + [[[1.0, 0.0], [0.0, 1.0]]] * 2
+    for t, g in enumerate(grads, start=1):
+        m = [0.9 * a + 0.1 * b for a, b in zip(m, g, strict=True)]
+        v = [0.999 * a + 0.001 * b**2 for a, b in zip(v, turned(transposed(left), g, right), strict=True)]
+        step = [(a / (1 - 0.9**t)) / (math.sqrt(b / (1 - 0.999**t)) + 1e-8)
+                for a, b in zip(turned(transposed(left), m, right), v, strict=True)]  # fmt: skip
+        x.append(project(add(add(x[-1], x[-1], -lr * 0.01), turned(left, step, transposed(right)), -lr)))
+        G = [g[:2], g[2:4]]
+        L = [weighted_average([0.999, 0.001], rows) for rows in zip(L, product(G, transposed(G)), strict=True)]
+        R = [weighted_average([0.999, 0.001], rows) for rows in zip(R, product(transposed(G), G), strict=True)]
+        if t % period == 0:
+            left, right = orthonormal(product(L, left)), orthonormal(product(R, right))
     return x, x
 
 

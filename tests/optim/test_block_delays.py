@@ -21,6 +21,7 @@ RULES = {
     "steady-adam": lg.SteadyAdam(lr=0.1, weight_decay=0.1),
     "pipemare": lg.baselines.PipeMare(lr=0.1, annealing=20),
     "weight-prediction": lg.baselines.WeightPrediction(lr=0.1),
+    "muon-prediction": lg.baselines.Muon(lr=0.1, prediction=True),
     "scheduled": lg.Scheduled(lg.SteadyMuon(lr=0.1), warmup=3),
 }
 

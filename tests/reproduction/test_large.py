@@ -18,8 +18,9 @@ from lategrad.delays.specs import parse
 from lategrad.problems.minibatches import Minibatches
 from lategrad.rules.blocks import Blocks
 from reproduction.deep import large
-from reproduction.deep.large import LargeGPT, mean_loss, train, warm_up_and_decay
-from reproduction.deep.plan import CANDIDATES, PLANS, LargeSetting
+from reproduction.deep.large import LargeGPT, mean_loss, warm_up_and_decay
+from reproduction.deep.plan import CANDIDATES, PLANS, SMALL_PIPELINE_CANDIDATES, LargeSetting, PipelineSetting
+from reproduction.deep.scores import slowdown
 from reproduction.deep.study import Deep
 from reproduction.report import write_report
 from reproduction.study import Plan, Workspace
@@ -27,6 +28,12 @@ from reproduction.text import Tokens, load_tokens, tokens_file
 
 CONTEXT, LETTERS = 8, 40
 SIZES = {"batch": 4, "context": CONTEXT, "evaluate": 20}
+
+
+def train(*run, **options):
+    """The losses at the end."""
+    (losses,) = large.train(*run, **options)
+    return losses
 
 
 def gpt(seed=0):
@@ -214,6 +221,17 @@ def test_a_pipeline_tells_the_rule_the_delay_of_every_stage(tokens, steps):
     assert math.isfinite(found.held_out)
 
 
+def test_losses_in_the_course_of_a_run_are_those_of_the_output_and_do_not_change_it(tokens):
+    """A constant learning rate: the losses after a third of the updates are those of a run of a third."""
+    delays = by_stage(gpt(), 4)
+    options = {"scheduled": False, **SIZES}
+    parts = [*large.train(delays.model, tokens, lg.SteadyMuon(0.01), delays, updates=30, parts=3, **options)]
+    assert [part.updates for part in parts] == [10, 20, 30]
+    for part in parts:
+        delays = by_stage(gpt(), 4)
+        assert part == train(delays.model, tokens, lg.SteadyMuon(0.01), delays, updates=part.updates, **options)
+
+
 def test_what_is_judged_is_the_output(tokens):
     """SteadyAdam outputs an average, which the loop's own parameters are not."""
     model = gpt()
@@ -227,6 +245,8 @@ def test_a_run_that_diverges_has_an_infinite_loss_and_ends_early(tokens):
     found = train(model, tokens, lg.SGD(1e30), 0, updates=500, scheduled=False, **SIZES)
     assert found == (500, math.inf, math.inf, math.inf)
     assert len(passes) < 100
+    parts = [*large.train(gpt(), tokens, lg.SGD(1e30), 0, updates=500, parts=5, scheduled=False, **SIZES)]
+    assert parts == [(updates, math.inf, math.inf, math.inf) for updates in (100, 200, 300, 400, 500)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -296,7 +316,7 @@ def test_the_section_has_tables_of_runs_in_the_loop_which_are_kept(stored, tmp_p
 
 def test_an_anchor_has_as_many_gradients_in_fewer_rounds(stored, tokens, tmp_path):
     (anchor,) = [one for one in SMALL.candidates if one.rule == "synchronous-muon"]
-    found = SMALL.train(anchor, "3", 0.01, 0, "cpu")
+    (found,) = SMALL.train(anchor, "3", 0.01, 0, "cpu")
     alone = train(SMALL.gpt(), tokens, lg.baselines.Muon(0.01), 0, updates=5, micro_batches=4, batch=2,
                   context=CONTEXT, evaluate=8)  # fmt: skip
     assert found == alone
@@ -314,6 +334,72 @@ def test_the_large_models_are_in_the_study_by_name_with_34_million_parameters():
     for candidate in setting.candidates:
         assert len(candidate.lrs) == (4 if candidate.synchronous else 3)
         assert candidate.lrs[2] / candidate.lrs[0] == pytest.approx(10, rel=0.01)
+
+
+# ---- Pipelines of more and more stages
+
+
+def test_the_slowdown_is_the_ratio_of_updates_at_equal_loss():
+    def power(updates):
+        return 5 * updates**-0.2
+
+    undelayed = {t: power(t) for t in (250, 500, 1000)}
+    assert slowdown(undelayed, undelayed) == 1.0
+    for ratio in (1.0, 1.3, 3.9):  # late runs that are as good as undelayed ones of a fraction of the updates
+        assert slowdown(undelayed, {1000: power(1000 / ratio)}) == pytest.approx(ratio)
+    assert slowdown(undelayed, {1000: power(240)}) == math.inf
+    assert slowdown(undelayed, {1000: math.inf}) == math.inf
+    # With longer late runs the loss is that of one stage at the end of its run.
+    assert slowdown(undelayed, {1000: power(1000 / 1.3), 1600: power(1600 / 1.3)}) == pytest.approx(1.3)
+    assert slowdown(undelayed, {1000: power(1000 / 2.0), 1600: power(1600 / 2.0)}) == pytest.approx(2.0)  # not reached
+    assert slowdown(undelayed, {1000: power(1100)}) == 1.0  # by how much it is faster is not known
+    assert slowdown({250: 3.0, 500: 3.2, 1000: 2.0}, {1000: 2.5}) == pytest.approx(
+        1000 / (500 * 2 ** (math.log(3 / 2.5) / math.log(3 / 2)))
+    )
+
+
+def test_a_pipeline_has_the_same_number_of_blocks_in_every_stage():
+    setting = PipelineSetting("gpt-95m", 10, 2, width=16, heads=2, context=CONTEXT, vocabulary=LETTERS)
+    assert setting.delay_model("0") == 0
+    for stages in (8, 16, 32):
+        profile = setting.delay_model(f"pipeline-{stages}")
+        told = dict(zip([block.name for block in profile.blocks.parts], profile.delays, strict=True))
+        assert setting.mean_delay(f"pipeline-{stages}") == profile.largest == stages - 1
+        for i in range(32):
+            assert told[f"blocks.{i}.query.weight"] == told[f"blocks.{i}.hidden_writes.weight"]
+            assert told[f"blocks.{i}.query.weight"] == stages - 1 - i // (32 // stages)
+        assert told["characters.weight"] == told["positions.weight"] == stages - 1
+        assert told["norm.weight"] == told["scores.weight"] == 0
+
+
+def test_every_rule_is_compared_with_itself_in_one_stage(stored, tmp_path, tokens):
+    said = []
+    rules = ("muon", "muon-prediction", "adamw")
+    setting = PipelineSetting("gpt-2m", 20, 2, delays=("0", "pipeline-2", "pipeline-4"), evaluate=8, layers=4, width=16,
+                              heads=2, context=CONTEXT, vocabulary=LETTERS, parts=2, late_lengths=(1.5,),
+                              candidates=SMALL_PIPELINE_CANDIDATES, rules=rules)  # fmt: skip
+    plan, space = Plan((setting,), CANDIDATES, seeds=1), Workspace(tmp_path / "out", say=said.append)
+    section = Deep().section_of(plan, space)
+    # Two rules with three learning rates, three shorter runs, and two lengths of two pipelines; of the third, which is
+    # Muon without delay, pipelines alone.
+    assert len(said) == 2 * (3 + 3 + 4) + 4
+    ratios = {row["rule"]: row for row in section.tables[f"{setting.title}, slowdown"][1:]}
+    assert all(row["0"] == "1.00" and float(row["pipeline-4"]) >= 1 for row in ratios.values())
+    rows = [row for row in section.rows if row["rule"] == "muon-prediction" and row["delay"] == "pipeline-4"]
+    assert [row["step"] for row in rows] == [10, 20]
+    late = setting.delay_model("pipeline-4")
+    rule = lg.baselines.Muon(rows[0]["lr"], prediction=True)
+    alone = train(late.model, tokens, rule, late, updates=20, batch=2, context=CONTEXT, evaluate=8)
+    assert rows[-1]["test_loss"] == pytest.approx(alone.held_out, abs=1e-6)
+    assert Deep().section_of(plan, space).tables == section.tables
+    assert len(said) == 24  # nothing was run again
+    assert write_report([section], tmp_path / "out", {}).read_text(encoding="utf-8").count("<svg") == 2
+
+
+def test_the_pipelines_of_the_yardstick_have_63_million_parameters():
+    setting, small = PLANS["paper"].limited(["gpt-95m", "gpt-2m"], []).settings
+    assert sum(p.numel() for p in setting.gpt().parameters()) == 63_161_088
+    assert sum(p.numel() for p in small.gpt().parameters()) == 1_596_032
 
 
 def test_on_a_gpu_large_models_are_trained_in_processes(tmp_path):

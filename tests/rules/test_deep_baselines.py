@@ -117,6 +117,9 @@ ALL = {
     "muon": baselines.Muon(0.1, blocks=SMALL),
     "muon-averaged": baselines.Muon(0.1, average="linear", blocks=SMALL),
     "muon-without-blocks": baselines.Muon(0.1),
+    "muon-prediction": baselines.Muon(0.1, prediction=True, blocks=SMALL),
+    "rotated-adam": baselines.RotatedAdam(0.1, period=2, blocks=SMALL),
+    "rotated-adam-without-blocks": baselines.RotatedAdam(0.1),
     "gap-aware": baselines.GapAware(0.1),
     "pipemare": baselines.PipeMare(0.1, annealing=4),
     "weight-prediction": baselines.WeightPrediction(0.1),
@@ -126,7 +129,7 @@ ALL = {
 
 @pytest.mark.parametrize("name", ALL)
 def test_it_passes_all_checks(name):
-    check_with_expected_warnings(ALL[name], compile=name in ("muon", "weight-prediction"))
+    check_with_expected_warnings(ALL[name], compile=name in ("muon", "weight-prediction", "rotated-adam"))
 
 
 def first_move(make, shapes, grad):
@@ -166,6 +169,54 @@ def test_without_blocks_muon_is_adamw():
         assert torch.equal(got, want)
 
 
+def rotated_states(rule, grads):
+    states = [rule.init(torch.zeros_like(grads[0]))]
+    for grad in grads:
+        states.append(rule.update(states[-1], grad, torch.tensor(0)))
+    return states
+
+
+def test_rotated_adam_ends_in_the_eigenvectors_of_its_factors():
+    """Orthogonal iteration: Q' L Q becomes diagonal, in descending order, and Q stays orthogonal."""
+    blocks = Blocks.of_tensors([torch.zeros(4, 3)])
+    law = torch.randn(12, 12, generator=torch.Generator().manual_seed(1)).double()
+    grads = torch.randn(1000, 12, generator=torch.Generator().manual_seed(0)).double() @ law
+    *_, state = rotated_states(baselines.RotatedAdam(1e-3, blocks=blocks), grads)
+    for factor, basis, side in zip(state.factors, state.bases, (4, 3), strict=True):
+        factor, basis = factor.view(side, side), basis.view(side, side)
+        torch.testing.assert_close(basis.mT @ basis, torch.eye(side).double())
+        inside = basis.mT @ factor @ basis / factor.trace()
+        assert (inside - inside.diagonal().diag()).abs().max() < 0.02
+        assert (inside.diagonal().diff() < 0).all()
+        values = torch.linalg.eigvalsh(factor / factor.trace())
+        torch.testing.assert_close(inside.diagonal().flip(0), values, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_every_basis_is_renewed_once_in_a_period_and_not_before(count):
+    blocks = Blocks.of_tensors([torch.zeros(3, 2)] * count)
+    grads = torch.randn(9, 2, 6 * count, generator=torch.Generator().manual_seed(0))  # two runs
+    states = rotated_states(baselines.RotatedAdam(1e-3, period=3, blocks=blocks), grads)
+    for t in range(1, 10):
+        before, after = (states[at].bases[0].view(2, count, 3, 3) for at in (t - 1, t))
+        changed = (before != after).flatten(2).any(-1)
+        assert changed.tolist() == [[t % 3 == k % 3 for k in range(count)]] * 2
+
+
+def test_rotated_adam_in_its_first_coordinates_is_adamw_and_matrices_stay_apart():
+    torch.testing.assert_close(by_rule(baselines.RotatedAdam(0.02, period=10**6, blocks=BLOCKS)),
+                               by_rule(baselines.AdamW(0.02)))  # fmt: skip
+    shapes = [(3, 4), (2,), (3, 4), (2, 3, 2, 1)]
+    both = Blocks.of_tensors([torch.zeros(shape) for shape in shapes])
+    grads = torch.randn(30, both.size, generator=torch.Generator().manual_seed(0))
+    together = both.split(rotated_states(baselines.RotatedAdam(0.1, period=1, blocks=both), grads)[-1].x)
+    for i, shape in enumerate(shapes):
+        own = Blocks.of_tensors([torch.zeros(shape)])
+        alone = torch.stack([both.split(grad)[i].flatten() for grad in grads])
+        state = rotated_states(baselines.RotatedAdam(0.1, period=1, blocks=own), alone)[-1]
+        torch.testing.assert_close(together[i], state.x.view(shape), rtol=1e-3, atol=1e-4)
+
+
 def test_gap_aware_divides_by_one_more_than_the_gap_in_usual_updates():
     """Constant gradients without momentum: C tends to lr |v|, so that a gap of n updates divides by about n + 1."""
     rule = baselines.GapAware(0.1, momentum=0.0, decay=0.9)
@@ -185,11 +236,18 @@ def test_gap_aware_and_pipemare_without_delay_are_their_base():
     torch.testing.assert_close(by_rule(baselines.WeightPrediction(0.02))[1], by_rule(baselines.AdamW(0.02))[1])
 
 
-def test_weights_are_predicted_where_they_will_be_when_the_direction_stays():
-    rule = baselines.WeightPrediction(0.1, weight_decay=0.0)
-    states = [rule.init(torch.zeros(3).double())]
+@pytest.mark.parametrize(
+    "rule",
+    [
+        baselines.WeightPrediction(0.1, weight_decay=0.0),
+        baselines.Muon(0.1, weight_decay=0.0, other_decay=0.0, prediction=True, blocks=SMALL),
+    ],
+    ids=["adam", "muon"],
+)
+def test_weights_are_predicted_where_they_will_be_when_the_direction_stays(rule):
+    states = [rule.init(torch.zeros(6).double())]
     for _ in range(20):
-        states.append(rule.update(states[-1], torch.tensor([1.0, -2.0, 0.5]).double(), torch.tensor(5)))
+        states.append(rule.update(states[-1], torch.tensor([1.0, -2, 0.5, 3, -1, 2]).double(), torch.tensor(5)))
     torch.testing.assert_close(rule.query(states[10]), rule.output(states[15]), rtol=1e-6, atol=1e-6)
 
 

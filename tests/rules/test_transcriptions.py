@@ -88,6 +88,12 @@ RULES = {
         {"lr": 0.05, "decay": 0.1},
     ),
     "muon": (lambda d: baselines.Muon(0.05, d, blocks=SQUARE), plain.muon, {"lr": 0.05}),
+    "muon-prediction": (
+        lambda d: baselines.Muon(0.005, d, prediction=True, blocks=SQUARE),
+        plain.muon,
+        {"lr": 0.005, "prediction": True},
+    ),
+    "rotated-adam": (lambda d: baselines.RotatedAdam(0.05, d, blocks=SQUARE), plain.rotated_adam, {"lr": 0.05}),
     "ringmaster-muon": (
         lambda d: baselines.RingmasterMuon(0.05, d, threshold=5, blocks=SQUARE),
         plain.ringmaster_muon,

@@ -18,11 +18,12 @@ from lategrad.rules.baselines.gap_aware import GapAware
 from lategrad.rules.baselines.muon import Muon
 from lategrad.rules.baselines.pipelines import NAdam, PipeMare, WeightPrediction
 from lategrad.rules.baselines.ringmaster import Rennala, Ringmaster, RingmasterMuon
+from lategrad.rules.baselines.rotated_adam import RotatedAdam
 from lategrad.rules.baselines.schedule_free import ScheduleFree, ScheduleFreeAdamW
 from lategrad.rules.baselines.sgd_momentum import MomentumLookAhead, SGDMomentum
 from lategrad.rules.baselines.unixgrad import UniXGrad
 
 __all__ = ["DCASGD", "AdaDelay", "AdamW", "AdaptiveDCASGD", "AdaptiveRevision", "AsyncAdaGrad", "ClippedSGD",
            "DelayAdaptive", "DelayedNesterov", "FedAsync", "FedBuff", "GapAware", "MomentumLookAhead", "Muon", "NAdam",
-           "PipeMare", "Rennala", "Ringmaster", "RingmasterMuon", "SGDMomentum", "ScheduleFree", "ScheduleFreeAdamW",
-           "StalenessAware", "UniXGrad", "WeightPrediction"]  # fmt: skip
+           "PipeMare", "Rennala", "Ringmaster", "RingmasterMuon", "RotatedAdam", "SGDMomentum", "ScheduleFree",
+           "ScheduleFreeAdamW", "StalenessAware", "UniXGrad", "WeightPrediction"]  # fmt: skip
