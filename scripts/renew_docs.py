@@ -33,7 +33,7 @@ FIGURES = {
     "deep-gpt": "deep-gpt",
     "deep-gpt-34m": "deep-gpt-34m",
     "deep-gpt-34m-long": "deep-gpt-34m-long",
-    "deep-gpt-95m": "deep-gpt-95m",
+    "deep-gpt-63m": "deep-gpt-63m",
     "deep-gpt-2m": "deep-gpt-2m",
     "local-gpt-20": "local-gpt-20",
     "local-real-cnn-20": "local-real-cnn-20",

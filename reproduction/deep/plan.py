@@ -173,7 +173,7 @@ _PIPELINE_LRS = {"steady-muon": -3, "muon": -3, "muon-prediction": -3, "rotated-
                  "adamw": -3.5}  # log10 of the smallest of three  # fmt: skip
 PIPELINE_CANDIDATES = tuple(Candidate(rule, lr_grid(low, low + 1), rule == "steady-muon",
                                       elementwise=rule in ("nadam", "adamw"),
-                                      undelayed="muon" * (rule == "muon-prediction"))
+                                      undelayed="muon" if rule == "muon-prediction" else "")
                             for rule, low in _PIPELINE_LRS.items())  # fmt: skip
 SMALL_PIPELINE_CANDIDATES = tuple(replace(candidate, lrs=lr_grid(-3, -2)) for candidate in PIPELINE_CANDIDATES)
 LENGTHS = (0.1, 0.25, 0.5)  # of further runs without delay, and of their schedules: how much sooner is a loss reached?
@@ -218,7 +218,7 @@ _SMALL: dict[str, Any] = {
     "context": 64, "evaluate": 64, "vocabulary": 84, "characters": True,
 }  # fmt: skip
 _LARGE = (LargeSetting("gpt-34m", 2_000, 16), LargeSetting("gpt-34m-long", 6_000, 16),
-          PipelineSetting("gpt-95m", 1_500, 8, width=384, heads=6, context=512, evaluate=128),
+          PipelineSetting("gpt-63m", 1_500, 8, width=384, heads=6, context=512, evaluate=128),
           PipelineSetting("gpt-2m", 400, 8, **_SMALL))  # fmt: skip
 PLANS = {
     "quick": Plan(
@@ -228,7 +228,7 @@ PLANS = {
             DeepSetting("gpt", 1_000, 8, evaluate=128, layers=2, width=64, micro_batch=64, only_by_name=True, **_QUICK),
             LargeSetting("gpt-34m", 60, 4, delays=("0", "8", PIPELINE), tuned_at=("0",), evaluate=64, context=64,
                          layers=2, width=64),
-            PipelineSetting("gpt-95m", 40, 8, parts=2, **_SMALL),
+            PipelineSetting("gpt-63m", 40, 8, parts=2, **_SMALL),
         ),
         CANDIDATES, seeds=1, lr_stride=2, judged=False,
     ),

@@ -453,6 +453,7 @@ def refused_parameters(meshes):
         set_gradients(sharded, 0)
         said["compile"] = message(lg.optim.AnytimeSGD(sharded, lr=0.1, domain=lg.Simplex(), compile=True).step)
         said["torch.compile"] = message(lambda: lg.in_place(lg.SGD(0.1), None, tensors=sharded, backend="compile"))
+        said["rotated basis"] = message(lambda: lg.optim.FromRule(sharded, lg.baselines.RotatedAdam(0.1)))
     return said
 
 

@@ -74,8 +74,9 @@ def test_every_optimizer_gives_the_same_numbers_on_two_ranks(ranks, name, count)
 
 @STEPS
 def test_every_rule_gives_the_same_numbers_on_two_ranks(ranks, count):
-    results = ranks.run(2, sharded.train_all, list(RULES), lg.Ball(2.0), count)
-    for name, expected in sharded.train_all(None, list(RULES), lg.Ball(2.0), count).items():
+    names = [name for name in RULES if name != "rotated-adam"]  # which is refused
+    results = ranks.run(2, sharded.train_all, names, lg.Ball(2.0), count)
+    for name, expected in sharded.train_all(None, names, lg.Ball(2.0), count).items():
         assert distance([result[name] for result in results], expected) < 1e-5, name
 
 
@@ -299,11 +300,12 @@ def test_parameters_that_cannot_be_trained_are_refused_before_the_first_step(ran
         "by stage": "plain tensors, with delays by stage",
         "compile": "Anytime has no loops: aten.amax.default of a vector",
         "torch.compile": "compile: sharded parameters run in loops or eagerly",
+        "rotated basis": "aten.cat.default with these arguments is not defined on a vector that is sharded",
     }
     for rank, said in enumerate(ranks.run("all", sharded.refused_parameters)):
         assert set(said) == (set(expected) if rank < 2 else {"two sharded dimensions"})
         for case, text in said.items():
-            assert re.search(f"^(ValueError|UnsupportedError): .*{expected[case]}", text), (case, text)
+            assert re.search(f"^(ValueError|UnsupportedError|NotShardedError): .*{expected[case]}", text), (case, text)
 
 
 @pytest.mark.parametrize("way", list(sharded.WAYS)[:8])

@@ -33,6 +33,8 @@ LEFT_OUT = {
     "anytime-adagrad-norm",
     "anytime-adagrad",
     "optimistic-anytime-ftrl",  # the paper runs the others
+    "rotated-adam",
+    "muon-prediction",  # for pipelines
     "nesterov",
     "delayed-nesterov",
     "momentum-look-ahead",

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from lategrad.checks.comparing import Reference, check_reference, gradients
-from lategrad.checks.machine import check_machine
+from lategrad.checks.machine import check_first_state, check_machine
 from lategrad.learners.learner import Learner, Linear
 from lategrad.rules.anytime import Anytime
 from lategrad.support.validation import require
@@ -30,6 +30,7 @@ def check_learner(
     """
     missing = [member for member in ("domain", "init", "predict", "update") if not hasattr(learner, member)]
     require("learner", type(learner).__name__, not missing, f"an online learner, with {', '.join(missing)}")
+    check_first_state(learner, "learner", type(learner).__name__, gradients(1, (3, dim), seed)[0])
     rule = Anytime(learner, power=0, interpolation=0.0)  # its queries are the learner's plays
     check_machine(rule, "learner", type(learner).__name__, dim, steps=6, seed=seed, compile=compile)
     if reference is not None:

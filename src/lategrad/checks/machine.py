@@ -21,7 +21,7 @@ def check_machine(rule: AnyRule[Any], kind: str, title: str, dim: int, steps: in
             "none: check it with plain numbers as hyper-parameters")  # fmt: skip
     grads = gradients(steps, (3, dim), seed)
     x0 = gradients(1, (3, dim), seed + 1)[0]
-    _check_first_state(rule, name, title, x0)
+    check_first_state(rule, name, title, x0)
     states = _run(rule, name, x0, grads)
     _check_purity(rule, name, states, grads[-1])
     _check_tickets(rule, name, states)
@@ -61,7 +61,7 @@ def _run(rule: AnyRule[Any], name: str, x0: Tensor, grads: Tensor) -> list[Any]:
     return states
 
 
-def _check_first_state(rule: AnyRule[Any], name: str, title: str, x0: Tensor) -> None:
+def check_first_state(rule: Any, name: str, title: str, x0: Tensor) -> None:
     """Require a state that hosts can store, and that does not share memory with the start."""
     start = x0.clone()
     state = rule.init(start)
