@@ -33,6 +33,7 @@ LEFT_OUT = {
     "anytime-adagrad-norm",
     "anytime-adagrad",
     "optimistic-anytime-ftrl",  # the paper runs the others
+    "steady-mixing",
     "nesterov",
     "delayed-nesterov",
     "momentum-look-ahead",

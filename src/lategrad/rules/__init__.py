@@ -22,11 +22,12 @@ from lategrad.rules.scheduled import Scheduled
 from lategrad.rules.sgd import SGD
 from lategrad.rules.steady import Steady
 from lategrad.rules.steady_adam import SteadyAdam
+from lategrad.rules.steady_mixing import SteadyMixing
 from lategrad.rules.steady_muon import SteadyMuon
 from lategrad.rules.steady_short import SteadyShort
 from lategrad.rules.strongly_convex import StronglyConvexOGD
 
 __all__ = ["SGD", "AnyRule", "Anytime", "Block", "Blocks", "CenteredClipping", "OnlineToNonconvex", "Rule", "Scheduled",
-           "Steady", "SteadyAdam", "SteadyMuon", "SteadyShort", "StronglyConvexOGD", "TicketRule",
+           "Steady", "SteadyAdam", "SteadyMixing", "SteadyMuon", "SteadyShort", "StronglyConvexOGD", "TicketRule",
            "WeighingRule", "apply_update", "as_number", "baselines", "first_query", "first_state",
            "issue_ticket", "needs_ticket", "weigh_ticket"]  # fmt: skip
