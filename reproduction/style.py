@@ -17,7 +17,8 @@ TITLES = {
     "dc-asgd": "DC-ASGD", "dc-asgd-a": "DC-ASGD, adaptive", "staleness-aware": "Staleness-aware SGD",
     "delay-adaptive": "Delay-adaptive SGD", "ringmaster": "Ringmaster", "rennala": "Rennala",
     "clipped-sgd": "Clipped SGD", "schedule-free": "Schedule-Free", "unixgrad": "UniXGrad",
-    "steady-adam": "SteadyAdam (ours)", "steady-muon": "SteadyMuon (ours)", "sgd-momentum": "SGD with momentum",
+    "steady-adam": "SteadyAdam (ours)", "steady-muon": "SteadyMuon (ours)",
+    "steady-mixing": "SteadyMixing (ours)", "sgd-momentum": "SGD with momentum",
     "adamw": "AdamW", "nadam": "NAdam, beta1 .99", "schedule-free-adamw": "Schedule-Free AdamW", "muon": "Muon",
     "gap-aware": "Gap-Aware", "muon-prediction": "Muon, weight prediction",
     "rotated-adam": "Adam in a rotated basis", "pipemare": "PipeMare's steps", "weight-prediction": "Weight prediction",
@@ -29,7 +30,7 @@ TITLES = {
 COLOURS = {
     "sgd": "#c44e52", "sgd-linear": "#dd8452", "anytime-sgd": "#4c72b0", "optimistic-anytime": "#55a868",
     "strongly-convex": "#8172b3", "steady": "#b8860b", "steady-coordinate": "#b8860b", "steady-adam": "#c7158f",
-    "steady-muon": "#2f7f4f", "synchronous-adamw": "#000000", "synchronous-muon": "#000000",
+    "steady-muon": "#2f7f4f", "steady-mixing": "#2a6fdb", "synchronous-adamw": "#000000", "synchronous-muon": "#000000",
     "synchronous-diloco": "#000000",
 }  # fmt: skip
 WIDTH = 5.0  # inches; on a phone that is 3.7 wide, letters of 10 points are still 7.5

@@ -18,6 +18,7 @@ CANDIDATES = (
     Candidate("steady-muon", _STEADY, ours=True),
     Candidate("steady-adam", _STEADY, ours=True),
     Candidate("steady", lr_grid(-1.5, 2), ours=True),
+    Candidate("steady-mixing", _OUTER, ours=True),
     Candidate("sgd", _OUTER),
     Candidate("nesterov", _OUTER),
     Candidate("delayed-nesterov", _OUTER),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FTRL", "OGD", "SGD", "AdaGrad", "AdaGradNorm", "Anytime", "Ball", "Blocks", "Box", "CenteredClipping",
            "DelayGate", "DelayRecorder", "HalfSpace", "L1Ball", "OnlineToNonconvex", "OptimisticFTRL", "OptimisticOGD",
-           "Product", "Scheduled", "Simplex", "Steady", "SteadyAdam", "SteadyMuon", "SteadyShort",
+           "Product", "Scheduled", "Simplex", "Steady", "SteadyAdam", "SteadyMixing", "SteadyMuon", "SteadyShort",
            "StronglyConvexOGD", "Tolerance", "Trace", "WholeSpace", "baselines", "check_synchronous",
            "clocks", "delays", "in_place", "optim", "parse_rule", "parse_set", "pipeline", "problems",
            "replay", "resume", "serve", "simulate", "theory", "tolerance", "train"]  # fmt: skip

@@ -9,7 +9,17 @@ from typing import Any
 from torch.optim.optimizer import Optimizer
 
 from lategrad.learners import FTRL, OGD, AdaGrad, AdaGradNorm, Learner, OptimisticFTRL, OptimisticOGD
-from lategrad.rules import SGD, Anytime, CenteredClipping, Steady, SteadyAdam, SteadyMuon, SteadyShort, baselines
+from lategrad.rules import (
+    SGD,
+    Anytime,
+    CenteredClipping,
+    Steady,
+    SteadyAdam,
+    SteadyMixing,
+    SteadyMuon,
+    SteadyShort,
+    baselines,
+)
 from lategrad.rules.online_to_nonconvex import OnlineToNonconvex
 from lategrad.rules.rule import AnyRule
 from lategrad.rules.strongly_convex import StronglyConvexOGD
@@ -58,6 +68,7 @@ RULES: dict[str, Entry[AnyRule[Any]]] = {
     "steady-short": entry_of("our own, for runs that are short relative to the delay", SteadyShort),
     "steady-adam": entry_of("our own, for deep models: Adam's direction, averaged, damped by the delay", SteadyAdam),
     "steady-muon": entry_of("our own, for deep models: orthogonalised momentum that looks ahead", SteadyMuon),
+    "steady-mixing": entry_of("our own, outer: workers' models mixed in, queries that look ahead", SteadyMixing),
     "adaptive-revision": entry_of("AdaptiveRevision, uniform average", baselines.AdaptiveRevision),
     "async-adagrad": entry_of("asynchronous AdaGrad, uniform average", baselines.AsyncAdaGrad),
     "ada-delay": entry_of("AdaDelay per coordinate, L = 1", baselines.AdaDelay),

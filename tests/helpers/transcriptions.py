@@ -566,3 +566,17 @@ def fed_async(x0, grads, delays, *, alpha, weight, project):
         share = alpha * weight(tau)
         x.append(project(weighted_average([1 - share, share], [x[-1], sub(x[t - tau], g)])))
     return x, x
+
+
+def steady_mixing(x0, grads, delays, *, mixing, project):
+    """The mean of the delays is that of all, then of about the last 32."""
+    x, v, mean = [project(x0)], [0.0] * len(x0), 0.0
+    queries = [x[0]]
+    for t, (g, tau) in enumerate(zip(grads, delays, strict=True), start=1):
+        mean += (tau - mean) / min(t, 32)
+        share = 2 * mixing / (2 + tau)
+        model = sub(queries[t - 1 - tau], g)
+        v = weighted_average([mean / 2, 1], [v, [share * a for a in sub(model, x[-1])]])
+        x.append(project(add(x[-1], v)))
+        queries.append(project(add(x[-1], v, 0.9 * mean)))
+    return queries, x

@@ -35,6 +35,7 @@ LEFT_OUT = {
     "optimistic-anytime-ftrl",  # the paper runs the others
     "rotated-adam",
     "muon-prediction",  # for pipelines
+    "steady-mixing",
     "nesterov",
     "delayed-nesterov",
     "momentum-look-ahead",

@@ -1,5 +1,7 @@
 """Facts about the outer rules, for the pseudo-gradients of workers that take local steps."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -146,6 +148,51 @@ def test_fed_async_on_a_set_stays_between_its_points():
         assert rule.output(state).norm() <= 1 + 1e-12
 
 
+@pytest.mark.parametrize("mixing", [1.0, 0.3])
+def test_steady_mixing_without_delay_is_fed_async_and_adopts_the_model_of_a_lone_worker(mixing):
+    grads = random_gradients(20)
+    x = iterates(lg.SteadyMixing(mixing), grads)
+    torch.testing.assert_close(x, iterates(baselines.FedAsync(mixing), grads))
+    if mixing == 1:
+        torch.testing.assert_close(x[1:], x[:-1] - grads)
+
+
+@pytest.mark.parametrize("tau", [3, 15, 40])
+def test_steady_mixing_is_not_held_back_by_its_delay(tau):
+    """On a constant pseudo-gradient g, FedAsync moves by a g / (1 + a tau); a query that looks 0.9 tau ahead leaves a
+    tenth of that."""
+    grads = torch.ones(600 + 60 * (1 + tau), DIM).double()
+    held_back = iterates(baselines.FedAsync(1.0, staleness="hinge", slope=0.5, grace=0.0), grads, tau)
+    mixed, share = moves_of_steady_mixing(grads, tau), 2 / (2 + tau)
+    expected = torch.ones(DIM).double()
+    torch.testing.assert_close(mixed[-1], -share / (1 + 0.1 * share * tau) * expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(held_back[-1] - held_back[-2], -share / (1 + share * tau) * expected)
+
+
+def moves_of_steady_mixing(grads, tau):
+    rule, states = lg.SteadyMixing(), [lg.SteadyMixing().init(torch.zeros(DIM).double())]
+    for t, grad in enumerate(grads):
+        asked = states[max(0, t - tau)]
+        states.append(rule.update(states[-1], grad, torch.tensor(min(t, tau)), rule.ticket(asked)))
+    return torch.stack([after.x - before.x for before, after in itertools.pairwise(states)])
+
+
+@pytest.mark.parametrize("tau", [1, 4, 15, 40, 80])
+def test_steady_mixing_does_not_oscillate_on_quadratics(tau):
+    """A job that goes the share c of the way to the optimum: the error decays for every c and constant delay."""
+    share = torch.tensor([0.01, 0.03, 0.1, 0.3, 0.6, 1.0]).double()
+    rule = lg.SteadyMixing()
+    states = [rule.init(torch.ones(6).double())]
+    for t in range(120 * (1 + tau)):
+        asked = states[max(0, t - tau)]
+        grad = share * rule.query(asked)
+        states.append(rule.update(states[-1], grad, torch.tensor(min(t, tau)), rule.ticket(asked)))
+    half = len(states) // 2
+    sizes = torch.stack([state.x.abs() for state in states])
+    assert (sizes[half:].amax(0) < 0.5 * sizes[:half].amax(0)).all()
+    assert (sizes[-2 * (1 + tau) :].amax(0) < 0.3).all()
+
+
 @pytest.mark.parametrize(
     "rule",
     [
@@ -174,6 +221,7 @@ def test_its_options_pass_all_checks(rule):
         (lambda: baselines.FedBuff(size=2.5), "size must be a whole number, got 2.5"),
         (lambda: baselines.FedBuff(discount="sqrt"), "discount must be True or False, got 'sqrt'"),
         (lambda: baselines.FedBuff(normalize=1), "normalize must be True or False, got 1"),
+        (lambda: lg.SteadyMixing(-0.1), "mixing must be a finite number >= 0, got -0.1"),
         (lambda: baselines.FedAsync(-0.1), "mixing must be a finite number >= 0, got -0.1"),
         (lambda: baselines.FedAsync(staleness="linear"), "staleness must be one of"),
         (lambda: baselines.FedAsync(power=-1.0), "power must be a finite number >= 0, got -1.0"),

@@ -155,6 +155,7 @@ RULES = {
     ),
     "steady": (lambda d: lg.Steady(0.7, d, c=4.0), plain.steady, {"lr": 0.7, "c": 4.0}),
     "steady-short": (lambda d: lg.SteadyShort(0.7, d, c=4.0), plain.steady_short, {"lr": 0.7, "c": 4.0}),
+    "steady-mixing": (lambda d: lg.SteadyMixing(0.1, d), plain.steady_mixing, {"mixing": 0.1}),
     "steady-coordinate": (
         lambda d: lg.Steady(0.7, d, c=4.0, per_coordinate=True),
         plain.steady,

@@ -63,6 +63,7 @@ def test_a_worker_keeps_its_optimizers_state_from_job_to_job():
         ("threads", "delayed-nesterov:lr=0.3"),
         ("threads", "fed-buff:size=3"),
         ("threads", "fed-async"),
+        ("threads", "steady-mixing"),
     ],
 )
 def test_a_run_learns_and_replays_bit_for_bit(engine, rule):

@@ -10,9 +10,11 @@ from lategrad.rules.scheduled import Scheduled
 from lategrad.rules.sgd import SGD
 from lategrad.rules.steady import Steady
 from lategrad.rules.steady_adam import SteadyAdam
+from lategrad.rules.steady_mixing import SteadyMixing
 from lategrad.rules.steady_muon import SteadyMuon
 from lategrad.rules.steady_short import SteadyShort
 from lategrad.rules.strongly_convex import StronglyConvexOGD
 
 __all__ = ["SGD", "Anytime", "Block", "Blocks", "CenteredClipping", "OnlineToNonconvex", "Scheduled", "Steady",
-           "SteadyAdam", "SteadyMuon", "SteadyShort", "StronglyConvexOGD", "baselines", *rule.__all__]  # fmt: skip
+           "SteadyAdam", "SteadyMixing", "SteadyMuon", "SteadyShort", "StronglyConvexOGD", "baselines",
+           *rule.__all__]  # fmt: skip
