@@ -35,6 +35,7 @@ FIGURES = {
     "deep-gpt-34m-long": "deep-gpt-34m-long",
     "deep-gpt-63m": "deep-gpt-63m",
     "deep-gpt-2m": "deep-gpt-2m",
+    "deep-gpt-1m": "deep-gpt-1m",
     "local-gpt-20": "local-gpt-20",
     "local-real-cnn-20": "local-real-cnn-20",
     "local-gpt-100": "local-gpt-100",

@@ -13,7 +13,8 @@ from reproduction.text import load_shakespeare
 
 MODELS = {"mlp": "MLP 784-64-10, Fashion-MNIST", "cnn": "CNN, Fashion-MNIST", "gpt": "character GPT, Shakespeare",
           "gpt-34m": "GPT, Python sources", "gpt-34m-long": "GPT, Python sources",
-          "gpt-63m": "GPT, Python sources", "gpt-2m": "character GPT, Shakespeare"}  # fmt: skip
+          "gpt-63m": "GPT, Python sources", "gpt-2m": "character GPT, Shakespeare",
+          "gpt-1m": "character GPT in a plain loop, Shakespeare"}  # fmt: skip
 """By their names on the command line: the model and its data."""
 _DRAWING = threading.Lock()
 _shakespeare = lru_cache(maxsize=1)(load_shakespeare)

@@ -218,6 +218,8 @@ _SMALL: dict[str, Any] = {
     "context": 64, "evaluate": 64, "vocabulary": 84, "characters": True,
 }  # fmt: skip
 _LARGE = (LargeSetting("gpt-34m", 2_000, 16), LargeSetting("gpt-34m-long", 6_000, 16),
+          LargeSetting("gpt-1m", 5_000, 16, delays=("0", "8", "64"), layers=4, width=144, heads=4, context=64,
+                       vocabulary=84, characters=True),
           PipelineSetting("gpt-63m", 1_500, 8, width=384, heads=6, context=512, evaluate=128),
           PipelineSetting("gpt-2m", 400, 8, **_SMALL))  # fmt: skip
 PLANS = {
