@@ -517,6 +517,16 @@ def test_what_is_no_learner_is_told_so():
         check_learner(lg.SGD(0.1))
 
 
+class PlaysTheStart(lg.OGD):
+    def init(self, w1):
+        return super().init(w1)._replace(w=w1)
+
+
+def test_a_learner_whose_state_shares_memory_with_the_start_is_found():
+    with pytest.raises(AssertionError, match="learner: init returns x0 itself, or a view of it"):
+        check_learner(PlaysTheStart(0.1), compile=False)
+
+
 class TooShort(lg.Ball):
     def project(self, x):
         return 0.9 * super().project(x)
