@@ -113,7 +113,10 @@ def test_all_leaves_out_what_runs_only_by_name():
 @pytest.mark.slow  # starts a reproduction twice
 def test_an_interrupted_run_keeps_what_is_finished_and_continues(tmp_path):
     command = [sys.executable, "-m", "reproduction", "theorems", "--out", str(tmp_path)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background ignores it
+    )  # fmt: skip
     deadline = time.monotonic() + 300
     while len(list(tmp_path.glob("traces/*.json"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
