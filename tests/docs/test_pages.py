@@ -1,9 +1,12 @@
 """Pages that people can read: short, each with its audience, guides apart from results, links that lead somewhere."""
 
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
+
+from lategrad.trace import Trace
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -83,6 +86,17 @@ def anchors(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_tables_of_large_models_have_the_losses_of_the_finished_runs(tmp_path):
+    with tarfile.open(DOCS / "results" / "large-runs.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    for page, runs, count in (("deep-large", "gpt-34m*", 26), ("yardstick", "gpt-63m-1500-*-0.003162-0*", 10)):
+        text = (DOCS / "results" / f"{page}.md").read_text(encoding="utf-8")
+        paths = list((tmp_path / "traces").glob(f"deep-{runs}"))
+        assert len(paths) == count
+        for path in paths:
+            assert f"{Trace.load(path).recorded()['test_loss'][-1].item():.3f}" in text, path.name
 
 
 @pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *PAGES], ids=name)
