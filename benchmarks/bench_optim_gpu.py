@@ -225,6 +225,7 @@ def show_muon():
     for title, shapes in (
         ("100 matrices of 1024 x 1024", [(1024, 1024)] * 100),
         ("the matrices of a GPT-2 of 124 million parameters", gpt2(768, 12)[1]),
+        ("12 of the 48 layers of a GPT-2 of 1.5 billion parameters", gpt2(1600, 12)[1]),
     ):
         steps = {MUON: torch.optim.Muon(parameters(shapes)).step, "SteadyMuon": SteadyMuon(parameters(shapes)).step}
         walls, busies = take_turns(steps, 5)

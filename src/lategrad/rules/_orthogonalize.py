@@ -54,9 +54,14 @@ def orthogonalise(x: Tensor) -> Tensor:
     Reference: N. Amsel et al., The Polar Express, 2025 (arXiv 2505.16932); Y. Nakatsukasa and R. Freund, Computing
     fundamental matrix decompositions accurately via the matrix sign function in two iterations, 2016.
     """
+    return _factor(x).to(x.dtype)
+
+
+def _factor(x: Tensor) -> Tensor:
+    """The same, in the precision that it is computed in."""
     wide = x.mT if x.shape[-2] > x.shape[-1] else x
     result = _rational(wide) if x.device.type == "cpu" else _polynomial(wide)
-    return (result if wide is x else result.mT).to(x.dtype)
+    return result if wide is x else result.mT
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -73,13 +78,13 @@ def _frobenius(gram: Tensor) -> Tensor:
 
 def _polynomial(x: Tensor) -> Tensor:
     shape, x = x.shape, x.reshape(-1, *x.shape[-2:])
-    x = x / _largest(x)
-    x = x.bfloat16() if x.is_cuda and x.dtype == torch.float32 and x.shape[-2] >= _LARGE else x
+    half = x.is_cuda and x.dtype == torch.float32 and x.shape[-2] >= _LARGE
+    x = torch.div(x, _largest(x), out=torch.empty_like(x, dtype=torch.bfloat16 if half else None))
     for step, (a, b, c) in enumerate(_POLYNOMIALS):
         gram = torch.bmm(x, x.mT)
         if step == 0:
             size = _frobenius(gram)
-            x, gram = x / size.sqrt(), gram / size
+            x, gram = x.div_(size.sqrt()), gram.div_(size)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.view(shape)
 
@@ -138,14 +143,15 @@ def _gram(x: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def matrix_step(x: Tensor, of_tokens: bool = False) -> Tensor:
+def matrix_step(x: Tensor, of_tokens: bool = False, out: Tensor | None = None) -> Tensor:
     r"""A step of the size of Adam's along matrices ``(..., r, c)``.
 
     It is :math:`0.2 \sqrt{\max(r, c)}` times the orthogonal factor, whose entries have a root mean square of 0.2. If
     there is a row for each token, those of a few frequent tokens have most of the orthogonal factor, and entries up to
     :math:`\sqrt{r / c}` times as large: such rows are scaled down to a root mean square of 0.2.
     """
-    step = orthogonalise(x).mul_(0.2 * math.sqrt(max(x.shape[-2:])))
+    step = orthogonalise(x) if out is None else out.copy_(_factor(x))
+    step *= 0.2 * math.sqrt(max(x.shape[-2:]))
     if of_tokens:
         sizes = torch.linalg.vector_norm(step, dim=-1, keepdim=True)
         step *= (0.2 * math.sqrt(x.shape[-1]) / sizes).clamp_max(1)
@@ -172,7 +178,8 @@ def matrix_batches(blocks: Blocks, limit: int, ranks: int = 1) -> list[list[int]
             batches[-1] += one_each
         return batches
     for places in alike.values():
-        count = max(1, limit // blocks.parts[places[0]].size)
+        most = max(1, limit // blocks.parts[places[0]].size)
+        count = math.ceil(len(places) / math.ceil(len(places) / most))  # batches of about the same size
         batches += [places[i : i + count] for i in range(0, len(places), count)]
     return batches
 

@@ -149,7 +149,7 @@ class StagedLoops(Loops):
         if self._shards is None:
             first = self._blocks.parts[places[0]]
             matrices = entries.view(-1, *first.matrix_shape)
-            matrices.copy_(matrix_step(matrices, first.kind == "tokens"))
+            matrix_step(matrices, first.kind == "tokens", out=matrices)
             return
         blocks = Blocks(tuple(self._blocks.parts[i] for i in places))
         parts = blocks.split(ShardedVector(entries, self._shards, tuple(self._segments[i] for i in places)))
