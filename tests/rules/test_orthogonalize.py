@@ -72,6 +72,28 @@ def test_batches_runs_and_tall_matrices_are_as_one_by_one():
     torch.testing.assert_close(orthogonalise(small).square().sum(-1), torch.ones(4, 1), rtol=0.34, atol=0)
 
 
+def test_large_matrices_are_divided_among_threads(monkeypatch):
+    before, seen = torch.get_num_threads(), []
+    weights = _orthogonalize._weights
+    monkeypatch.setattr(_orthogonalize, "_weights", lambda *a: seen.append(torch.get_num_threads()) or weights(*a))
+    x = torch.randn(5, 520, 530, generator=torch.Generator().manual_seed(0))
+    x[3, 5, 7] = torch.inf
+    try:
+        torch.set_num_threads(1)
+        expected = orthogonalise(x)
+        torch.set_num_threads(3)
+        torch.testing.assert_close(orthogonalise(x), expected, equal_nan=True)
+        assert torch.get_num_threads() == 3
+        orthogonalise(x[:1])
+        assert seen == [1] * 10 + [3]
+        monkeypatch.setattr(_orthogonalize, "_weights", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            orthogonalise(x)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_matrix_that_is_not_finite_does_not_touch_the_others():
     x = torch.randn(3, 256, 256, generator=torch.Generator().manual_seed(0))
     expected = orthogonalise(x)
