@@ -140,8 +140,9 @@ def test_long_gradients_are_shortened_and_refused_as_on_the_cpu(compile):
     torch.testing.assert_close(traces[0].output, traces[1].output, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "loops"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_sharded_parameters_on_nccl_are_trained_as_plain_ones(dtype, tmp_path):
+def test_sharded_parameters_on_nccl_are_trained_as_plain_ones(dtype, compile, tmp_path):
     """One rank: all collective operations run, and a checkpoint of the ranks continues."""
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
@@ -153,9 +154,9 @@ def test_sharded_parameters_on_nccl_are_trained_as_plain_ones(dtype, tmp_path):
         model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8)).to("cuda", dtype)
         model = fully_shard(model) if shard else model
         make = {
-            "muon": lambda: lg.optim.SteadyMuon(model, lr=0.01),
-            "adam": lambda: lg.optim.SteadyAdam(model.parameters(), lr=0.01, compile=None if shard else False),
-            "simplex": lambda: FromRule(model.parameters(), lg.SGD(0.1, domain=lg.Simplex(30.0)), compile=None),
+            "muon": lambda: lg.optim.SteadyMuon(model, lr=0.01, compile=shard and compile),
+            "adam": lambda: lg.optim.SteadyAdam(model.parameters(), lr=0.01, compile=shard and compile),
+            "simplex": lambda: FromRule(model.parameters(), lg.SGD(0.1, domain=lg.Simplex(30.0)), compile=False),
         }
         return model, make[kind]()
 
