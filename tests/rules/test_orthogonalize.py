@@ -131,5 +131,5 @@ def test_of_a_gradient_it_is_nearer_to_one_than_muons_first_iteration(form, erro
 
 def test_matrices_of_one_shape_are_batched_up_to_a_limit():
     blocks = Blocks.of_tensors([torch.zeros(shape) for shape in [(4, 3), (5,), (4, 3), (2, 6), (4, 3), (40, 40)]])
-    assert matrix_batches(blocks, 24) == [[0, 2], [4], [3], [5]]
+    assert matrix_batches(blocks, 24) == [[0], [2, 4], [3], [5]]
     assert matrix_batches(blocks, 10**9) == [[0, 2, 4], [3], [5]]

@@ -153,7 +153,8 @@ class RuleOptimizer(OutputMode):
         return loss
 
     def _present_versions(self) -> list[int]:
-        return [p._version for p in self._all_params() if not is_dtensor(p)]
+        groups = [group["params"] for group in self.param_groups]  # each is plain or sharded as a whole
+        return [p._version for params in groups if not any(map(is_dtensor, params[:1])) for p in params]
 
     def _warn_of_changes(self) -> None:
         before, self._versions = self._versions, None

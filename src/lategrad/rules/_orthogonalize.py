@@ -194,9 +194,8 @@ def matrix_batches(blocks: Blocks, limit: int, ranks: int = 1) -> list[list[int]
             batches[-1] += one_each
         return batches
     for places in alike.values():
-        most = max(1, limit // blocks.parts[places[0]].size)
-        count = math.ceil(len(places) / math.ceil(len(places) / most))  # batches of about the same size
-        batches += [places[i : i + count] for i in range(0, len(places), count)]
+        number = math.ceil(len(places) / max(1, limit // blocks.parts[places[0]].size))
+        batches += [places[i * len(places) // number : (i + 1) * len(places) // number] for i in range(number)]
     return batches
 
 
