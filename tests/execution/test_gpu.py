@@ -45,7 +45,7 @@ def test_the_optimizer_in_loops_is_its_eager_form(name, domain):
 @pytest.mark.parametrize("name", [name for name in RULES if name not in ELEMENTWISE])
 def test_a_rule_that_looks_at_shapes_is_its_cpu_form(name, monkeypatch):
     monkeypatch.setattr(_orthogonalize, "_rational", _orthogonalize._polynomial)  # a CPU has a cheaper form
-    # The first gradient's factors have a rank of 20: of more rows, some have any basis, and Adam takes whole steps there.
+    # The first gradient's factors have a rank of 20: more rows than that have any basis, and Adam takes whole steps.
     matrix = (20, 20) if name == "rotated-adam" else (30, 20)
     points = []
     for device in ("cuda", "cpu"):
