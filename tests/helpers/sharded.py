@@ -539,9 +539,9 @@ def count_orthogonalised(mesh):
     """The shapes of the matrices that this rank orthogonalises in one step."""
     shapes, original = [], _orthogonalize.orthogonalise
 
-    def counting(x):
+    def counting(x, out=None):
         shapes.extend([tuple(x.shape[-2:])] * x.shape[:-2].numel())
-        return original(x)
+        return original(x, out)
 
     params = list(holder(mesh).parameters())
     optimizer = lg.optim.SteadyMuon(params)

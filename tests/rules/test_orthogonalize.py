@@ -84,6 +84,10 @@ def test_large_matrices_are_divided_among_threads(monkeypatch):
         torch.set_num_threads(3)
         torch.testing.assert_close(orthogonalise(x), expected, equal_nan=True)
         assert torch.get_num_threads() == 3
+        for mode in (torch.inference_mode(), torch.no_grad()):  # which new threads do not inherit
+            with mode:
+                assert orthogonalise(torch.nn.Parameter(x))[0].isfinite().all()
+        del seen[10:]
         orthogonalise(x[:1])
         assert seen == [1] * 10 + [3]
         monkeypatch.setattr(_orthogonalize, "_weights", lambda *_: 1 / 0)

@@ -33,7 +33,7 @@ _SHARED = 512  # rows and columns from which matrices are divided among threads 
 _PADDING = 16  # more rows and columns where there are 256, 512, ...: caches have few places for columns 2^k bytes apart
 
 
-def orthogonalise(x: Tensor) -> Tensor:
+def orthogonalise(x: Tensor, out: Tensor | None = None) -> Tensor:
     r"""About :math:`U V^\top` for :math:`x = U \Sigma V^\top`: all singular values become about 1.
 
     With :math:`s^2 = \|x x^\top\|_F`, which is at least the largest singular value squared, those of x above s / 500
@@ -47,6 +47,7 @@ def orthogonalise(x: Tensor) -> Tensor:
 
     Args:
         x: matrices ``(..., r, c)``.
+        out: where to write the result; x itself is possible.
 
     >>> import torch
     >>> x = orthogonalise(torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.1, 0.0]]))
@@ -56,14 +57,10 @@ def orthogonalise(x: Tensor) -> Tensor:
     Reference: N. Amsel et al., The Polar Express, 2025 (arXiv 2505.16932); Y. Nakatsukasa and R. Freund, Computing
     fundamental matrix decompositions accurately via the matrix sign function in two iterations, 2016.
     """
-    return _factor(x).to(x.dtype)
-
-
-def _factor(x: Tensor) -> Tensor:
-    """The same, in the precision that it is computed in."""
     wide = x.mT if x.shape[-2] > x.shape[-1] else x
     result = _rational(wide) if x.device.type == "cpu" else _polynomial(wide)
-    return result if wide is x else result.mT
+    result = result if wide is x else result.mT
+    return result.to(x.dtype) if out is None else out.copy_(result)
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -99,13 +96,15 @@ def _rational(x: Tensor) -> Tensor:
     x = x.reshape(-1, *shape[-2:])
     result, threads = torch.empty_like(x), torch.get_num_threads()
     shares = max(1, min(threads, len(x), x.numel() // (2 * rows * rows))) if rows >= _SHARED else 1
+    inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()  # a new thread does not inherit them
 
     def run(share: int) -> None:
         # One by one, so that Gram matrices stay in the cache, in memory allocated once: fresh memory costs more.
         work = x.new_zeros(4, *[rows + _PADDING * (rows % 256 == 0)] * 2)
         work[0].fill_diagonal_(1)  # where the Gram matrix is padded, it is the identity
-        for one, target in zip(x[share::shares], result[share::shares], strict=True):
-            torch.mm(_weights(one, target, work), one, out=target)
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            for one, target in zip(x[share::shares], result[share::shares], strict=True):
+                torch.mm(_weights(one, target, work), one, out=target)
 
     if shares == 1:
         run(0)
@@ -166,8 +165,7 @@ def matrix_step(x: Tensor, of_tokens: bool = False, out: Tensor | None = None) -
     there is a row for each token, those of a few frequent tokens have most of the orthogonal factor, and entries up to
     :math:`\sqrt{r / c}` times as large: such rows are scaled down to a root mean square of 0.2.
     """
-    step = orthogonalise(x) if out is None else out.copy_(_factor(x))
-    step *= 0.2 * math.sqrt(max(x.shape[-2:]))
+    step = orthogonalise(x, out).mul_(0.2 * math.sqrt(max(x.shape[-2:])))
     if of_tokens:
         sizes = torch.linalg.vector_norm(step, dim=-1, keepdim=True)
         step *= (0.2 * math.sqrt(x.shape[-1]) / sizes).clamp_max(1)
