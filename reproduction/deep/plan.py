@@ -190,7 +190,6 @@ class PipelineSetting(LargeSetting):
     tuned_at: tuple[str, ...] = ("0",)
     rules: tuple[str, ...] = tuple(_PIPELINE_LRS)
     candidates: tuple[Candidate, ...] = PIPELINE_CANDIDATES
-    late_lengths: tuple[float, ...] = ()  # of further runs of pipelines, and of their schedules, in ``updates``
     protocols: tuple[str, ...] = ("frozen", "slowdown", "drift")
     layers: int = 32
     parts: int = 10

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 import torch
@@ -74,13 +73,11 @@ def score_rule(task: Task[DeepSetting]) -> DeepScores:
     frozen = {delay: of_shown(of, score) for delay, of in source.items()}
     ratios = {}
     if isinstance(setting, PipelineSetting):
-        ends = {delay: {setting.updates: end[0].item()} for delay, end in frozen.items()}
-        for delay, length in [*product("0", LENGTHS), *product(setting.delays[1:], setting.late_lengths)]:
-            other = replace(setting, updates=round(length * setting.updates))
-            runs: dict[str, _Runs] = {delay: ((candidate.lrs[choice["0"]],), seeds[:1])}
-            trace = _Runner(replace(task, setting=other)).traces("chosen", runs)[delay]
-            ends[delay][other.updates] = score(trace).item()
-        ratios = {delay: torch.tensor([slowdown(ends["0"], late)]) for delay, late in ends.items()}
+        ends = {setting.updates: frozen["0"][0].item()}
+        for other in (replace(setting, updates=round(length * setting.updates)) for length in LENGTHS):
+            runs: dict[str, _Runs] = {"0": ((candidate.lrs[choice["0"]],), seeds[:1])}
+            ends[other.updates] = score(_Runner(replace(task, setting=other)).traces("chosen", runs)["0"]).item()
+        ratios = {delay: torch.tensor([slowdown(ends, end[0].item())]) for delay, end in frozen.items()}
     return DeepScores(
         candidate,
         by_loss=setting.by_loss,
@@ -93,23 +90,18 @@ def score_rule(task: Task[DeepSetting]) -> DeepScores:
     )
 
 
-def slowdown(undelayed: Mapping[int, float], late: Mapping[int, float]) -> float:
-    """How many times the updates that undelayed runs need, late ones need to end with the same loss.
+def slowdown(undelayed: Mapping[int, float], loss: float) -> float:
+    """How many times the updates that undelayed runs need to end with a loss, the longest of them takes.
 
-    Both are losses at the end of runs by their updates. The loss is one that both reach, the worse of their best.
-    Between lengths its logarithm is taken to be linear in that of the updates. Infinite if the shortest undelayed run
-    is better already.
+    Between lengths the logarithm of their losses at the end is taken to be linear in that of their updates. Infinite if
+    the shortest run is better already.
 
-    >>> slowdown({25: 4.0, 100: 1.0}, {100: 2.0}), slowdown({25: 4.0, 100: 1.0}, {100: 4.1})
+    >>> slowdown({25: 4.0, 100: 1.0}, 2.0), slowdown({25: 4.0, 100: 1.0}, 4.1)
     (2.0, inf)
     """
-    loss = max(min(undelayed.values()), min(late.values()))
-
-    def log_updates(ends: Mapping[int, float]) -> float:
-        updates, losses = np.log(sorted(ends.items())).T
-        return float(np.interp(-math.log(loss), -np.minimum.accumulate(losses), updates))
-
-    return math.inf if loss > max(undelayed.values()) else math.exp(log_updates(late) - log_updates(undelayed))
+    updates, losses = np.log(sorted(undelayed.items())).T
+    needed = float(np.interp(-math.log(loss), -np.minimum.accumulate(losses), updates))
+    return math.inf if loss > max(undelayed.values()) else math.exp(updates[-1] - needed)
 
 
 def best_position(trace: Trace) -> int:
